@@ -15,8 +15,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -25,10 +25,7 @@ from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 __all__ = [
     "PYTHON",
     "add_current_folder",
-    "arguments_of",
     "call_of",
-    "guard_hint",
-    "hidden_file",
     "module_named",
     "named_object",
     "names_file",
@@ -39,7 +36,6 @@ __all__ = [
 PYTHON: Final = "python:"  # before the name of an object, in an option
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
 ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
-HOME: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def add_current_folder() -> None:
@@ -90,13 +86,6 @@ def no_module(module: str, error: ModuleNotFoundError) -> str:
     return f"there is no {'file' if names_file(module) else 'module'} {error.name!r}"
 
 
-def hidden_file(module: str, found: ModuleType) -> str:
-    """The file of the current folder that has the name of `found`, which is another; empty: there is none."""
-    file = f"{module.replace('.', '/')}.py"
-    is_hidden = os.path.isfile(file) and os.path.realpath(file) != os.path.realpath(getattr(found, "__file__", None) or "")
-    return file if is_hidden and not names_file(module) else ""
-
-
 def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:
     """What `package.module:attribute` or `file.py:attribute` names, see `module_named`; the attribute may have dots.
 
@@ -118,13 +107,10 @@ def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliErr
         raise
     except (Exception, SystemExit) as err:  # it is user code, which may raise anything
         raise raised(f"importing {module} raised {err!r}", where=where, fix="import it by itself, in Python") from err
-    hidden = hidden_file(module, found)
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, dir(found), n=3, cutoff=0.5)
             fix = f"did you mean {' or '.join(near)}?" if near else form
-            if hidden:
-                fix = f"{hidden} of the current folder is not this module: name the file, {hidden}:{attribute}"
             raise BadConfig(f"{module} has no {attribute!r}", where=where, fix=fix)
         found = getattr(found, part)
     return found
@@ -140,7 +126,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
         return text, {}, [f"{text!r} is no NAME:key=value,..."]
     found: dict[str, Any] = {}
     wrong = []
-    for name, raw in arguments_of(match["arguments"] or ""):
+    for name, raw in _arguments_of(match["arguments"] or ""):
         if not name:
             wrong.append(f'{raw!r} is not key=value (lists as [84,84], other commas within "quotes")')
         elif name in found:
@@ -149,27 +135,19 @@ def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
     return match["path"], found, wrong
 
 
-def arguments_of(text: str) -> Iterator[tuple[str, str]]:
+def _arguments_of(text: str) -> Iterator[tuple[str, str]]:
     """Names and texts of `key=value,...`, where values may be JSON with commas; without a name what is none."""
     text = text.strip()
     while text:
         match = ARGUMENT.match(text)
         name, rest = (match[1], text[match.end() :]) if match else ("", text)
-        end = _end_of_json(rest) if match else None
-        raw = rest[:end] if end is not None else rest.partition(",")[0]
+        raw = rest.partition(",")[0]
+        if match and rest[:1] in ("[", "{", '"'):  # a list, object or quoted text goes to its own end
+            with suppress(ValueError, RecursionError):
+                end = json.JSONDecoder().raw_decode(rest)[1]
+                raw = rest[:end] if rest[end:].lstrip()[:1] in ("", ",") else raw
         yield name, raw.strip()
         text = rest[len(raw) :].lstrip().removeprefix(",").lstrip()
-
-
-def _end_of_json(text: str) -> int | None:
-    """Where the list, object or quoted text ends that `text` begins with, before a comma or the end; None: there is none."""
-    if text[:1] not in ("[", "{", '"'):
-        return None
-    try:
-        _, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return end if text[end:].lstrip()[:1] in ("", ",") else None
 
 
 def _value(raw: str) -> Any:
@@ -183,28 +161,7 @@ def _no_constant(name: str) -> None:
     raise ValueError(name)
 
 
-# ---- the path ----
-
-
-def guard_hint() -> str:
-    """What to add to a remedy where the program is a script: worker processes import it, and run what it does not guard."""
-    main = sys.modules["__main__"]
-    script = Path(getattr(main, "__file__", None) or "")
-    if getattr(main, "__spec__", None) is not None or script.suffix != ".py":
-        return ""
-    return f'; {script.name} has to start them from below `if __name__ == "__main__":`, because they import it'
-
-
 def path_for_workers() -> list[str]:
-    """This process's path for another one; what stands for the current folder, as a prompt or `-c` puts first, comes last."""
+    """This process's path for another one, with the current folder last."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
-    here = os.getcwd()
-    if "" not in path:
-        return path
-    if _is_home(here):  # this package may be found nowhere else
-        return [entry or here for entry in path]
-    return [*filter(None, path), here]
-
-
-def _is_home(folder: str) -> bool:
-    return os.path.realpath(folder) == HOME
+    return [*filter(None, path), *([os.getcwd()] if "" in path else [])]

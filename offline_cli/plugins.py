@@ -12,6 +12,7 @@ import logging
 import os
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -109,11 +110,23 @@ class Plugin:
             raise BadConfig(what, where=self.entry.value, fix=f"register an {record.__module__}.{record.__name__}")
         return found
 
+    def is_of(self, packages: Collection[str]) -> bool:
+        """Whether one of `packages` registered it; names are equal whatever their case and separators (PEP 503)."""
+        return _plain(self.package) in map(_plain, packages)
+
+
+def _plain(package: str) -> str:
+    return package.lower().replace("_", "-").replace(".", "-")
+
 
 def plugins(group: str) -> list[Plugin]:
     """What installed packages have registered in `group`, sorted by name."""
     found = [Plugin(KINDS[group], entry.name, _package(entry), entry) for entry in _entries(_path()).select(group=group)]
     return sorted(dict.fromkeys(found), key=lambda one: (one.name, one.package))
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.module.partition(".")[0]
 
 
 def _path() -> tuple[tuple[str, float], ...]:
@@ -139,21 +152,21 @@ def plugin(group: str, name: str, *, named: Collection[str] | None = None) -> Pl
 
     Raises BadConfig where two packages registered the name, and, with the option to give, where `named` lacks its package.
     """
-    found = [one for one in plugins(group) if one.name == name]
-    if named is not None and len(found) > 1:
-        found = [one for one in found if _is_named(one, named)] or found
-    if not found:
-        return None
-    packages = list(dict.fromkeys(one.package for one in found))
+    every = [one for one in plugins(group) if one.name == name]
+    found = every if named is None else [one for one in every if one.is_of(named)]
+    packages, where = list(dict.fromkeys(one.package for one in found or every)), f"{KINDS[group]} {name}"
     if len(packages) > 1:
         what = f"{KINDS[group]} {name!r} is registered by {' and by '.join(packages)}"
-        raise BadConfig(what, where=f"{KINDS[group]} {name}", fix="uninstall one of these packages")
-    if named is not None and not _is_named(found[0], named):
+        raise BadConfig(what, where=where, fix="uninstall one of these packages")
+    if every and not found:
         what = (
             f"{KINDS[group]} {name!r} is code of the package {packages[0]}; no code is imported because a run folder names it"
         )
-        raise BadConfig(what, where=f"{KINDS[group]} {name}", fix=f"if you trust that package: {OPTION} {packages[0]}")
-    return found[0]
+        raise BadConfig(what, where=where, fix=f"if you trust that package: {OPTION} {packages[0]}")
+    return found[0] if found else None
+
+
+# ---- what an option of the user's names ----
 
 
 def named_plugin(
@@ -191,13 +204,44 @@ def named_code(name: str, *, option: str, kind: str) -> Any:
     Runs the module's code: only for what `option` of the user's names. Raises BadConfig, MissingPackage.
     """
     path = name.removeprefix(PYTHON)
-    module = path.rpartition(":")[0]
-    _loaded[module.partition(".")[0]] = name
     form = f"{option} {PYTHON}package.module:{kind}, importable from the current folder"
+    _loaded[path.partition(":")[0].partition(".")[0]] = name
     found = named_object(path, where=f"{option} {name}", form=form)
-    if names_file(module):
-        _loaded[str(getattr(found, "__module__", module)).partition(".")[0]] = name
+    _loaded[str(getattr(found, "__module__", path)).partition(".")[0]] = name  # of a file it is another
     return found
+
+
+def registered_class(
+    group: str, name: str, base: type[Base], *, ours: Collection[str], derive_from: str, named: Collection[str] | None
+) -> type[Base]:
+    """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
+
+    Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` (`derive_from` says where
+    that is) or lacks a part; MissingPackage for a plug-in that cannot be imported.
+    """
+    kind, where = KINDS[group], f"{KINDS[group]}.name"
+    found = plugin(group, name, named=named)
+    if found is None:
+        known = [*ours, *(one.name for one in plugins(group))]
+        near = [f"did you mean {one!r}? " for one in get_close_matches(name, known, n=1)]
+        fix = f"{''.join(near)}There are {', '.join(known)}; or install the package that registers it"
+        raise BadConfig(f"no {kind} {name!r}", where=where, fix=fix)
+    said = f"{kind} {name!r} of the package {found.package}"
+    return the_class(found.load(), base, said, where=where, derive_from=derive_from)
+
+
+def the_class(loaded: Any, base: type[Base], said: str, *, where: str, derive_from: str) -> type[Base]:
+    """`loaded`, which is called `said`, as a whole class of `base`. Raises BadConfig as `registered_class` does."""
+    if not (isinstance(loaded, type) and issubclass(loaded, base)):
+        what = f"{said} is {loaded!r}, not a class derived from {base.__name__}"
+        raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
+    if lacking := getattr(loaded, "__abstractmethods__", None):
+        what = f"{said} lacks {', '.join(sorted(lacking))}"
+        raise BadConfig(what, where=where, fix="define what docs/algorithms.md lists without a default")
+    return loaded
+
+
+# ---- the network of a run ----
 
 
 def network_named(name: str | None) -> str | None:
@@ -230,36 +274,7 @@ def network_of_run(name: str, named: Collection[str]) -> str:
     return found
 
 
-def registered_class(
-    group: str, name: str, base: type[Base], *, ours: Collection[str], derive_from: str, named: Collection[str] | None
-) -> type[Base]:
-    """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
-
-    Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` (`derive_from` says where
-    that is), lacks a part, or has an invalid `schema`; MissingPackage for a plug-in that cannot be imported.
-    """
-    kind, where = KINDS[group], f"{KINDS[group]}.name"
-    found = plugin(group, name, named=named)
-    if found is None:
-        known = [*ours, *(one.name for one in plugins(group))]
-        near = get_close_matches(name, known, n=1)
-        all_known = f"one of {', '.join(known)}; or install the package that registers it"
-        fix = f"did you mean {near[0]!r}? There are {all_known.removeprefix('one of ')}" if near else all_known
-        raise BadConfig(f"no {kind} {name!r}", where=where, fix=fix)
-    said = f"{kind} {name!r} of the package {found.package}"
-    return the_class(found.load(), base, said, where=where, derive_from=derive_from)
-
-
-def the_class(loaded: Any, base: type[Base], said: str, *, where: str, derive_from: str) -> type[Base]:
-    """`loaded`, which is called `said`, as a whole class of `base`. Raises BadConfig as `registered_class` does."""
-    if not (isinstance(loaded, type) and issubclass(loaded, base)):
-        what = f"{said} is {loaded!r}, not a class derived from {base.__name__}"
-        raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
-    lacking: frozenset[str] = getattr(loaded, "__abstractmethods__", frozenset())
-    if lacking:
-        what = f"{said} lacks {', '.join(sorted(lacking))}"
-        raise BadConfig(what, where=where, fix="define what docs/algorithms.md lists without a default")
-    return loaded
+# ---- packages that the user named ----
 
 
 def check_plugins(packages: Collection[str]) -> None:
@@ -273,9 +288,8 @@ def check_plugins(packages: Collection[str]) -> None:
     if isinstance(packages, str):
         raise UsageError(f"plugins is the text {packages!r}", where="plugins", fix=f"plugins=[{packages!r}]")
     known = [one for group in KINDS for one in plugins(group)]
-    broken = []
     for package in [one for one in packages if not one.startswith(PYTHON)]:
-        theirs = [one for one in known if _is_named(one, [package])]
+        theirs = [one for one in known if one.is_of([package])]
         if not theirs:
             what = f"no installed package {package!r} registers anything"
             names = ", ".join(dict.fromkeys(one.package for one in known)) or "none"
@@ -284,33 +298,14 @@ def check_plugins(packages: Collection[str]) -> None:
             try:
                 one.load()
             except MissingPackage as err:
-                broken.append(err.what)
-    if broken:
-        _log.warning("note: %s", "; ".join(broken))
+                _log.warning("note: %s", err.what)
 
 
 def plugin_behind(err: BaseException) -> tuple[str, str] | None:
     """The package whose code raised, or called what raised, with file and line of it; None: no plug-in was on the way."""
     found = None
-    trace = err.__traceback__
-    while trace is not None:
-        code = trace.tb_frame
-        name = str(code.f_globals.get("__name__", "")).partition(".")[0]
-        package = _loaded.get(name) if name else None  # code without a name is no plug-in's
-        if package is not None:
-            found = package, f"{code.f_code.co_filename}, line {trace.tb_lineno}"
-        trace = trace.tb_next
+    for frame, line in traceback.walk_tb(err.__traceback__):
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name and (package := _loaded.get(name)) is not None:  # code without a name is no plug-in's
+            found = package, f"{frame.f_code.co_filename}, line {line}"
     return found
-
-
-def _is_named(one: Plugin, packages: Collection[str]) -> bool:
-    return _plain(one.package) in map(_plain, packages)
-
-
-def _plain(package: str) -> str:
-    """Names of distributions are equal whatever their case and separators (PEP 503)."""
-    return package.lower().replace("_", "-").replace(".", "-")
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else entry.module.partition(".")[0]

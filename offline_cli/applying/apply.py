@@ -12,14 +12,14 @@ import os
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
 from offline_cli.applying.batch_folder import BatchFolder
-from offline_cli.applying.learner_batches import check_known_scale, learner_spaces
-from offline_cli.applying.pipeline_run import PipelineRun, pipeline_with_network
-from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes
+from offline_cli.applying.pipeline_run import PipelineRun
+from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes, space_as_json
 from offline_cli.applying.train_batches import train_batches
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
@@ -30,11 +30,9 @@ from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.manifest import now, with_defaults
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.environments import open_environment
 from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.source import ENV_SCALE
 from offline_cli.formats.tables import TableOptions
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
@@ -72,8 +70,7 @@ class ApplyResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return {**plain, "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
+        return {**asdict(self), "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
 
 
 @checked
@@ -122,7 +119,8 @@ def apply(
     """
     options = dict(locals())
     began = time.monotonic()
-    _check_usage(out, options)
+    if [out is not None, show, trace is not None].count(True) != 1:
+        raise UsageError("a pipeline is applied, shown or traced", where="--out", fix="one of --out, --show and --trace")
     listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     everywhere = [*listed, *(str(place) for place in (out, policy) if place is not None)]
     storage: dict[str, Any] = {"storage_options": storage_options, "beside": everywhere}
@@ -135,47 +133,40 @@ def apply(
     places = expand(listed, **storage)
     if target is not None:
         check_apart(places, target)
-    if not places and not (show and asked is not None):
-        fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
-        raise UsageError("no sources", where="the arguments", fix=fix)
-
-    def read() -> EpisodeStream:
-        return read_episodes(
-            places,
-            from_=from_,
-            env=asked,
-            action_scale=action_scale,
-            limit=1 if show else trace or limit,
-            tables=tables,
-            episode_limit=EpisodeLimit.within(tables.memory_limit),
-            engine=spec,
-            storage_options=storage_options,
-            on_progress=on_progress,
-        )
-
     if not places:
-        run = _run(file, learned, asked, None, keep_invented=True)
-        return followed(run, run.prepared([made_up_episodes(*run.spaces)]), sources=(), inferred=False)
+        if not show or asked is None:
+            fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
+            raise UsageError("no sources", where="the arguments", fix=fix)
+        run = PipelineRun.of(file, learned, asked, None, keep_invented=True)
+        return followed(run, [made_up_episodes(*run.spaces)], sources=(), inferred=False)
+    read = partial(
+        read_episodes,
+        places,
+        from_=from_,
+        env=asked,
+        action_scale=action_scale,
+        limit=1 if show else trace or limit,
+        tables=tables,
+        episode_limit=EpisodeLimit.within(tables.memory_limit),
+        engine=spec,
+        storage_options=storage_options,
+        on_progress=on_progress,
+    )
     with read() as stream:
-        run = _run(file, learned, asked, stream, keep_invented=keep_invented)
+        run = PipelineRun.of(file, learned, asked, stream, keep_invented=keep_invented)
         if target is None:
-            return followed(run, run.prepared(stream), sources=stream.locations, inferred=stream.spaces_inferred)
+            return followed(run, stream, sources=stream.locations, inferred=stream.spaces_inferred)
         with Scope() as scope:
             run.learn(lambda: run.prepared(scope.enter(read())))
         return _written(run, stream, target, [place.url for place in places], options, began)
 
 
-def _check_usage(out: str | None, options: Mapping[str, Any]) -> None:
-    if [out is not None, options["show"], options["trace"] is not None].count(True) != 1:
-        raise UsageError("a pipeline is applied, shown or traced", where="--out", fix="one of --out, --show and --trace")
-
-
 def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPolicy | None:
     """The run whose network pieces get. Raises what `load_policy` raises, and UsageError for code without a run."""
     run, network = options["policy"], options["network"]
-    if run is None and network is not None:
-        raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
     if run is None:
+        if network is not None:
+            raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
         return None
     from offline_cli.policies.by_name import is_named  # torch with it
 
@@ -186,31 +177,6 @@ def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPol
     place, known = open_location(run, **storage), options["storage_options"]
     found: LoadedPolicy = module.policy_with_values(place, known, plugins=options["plugins"], network=network)
     return found
-
-
-def _run(
-    file: PipelineSpec,
-    policy: LoadedPolicy | None,
-    env: AskedEnvironment | None,
-    stream: EpisodeStream | None,
-    *,
-    keep_invented: bool,
-) -> PipelineRun:
-    """The pipeline for the episodes of `stream`; None: of the environment alone.
-
-    Raises BadConfig for Box actions of unknown scale, SpaceMismatch.
-    """
-    environment, where = None, ", ".join(stream.locations) if stream else f"--env {env and env.id}"
-    if env is not None:
-        spec: Any = stream.environment if stream else env.among(())
-        with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
-            said = environment.observation_space, environment.action_space  # they hold when it is closed, too
-    scale, inferred = ENV_SCALE, False
-    if stream is not None:
-        check_known_scale(stream)
-        said, scale, inferred = (stream.observation_space, stream.action_space), stream.action_scale, stream.spaces_inferred
-    spaces = learner_spaces(said, environment, inferred=inferred, where=where)
-    return PipelineRun(file, pipeline_with_network(file, spaces, policy), spaces, scale, where, policy, keep_invented)
 
 
 def _written(
@@ -224,33 +190,13 @@ def _written(
         raise NoData("no episode has any steps", where=run.where, fix="record again")
     state, started, every = None, now(), chain([first], batches)
     if options["dry_run"]:
-        files: Sequence[Mapping[str, Any]] = [batch.counts for batch in every]
+        files: list[dict[str, Any]] = [dict(batch.counts) for batch in every]
     else:
         known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": list(sources)}
         words = shlex.join(options["command"]) or this_command()
-        with BatchFolder(
-            target, format=options["format"], options=known, overwrite=options["overwrite"], command=words
-        ) as folder:
-            files = folder.write(every)
-            provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
-            if run.policy is not None:
-                provenance["policy"] = {"run": blanked(os.fspath(options["policy"])), "sha256": run.policy.sha256}
-            if stream.mapping_documents:
-                provenance["mappings"] = list(stream.mapping_documents)
-            if options["command"]:
-                provenance["commands"] = [*stream.commands, words]
-            document = {
-                "format": "train-batches",
-                "version": 1,
-                "stored_as": options["format"],
-                "steps_per_batch": options["steps_per_batch"],
-                "columns": first.kinds,
-                **run.as_dict(),
-                "spaces_inferred": stream.spaces_inferred,
-                "counts": _counted(files),
-                "assumptions": dict(sorted(stream.tally.assumptions.items())),
-                "provenance": with_defaults(provenance, started=started),
-            }
+        with BatchFolder(target, options=known, overwrite=options["overwrite"], command=words) as folder:
+            files = [folder.write(batch) for batch in every]
+            document = _document(run, stream, sources, options, kinds=first.kinds, counts=_counted(files), started=started)
             learned = run.pipeline.get_state()
             state = folder.commit(document, state=state_to_bytes(learned, where=run.file.where) if learned else b"")
     notes = stream.incomplete
@@ -274,6 +220,43 @@ def _written(
         dry_run=options["dry_run"],
         seconds=time.monotonic() - began,
     )
+
+
+def _document(
+    run: PipelineRun,
+    stream: EpisodeStream,
+    sources: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    kinds: Sequence[Mapping[str, Any]],
+    counts: Mapping[str, int],
+    started: str,
+) -> dict[str, Any]:
+    """`batches.json`, but for its files and the state."""
+    provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
+    if run.policy is not None:
+        provenance["policy"] = {"run": blanked(os.fspath(options["policy"])), "sha256": run.policy.sha256}
+    if stream.mapping_documents:
+        provenance["mappings"] = list(stream.mapping_documents)
+    if options["command"]:
+        provenance["commands"] = [*stream.commands, shlex.join(options["command"])]
+    return {
+        "format": "train-batches",
+        "version": 1,
+        "stored_as": options["format"],
+        "steps_per_batch": options["steps_per_batch"],
+        "columns": kinds,
+        "pipeline": run.file.document,
+        "input_observation_space": space_as_json(run.spaces[0]),
+        "input_action_space": space_as_json(run.spaces[1]),
+        "observation_space": space_as_json(run.pipeline.observation_space),
+        "action_space": space_as_json(run.pipeline.action_space),
+        "action_scale": run.action_scale,
+        "spaces_inferred": stream.spaces_inferred,
+        "counts": counts,
+        "assumptions": dict(sorted(stream.tally.assumptions.items())),
+        "provenance": with_defaults(provenance, started=started),
+    }
 
 
 def _counted(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,14 +15,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from offline_cli.applying.train_batches import SUFFIXES, TrainBatch
 from offline_cli.datasets.file_names import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.target_folder import TargetFolder
-from offline_cli.errors import Interrupted, StorageError
+from offline_cli.errors import Interrupted, StorageError, StorageNotFound
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
 
@@ -37,12 +38,12 @@ class BatchFolder:
     Raises StorageError throughout, TakenOver where another writer has taken over, Interrupted for a signal.
     """
 
-    def __init__(self, location: Location, *, format: str, options: Mapping[str, Any], overwrite: bool, command: str) -> None:
-        """`options`, `command`: for the note; plain JSON values, and what writes, without secrets."""
-        self._location, self._suffix, self._options, self._overwrite = location, SUFFIXES[format], options, overwrite
+    def __init__(self, location: Location, *, options: Mapping[str, Any], overwrite: bool, command: str) -> None:
+        """`options`, `command`: for the note; plain JSON values with the `format`, and what writes, without secrets."""
+        self._location, self._options, self._overwrite = location, options, overwrite
         self._target = TargetFolder(location, command, TRAIN_BATCHES)
-        self._files: list[dict[str, Any]] = []
-        self._state: Location | None = None
+        self._batches: list[dict[str, Any]] = []
+        self._files: list[Location] = []  # of this write
         self._committed = False
 
     def __enter__(self) -> BatchFolder:
@@ -53,10 +54,10 @@ class BatchFolder:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if self._target.is_held and not self._committed:
-                mine = [*self._target.own_files(), *([] if self._state is None else [self._state])]
-                with self._target.guard():  # asks after the listing: none of these is another writer's
-                    for file in mine:
-                        file.remove()
+                with self._target.guard():
+                    for file in self._files:
+                        with suppress(StorageNotFound):
+                            file.remove()
                     self._target.leave_no_trace()
         except StorageError as failed:
             if error is None:
@@ -69,15 +70,12 @@ class BatchFolder:
             what = f"interrupted; no train batch was kept{left}"
             raise Interrupted(what, where=self._location.url, fix="run the command again") from error
 
-    def write(self, batches: Iterable[TrainBatch]) -> list[dict[str, Any]]:
-        """Write all; of each file its path below the folder, rows, episodes, steps, bytes and sha256."""
-        for batch in batches:
-            path = batch_name(self._target.generation, len(self._files), self._suffix)
-            with self._target.guard():
-                write_whole(self._location.join(path), batch.content, folder=self._location)
-            digest = hashlib.sha256(batch.content).hexdigest()
-            self._files.append({"path": path, **batch.counts, "bytes": len(batch.content), "sha256": digest})
-        return self._files
+    def write(self, batch: TrainBatch) -> dict[str, Any]:
+        """Write a batch; gives its path below the folder, rows, episodes, steps, bytes and sha256."""
+        path = batch_name(self._target.generation, len(self._batches), SUFFIXES[self._options["format"]])
+        kept = self._kept(path, batch.content)
+        self._batches.append({"path": path, **batch.counts, **kept})
+        return self._batches[-1]
 
     def commit(self, document: Mapping[str, Any], *, state: bytes) -> str | None:
         """Write what the pieces learned (`state`; empty: nothing) and `batches.json`, and remove what they replace.
@@ -85,24 +83,24 @@ class BatchFolder:
         `document`: all of `batches.json` but batches and state. Gives the path of the state.
         """
         path = connector_state_name(self._target.generation) if state else None
-        if path is not None:
-            self._state = self._location.join(path)
-            with self._target.guard():
-                write_whole(self._state, state, folder=self._location)
-        kept = path and {"path": path, "bytes": len(state), "sha256": hashlib.sha256(state).hexdigest()}
-        whole = json.dumps({**document, "batches": self._files, "state": kept}, default=str)  # TOML has dates
+        kept = path and self._kept(path, state)
+        whole = json.dumps({**document, "batches": self._batches, "state": kept}, default=str)  # TOML has dates
         text = json.dumps(json.loads(whole, parse_constant=str), indent=1, ensure_ascii=False)  # and infinity
         with self._target.guard():
             self._committed = True  # whatever comes now, the files that the commit lists stay
             write_whole(self._location.join(BATCHES), text.encode() + b"\n", folder=self._location)
-        replaced = [child for child in self._location.children() if self._is_old_state(child)]
+        names = [file.name for file in self._files]
+        others = [child for child in self._location.children() if child.name not in names and STATE.fullmatch(child.name)]
+        replaced = [state for state in others if is_regular(state)]  # a link is nobody's of ours
         with self._target.guard():
             for file in replaced:
                 file.remove()
             self._target.finish()
         return path
 
-    def _is_old_state(self, place: Location) -> bool:
-        """Whether a state of ours is here that is not this write's: its name says so, and it is not a link."""
-        is_own = self._state is not None and place.name == self._state.name
-        return not is_own and STATE.fullmatch(place.name) is not None and is_regular(place)
+    def _kept(self, path: str, content: bytes) -> dict[str, Any]:
+        """Write a file, and give what `batches.json` says of it."""
+        self._files.append(self._location.join(path))
+        with self._target.guard():
+            write_whole(self._files[-1], content, folder=self._location)
+        return {"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -60,23 +60,19 @@ def check_finite_rewards(episodes: EpisodeBatch, where: str) -> None:
 def check_values(episodes: EpisodeBatch, tree: Tree, space: Space, name: str, where: str, meanings: Meanings) -> None:
     """Raise BadData, naming episode and step, for a value of `tree` (leaves (N, ...)) that is not finite, or not a choice."""
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), leaf_spaces(space).values(), strict=True):
-        if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-            place = place_of_first(episodes, ~np.isfinite(leaf))
-            fix = "take such steps out of the recording: a policy cannot learn from them"
-            which = _named(path, ~np.isfinite(leaf), meanings)
-            raise BadData(f"{path} hold NaN or infinity, first in {place}{which}", where=where, fix=fix)
         low, high = choices_of(part)
-        if low is not None and ((leaf < low) | (leaf > high)).any():
-            place = place_of_first(episodes, (leaf < low) | (leaf > high))
+        if leaf.dtype.kind == "f":
+            wrong, what = ~np.isfinite(leaf), "NaN or infinity"
+            fix = "take such steps out of the recording: a policy cannot learn from them"
+        elif low is not None:
+            wrong, what = (leaf < low) | (leaf > high), f"choices outside {part}"
             fix = "--env with the environment the data is from, or convert again with the right space"
-            which = _named(path, (leaf < low) | (leaf > high), meanings)
-            raise BadData(f"{path} hold choices outside {part}, first in {place}{which}", where=where, fix=fix)
-
-
-def _named(path: str, wrong: NDArray[np.bool_], meanings: Meanings) -> str:
-    """`, column joint_a`: of the first wrong value (N, *shape), where columns have names."""
-    at = np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]
-    return meanings.column(path, [int(index) for index in at], wrong.shape[1:])
+        else:
+            continue
+        if wrong.any():
+            at = [int(index) for index in np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]]
+            which = meanings.column(path, at, wrong.shape[1:])  # `, column joint_a`, where columns have names
+            raise BadData(f"{path} hold {what}, first in {place_of_first(episodes, wrong)}{which}", where=where, fix=fix)
 
 
 def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:

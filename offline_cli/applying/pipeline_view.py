@@ -18,17 +18,17 @@ import numpy as np
 from torch import Tensor
 
 from offline_cli.applying.learner_batches import playing, stepped
-from offline_cli.applying.pipeline_run import PipelineRun, space_as_json
+from offline_cli.applying.pipeline_run import PipelineRun
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.connector_v2 import Episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import NoData, OfflineCliError
+from offline_cli.errors import NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.policies.policy import sampled
-from offline_cli.spaces import Space, describe
+from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import flatten
 
-__all__ = ["PipelineView", "column_views", "followed", "made_up_episodes"]
+__all__ = ["PipelineView", "column_views", "followed", "made_up_episodes", "space_as_json"]
 
 SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
 SHOWN: Final = 8  # values
@@ -68,8 +68,7 @@ class PieceView:
         """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
         spaces = {name: space_as_json(getattr(self, name)) for name in SPACES}
         texts = {f"{name}_text": describe(getattr(self, name)) for name in SPACES}
-        columns = {"columns": [one.as_dict() for one in self.columns], "episodes": [one.as_dict() for one in self.episodes]}
-        return {"name": self.name, **spaces, **texts, **columns}
+        return {"name": self.name, **spaces, **texts, "columns": _plain(self.columns), "episodes": _plain(self.episodes)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +87,29 @@ class PipelineView:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
         plain = {name: getattr(self, name) for name in self.__slots__}
-        views = {name: [one.as_dict() for one in plain[name]] for name in ("start", "pieces")}
-        return {**plain, "sources": list(self.sources), **views}
+        return {**plain, "sources": list(self.sources), "start": _plain(self.start), "pieces": _plain(self.pieces)}
 
 
-def followed(run: PipelineRun, episodes: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
-    """The pipeline's view of prepared `episodes`, as one batch, from which its pieces learn before.
+def _plain(views: Iterable[ColumnView | PieceView]) -> list[dict[str, Any]]:
+    return [one.as_dict() for one in views]
+
+
+def space_as_json(space: Space | None) -> dict[str, Any] | None:
+    """`space` as JSON; None for none, and for one that no episode can have: a piece may lead to such a space."""
+    try:
+        return None if space is None else space_to_json(space)
+    except UnsupportedSpace:
+        return None
+
+
+def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
+    """The pipeline's view of the `recorded` episodes, as one batch, from which its pieces learn before.
 
     Raises NoData where none has a step, and what pieces raise; the error's `result` has the view up to that piece.
     """
-    given = list(episodes)
+    given = list(run.prepared(recorded))
     if not given:
-        fix = "a larger --trace, or recordings that have steps"
-        raise NoData("no step in the first episodes", where=run.where, fix=fix)
+        raise NoData("no step in the first episodes", where=run.where, fix="a larger --trace, or recordings that have steps")
     batch = EpisodeBatch.concat(given)
     start = _of_episodes(batch)
     view = PipelineView(run.file.where, tuple(sources), inferred, run.action_scale, batch.ids, batch.num_steps, start)

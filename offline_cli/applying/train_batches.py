@@ -9,7 +9,7 @@ Tables have the types of our `columns` datasets (`parquet/arrow_trees.py`) in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +40,7 @@ __all__ = ["SUFFIXES", "TrainBatch", "train_batches"]
 
 SUFFIXES: Final = {"columns": "parquet", "safetensors": "safetensors"}  # of files, by format
 Columns = dict[str, Tree | list[str | None]]  # leaves (rows, ...), arrays or tensors on the CPU; or texts, one per row
+Kinds = list[dict[str, Any]]  # name, dtype and shape of one row of every leaf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,7 @@ class TrainBatch:
     """One train batch."""
 
     content: bytes  # of its file
-    kinds: Sequence[Mapping[str, Any]]  # name, dtype and shape of one row of every leaf of its columns, in order
+    kinds: Kinds  # of its columns, in order
     names: tuple[str, ...]  # of its columns
     counts: Mapping[str, int]  # its rows, episodes and steps
 
@@ -60,7 +61,7 @@ def train_batches(
     Raises what reading raises; BadPiece, naming piece and first episode, for pieces that raise, or give no batch that files can
     hold; BadConfig for what this format cannot hold, and for other shapes than the pipeline announces.
     """
-    first: list[dict[str, Any]] = []
+    first: Kinds = []
     for group in grouped(episodes, steps_per_batch):
         check()
         where = f"train batch from episode {group.ids[0]} of {run.where}"
@@ -77,17 +78,15 @@ def train_batches(
         yield TrainBatch(content, kinds, tuple(columns), counts)
 
 
-def _columns(batch: Batch, where: str, tally: Tally) -> tuple[Columns, list[dict[str, Any]], int]:
+def _columns(batch: Batch, where: str, tally: Tally) -> tuple[Columns, Kinds, int]:
     """The columns of `batch`, what each leaf is, and how many rows they have."""
-    columns: Columns = {}
-    kinds, lengths = list[dict[str, Any]](), dict[str, int | None]()
+    columns, kinds, lengths = Columns(), Kinds(), dict[str, int | None]()
     for name, held in batch.items():
-        held = held.tolist() if isinstance(held, np.ndarray) and held.dtype.kind == "U" else held
+        is_text = isinstance(held, list) and all(isinstance(one, str) for one in held)
         if not _is_column(held):
             kind = "items by episode that are not stacked" if is_filed(held) else f"a {type(held).__name__} of other things"
             fix = "arrays or tensors of numbers, or lists of texts or dicts; batch_individual_items stacks items by episode"
             raise BadPiece(f"column {name!r} holds {kind}", where=where, fix=fix)
-        is_text = isinstance(held, list) and all(isinstance(one, str) for one in held)
         for view in column_views(name, held):
             dtype = view.dtype if not isinstance(held, list) else "text" if is_text else "json"
             kinds.append({"name": view.name, "dtype": dtype, "shape": list(view.shape)})
@@ -97,10 +96,10 @@ def _columns(batch: Batch, where: str, tally: Tally) -> tuple[Columns, list[dict
         else:
             columns[name] = map_leaves(lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, held)
     rows = next(iter(lengths.values()), None)
-    if rows is None or len(kinds) > len(lengths) or set(lengths.values()) != {rows}:
-        fix = "columns of different names, each with one row for each row of the batch; defaults = true adds the recorded ones"
+    if rows is None or set(lengths.values()) != {rows}:
+        what = f"the batch has no columns, or columns of different lengths: {lengths}"
         raise BadPiece(
-            f"the batch has no columns, or two of one name, or columns of different lengths: {lengths}", where=where, fix=fix
+            what, where=where, fix="columns with one row for each row of the batch; defaults = true adds the recorded"
         )
     return columns, kinds, rows
 
@@ -122,7 +121,7 @@ def _check_announced(columns: Columns, run: PipelineRun) -> None:
             check_announced(tree, name, space, axes=2 if is_stateful(run.module) else 1)
 
 
-def _check_same(first: list[dict[str, Any]], kinds: list[dict[str, Any]], where: str) -> None:
+def _check_same(first: Kinds, kinds: Kinds, where: str) -> None:
     before, now = ({kind["name"]: f"{kind['dtype']} {kind['shape']}" for kind in found} for found in (first, kinds))
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
@@ -159,9 +158,10 @@ def _tensors(columns: Columns, where: str) -> bytes:
     if texts:
         what = f"safetensors hold numbers only, and of the columns {texts} are text"
         raise BadConfig(what, where=where, fix="--format columns, or leave the piece out")
-    found: dict[str, Tensor] = {}
-    for path, leaf in flatten(dict(columns)):
-        if not isinstance(leaf, Tensor):
-            leaf = torch.from_numpy(leaf.astype(leaf.dtype.newbyteorder("="), order="C"))
-        found[path] = leaf.clone(memory_format=torch.contiguous_format)  # safetensors refuses tensors that share memory
-    return bytes(save(found))
+    tensors = {
+        path: torch.as_tensor(np.ascontiguousarray(leaf)) if isinstance(leaf, np.ndarray) else leaf
+        for path, leaf in flatten(columns)
+    }
+    return bytes(
+        save({path: leaf.clone(memory_format=torch.contiguous_format) for path, leaf in tensors.items()})
+    )  # none shares

@@ -5,16 +5,15 @@ third-party package registers pieces under the entry point group `offline_cli.co
 Nothing of it is imported before a pipeline file names it. An unregistered name is an error that lists the nearest ones.
 
 RLlib's builders take positional arguments: `lambda env`, `lambda env, spaces, device` for the pipelines beside an environment,
-`lambda obs_space, act_space` for the learner's (`lambda env` is seen there, too). A builder gets as many of them as it
-has required positional parameters, and further ones where a parameter with a default has the argument's name, so that
-`lambda env, n=4: FrameStacking(num_frames=n)` keeps its 4.
+`lambda obs_space, act_space` for the learner's (`lambda env` is seen there, too). A builder gets as many of them as it has
+positional parameters without a default.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, Literal, get_args
 
@@ -37,8 +36,6 @@ Kind = Literal["env_to_module", "module_to_env", "learner"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 OURS: Final = "offline_cli.connectors."
-ENV_SPACES: Final = "__env__"  # RLlib's names in the `spaces` that a builder gets
-SINGLE_ENV_SPACES: Final = "__env_single__"
 POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -79,15 +76,13 @@ def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
     """
     own = own_pieces()
     aliases = {snake(alias): kind for kind in own.values() for alias in kind.aliases}
-    kind = {**aliases, **own}.get(snake(name))
-    if kind is not None:
+    if kind := {**aliases, **own}.get(snake(name)):
         return kind
-    found = plugin(CONNECTORS, name, named=named)
-    if found is not None:
+    if found := plugin(CONNECTORS, name, named=named):
         return _checked(found.load(), found.entry.value, where=f"piece {name}, registered by {found.package}")
-    others = [one.name for one in plugins(CONNECTORS)] if named is None else []
-    near = get_close_matches(snake(name), [*own, *others], n=3, cutoff=0.5)
-    fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join([*own, *others])}"
+    known = [*own, *([one.name for one in plugins(CONNECTORS)] if named is None else [])]
+    near = get_close_matches(snake(name), known, n=3, cutoff=0.5)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(known)}"
     raise UnknownPiece(f"no piece {name!r}", where=f"piece {name}", fix=f'{fix} Your own: use = "package.module:Class"')
 
 
@@ -126,44 +121,28 @@ def custom_pieces(
     the vector of `num_envs` environments. A learner's builder of one argument gets `env`, None unless there is one.
     """
     where = f"{kind.replace('_', '-')} pipeline"
-    if custom is None:
-        return []
-    if isinstance(custom, ConnectorV2) or not callable(custom):
-        return _as_pieces(custom, where)
+    made: Any = [] if custom is None else custom
     if inspect.isclass(custom):
         what = f"{custom.__name__} is a class, not a piece and not a function that builds one"
         raise BadPiece(what, where=where, fix=f"lambda *_: {custom.__name__}(...)")
-    parameters = list(inspect.signature(custom).parameters.values())
-    required = sum(p.kind in POSITIONAL and p.default is p.empty for p in parameters)
-    given: Mapping[str, Any] = {"env": env, "spaces": None, "device": device}
-    if kind == "learner":
-        given = {"env": env} if required == 1 else {"obs_space": observation_space, "act_space": action_space}
-    taken = _taken(parameters, required, list(given), where)
-    if "spaces" in taken:
+    if callable(custom) and not isinstance(custom, ConnectorV2):
+        parameters = inspect.signature(custom).parameters.values()
+        takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        wanted = 3 if takes_any else sum(p.kind in POSITIONAL and p.default is p.empty for p in parameters)
         single = observation_space, action_space
-        vector = tuple(None if space is None else batch_space(space, num_envs) for space in single)
-        given = {**given, "spaces": {ENV_SPACES: vector, SINGLE_ENV_SPACES: single}}
-    return _as_pieces(custom(*(given[name] for name in taken)), where)
-
-
-def _taken(parameters: list[inspect.Parameter], required: int, names: list[str], where: str) -> list[str]:
-    """The arguments that a builder with these parameters gets, by name and in order."""
-    if required > len(names):
-        what = f"the pipeline's builder wants {required} arguments"
-        raise BadPiece(what, where=where, fix=f"a builder of at most {len(names)}: {', '.join(names)}")
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return names
-    positional = [p.name for p in parameters if p.kind in POSITIONAL]
-    while required < min(len(positional), len(names)) and positional[required] == names[required]:
-        required += 1
-    return names[:required]
-
-
-def _as_pieces(made: Any, where: str) -> list[ConnectorV2]:
+        if kind == "learner":
+            given: list[Any] = [env] if wanted == 1 else [*single]
+        else:
+            vector = tuple(None if space is None else batch_space(space, num_envs) for space in single)
+            given = [env, {"__env__": vector, "__env_single__": single}, device]  # RLlib's names
+        if not takes_any and wanted > len(given):
+            fix = f"a builder of at most {len(given)} arguments"
+            raise BadPiece(f"the pipeline's builder wants {wanted} arguments", where=where, fix=fix)
+        made = custom(*given[:wanted])
     pieces = list(made) if isinstance(made, (list, tuple)) else [made]
     for piece in pieces:
         if not isinstance(piece, ConnectorV2):
-            given = f"the class {piece.__name__}" if inspect.isclass(piece) else type(piece).__name__
-            what = f"the pipeline's builder gave {given}, not a ConnectorV2"
+            shown = f"the class {piece.__name__}" if inspect.isclass(piece) else type(piece).__name__
+            what = f"the pipeline's builder gave {shown}, not a ConnectorV2"
             raise BadPiece(what, where=where, fix="give one piece or a list of pieces")
     return pieces

@@ -25,8 +25,7 @@ AS_LEARNER: Final = "as_learner_connector"
 
 def what_it_wants(err: BaseException) -> str:
     """`ValueError: words`, on one line."""
-    name, words = type(err).__name__, " ".join(str(err).split())
-    return f"{name}: {words}"[:MAX_SHOWN] if words else name
+    return f"{type(err).__name__}: {' '.join(str(err).split())}"[:MAX_SHOWN]
 
 
 def piece_of(err: BaseException) -> str | None:
@@ -45,42 +44,31 @@ class Signature:
 
 
 def signature_of(maker: Maker) -> Signature:
-    """What a class of pieces takes, or the keyword-only arguments of a builder of pieces."""
-    named = _of_class(maker) if inspect.isclass(maker) else _of_builder(maker)
-    options = {name: needed for name, needed in named.items() if name not in (*SPACES, AS_LEARNER)}
-    return Signature(options, tuple(name for name in SPACES if named.get(name)), AS_LEARNER in named)
-
-
-def _of_class(kind: type[Any]) -> dict[str, bool]:
-    """Arguments of its constructor, and of its bases' as long as what comes by name is passed on to them."""
-    found: dict[str, bool] = {}
-    made_by = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base) and base is not object]
-    for constructor in made_by:
-        parameters = list(inspect.signature(constructor).parameters.values())[1:]
+    """What a class of pieces takes, in its constructor and its bases' as long as they pass arguments on by name; of a builder
+    of pieces, its keyword-only arguments.
+    """
+    named: dict[str, bool] = {}
+    kinds = [base for base in inspect.getmro(maker) if "__init__" in vars(base)] if inspect.isclass(maker) else []
+    for index, kind in enumerate(kinds):
+        parameters = list(inspect.signature(vars(kind)["__init__"]).parameters.values())[1:]
         for p in parameters:
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
-                found.setdefault(p.name, p.default is p.empty and constructor is made_by[0])
+                named.setdefault(p.name, p.default is p.empty and index == 0)
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    return found
-
-
-def _of_builder(builder: Maker) -> dict[str, bool]:
-    parameters = inspect.signature(builder).parameters.values()
-    return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
+    if not kinds:
+        named = {p.name: p.default is p.empty for p in inspect.signature(maker).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    options = {name: needed for name, needed in named.items() if name not in (*SPACES, AS_LEARNER)}
+    return Signature(options, tuple(name for name in SPACES if named.get(name)), AS_LEARNER in named)
 
 
 def option_mistakes(signature: Signature, given: Collection[str]) -> list[str]:
     """What is wrong with the names of the options given; empty when nothing is."""
     found = []
     for name in given:
-        if name in signature.options:
-            continue
-        if name == AS_LEARNER and signature.takes_as_learner:
-            found.append(f"{AS_LEARNER} follows from the kind of the pipeline: leave it out")
-            continue
-        near = get_close_matches(name, signature.options, n=1)
-        known = ", ".join(signature.options) or "none"
-        found.append(f"unknown option '{name}'" + (f", did you mean '{near[0]}'?" if near else f" (it has: {known})"))
+        if name not in signature.options:
+            near = get_close_matches(name, signature.options, n=1)
+            known = ", ".join(signature.options) or "none"
+            found.append(f"unknown option '{name}'" + (f", did you mean '{near[0]}'?" if near else f" (it has: {known})"))
     missing = [name for name, needed in signature.options.items() if needed and name not in given]
     return found + [f"needs the option '{name}'" for name in missing]

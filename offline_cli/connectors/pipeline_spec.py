@@ -284,37 +284,28 @@ class PipelineSpec:
             raise BadPiece(what, where="pipeline", fix="give a function that builds them") from err
 
     def _made(self, setting: Setting) -> list[tuple[PieceEntry, ConnectorV2]]:
-        """Each entry's piece or pieces, in order. Raises SpaceMismatch for the first misfit, MissingPackage; BadConfig with
-        every other piece that cannot be made.
-        """
+        """Each entry's piece or pieces, in order. Raises SpaceMismatch, MissingPackage, BadConfig for what else it raises."""
         found: list[tuple[PieceEntry, ConnectorV2]] = []
-        problems: list[str] = []
         for entry in self.entries():
             try:
                 before = ConnectorPipelineV2(setting.observation_space, setting.action_space, connectors=[p for _, p in found])
                 found += [(entry, piece) for piece in entry.made(self.kind, setting, before)]
             except (SpaceMismatch, MissingPackage):
                 raise
-            except Exception as err:  # noqa: BLE001  a constructor may raise whatever it likes at options that it minds
+            except Exception as err:  # a constructor may raise whatever it likes at options that it minds
                 said = f"{err.what_in_one_line} ({err.fix})" if isinstance(err, OfflineCliError) else what_it_wants(err)
-                problems.append(f"{entry.label}: {said}")
-        if problems:
-            raise BadConfig.of(problems, where=self.where, fix="fix the options of these pieces")
+                raise BadConfig.of([f"{entry.label}: {said}"], where=self.where, fix="fix the options of this piece") from err
         return found
 
     def _place(self, pipeline: ConnectorPipelineV2, made: Sequence[tuple[PieceEntry, ConnectorV2]]) -> None:
-        """Put pieces before or after others by name. Raises BadConfig with every name that no piece has."""
-        problems = []
+        """Put pieces before or after others by name. Raises BadConfig for a name that no piece has."""
         for entry, piece in made:
-            place = entry.before or entry.after or ""
             names = {snake(name): name for name, _ in pipeline.named()}
-            if snake(place) not in names:
-                problems.append(f"{entry.label}: no piece {place!r} among {list(names.values())}")
-                continue
-            insert = pipeline.insert_before if entry.before else pipeline.insert_after
-            insert(names[snake(place)], piece)
-        if problems:
-            raise BadConfig.of(problems, where=self.where, fix="name a piece that the pipeline has")
+            place = names.get(snake(entry.before or entry.after or ""))
+            if place is None:
+                what = f"{entry.label}: no piece {entry.before or entry.after!r} among {list(names.values())}"
+                raise BadConfig.of([what], where=self.where, fix="name a piece that the pipeline has")
+            (pipeline.insert_before if entry.before else pipeline.insert_after)(place, piece)
 
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
         """These pieces among the default ones, unless a file turns those off."""
@@ -341,49 +332,49 @@ def _entries(
     if deeper_than(document, MAX_DEPTH):
         raise BadConfig(f"nested deeper than {MAX_DEPTH}", where=where, fix=PAGE)
     listed, kind = document.get("pieces", []), document.get("kind")
-    if isinstance(listed, list) and len(listed) > MAX_PIECES:
-        raise BadConfig(f"{len(listed)} pieces, and a pipeline has at most {MAX_PIECES}", where=where, fix=PAGE)
     problems = mistakes(document, SCHEMA)
     if kind in KINDS and kind != "module_to_env":
         problems += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in ONLY_MODULE_TO_ENV if name in document]
     if kinds and kind in KINDS and kind not in kinds:
         needed = " or ".join(f"'{one}'" for one in kinds)
         problems.append(f"kind: this is a pipeline of kind '{kind}', and {needed} is needed here")
-    pieces = enumerate(listed if isinstance(listed, list) else [])
-    entries = [_entry(piece, index, kind, plugins, problems) for index, piece in pieces if isinstance(piece, Mapping)]
+    entries = []
+    for index, piece in enumerate(listed[:MAX_PIECES] if isinstance(listed, list) else []):
+        if isinstance(piece, Mapping):
+            entry, wrong = _entry(piece, index, kind, plugins)
+            problems += wrong
+            entries += [entry] if entry is not None else []
     if problems:
         raise BadConfig.of(problems, where=where, fix=PAGE)
-    return tuple(entry for entry in entries if entry is not None)
+    return tuple(entries)
 
 
 def _entry(
-    piece: Mapping[str, Any], index: int, kind: Any, named: Collection[str] | None, problems: list[str]
-) -> PieceEntry | None:
-    """The piece, or None and its mistakes added to `problems`. `named`: see `plugins.plugin`."""
+    piece: Mapping[str, Any], index: int, kind: Any, named: Collection[str] | None
+) -> tuple[PieceEntry | None, list[str]]:
+    """The piece, or None where there is no such one, and its mistakes. `named`: see `plugins.plugin`."""
     given = piece.get("name", piece.get("use"))
     label = f"pieces[{index}]" + (f" ({given})" if isinstance(given, str) else "")
     if ("name" in piece) == ("use" in piece):
-        problems.append(f'{label}: give either name = "..." or use = "package.module:Class"')
-        return None
+        return None, [f'{label}: give either name = "..." or use = "package.module:Class"']
     if not isinstance(given, str):
-        return None  # the schema has said so
+        return None, []  # the schema has said so
     try:
         if "use" in piece and named is not None:
             fix = "name a pipeline file of your own on the command line"
             raise BadConfig("code is only imported where your own file or option names it", where=label, fix=fix)
         maker = imported(given, where=label) if "use" in piece else registered(given, named=named)
     except BadConfig as err:
-        problems.append(f"{label}: {err.what_in_one_line} ({err.fix})")
-        return None
+        return None, [f"{label}: {err.what_in_one_line} ({err.fix})"]
     signature, home = signature_of(maker), home_of(maker)
     options = {name: value for name, value in piece.items() if name not in NO_OPTIONS}
-    found = option_mistakes(signature, options)
+    wrong = option_mistakes(signature, options)
     if kind in KINDS and home not in (None, "common", kind) and not (kind == "learner" and signature.takes_as_learner):
-        found.append(f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'")
+        wrong.append(f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'")
     if "before" in piece and "after" in piece:
-        found.append("before and after: give one of the two")
-    problems += [f"{label}: {mistake}" for mistake in found]
-    return PieceEntry(label, maker, signature, options, piece.get("before"), piece.get("after"))
+        wrong.append("before and after: give one of the two")
+    entry = PieceEntry(label, maker, signature, options, piece.get("before"), piece.get("after"))
+    return entry, [f"{label}: {mistake}" for mistake in wrong]
 
 
 Given = str | PathLike[str] | PipelineSpec | Custom

@@ -122,12 +122,10 @@ class Stack(RememberingForm):
         self._before, self._parts = num_frames - 1, leaf_spaces(space, "frames")
 
     def states(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """See RememberingForm."""
         parts = self._parts.items() if self._before else ()
         return {path: ((self._before, *(space.shape or ())), space.dtype) for path, space in parts}
 
     def forward(self, observations: Tree, state: State, rewards: Tensor | None, after: State) -> Tree:
-        """See RememberingForm."""
         if not self._before:
             return observations
         stacked = []
@@ -150,12 +148,10 @@ class Previous(RememberingForm):
         self.flat = Flat(actions)
 
     def states(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """See RememberingForm."""
         found = {"prev_actions": ((self._actions, self._size), np.float32)} if self._actions else {}
         return found | ({"prev_rewards": ((self._rewards - 1,), np.float32)} if self._rewards > 1 else {})
 
     def forward(self, observations: Tree, state: State, rewards: Tensor | None, after: State) -> Tree:
-        """See RememberingForm."""
         joined = {self._keys[0]: observations}
         if self._actions:
             joined[self._keys[1]] = state["prev_actions"].flatten(1)
@@ -168,6 +164,5 @@ class Previous(RememberingForm):
         return joined
 
     def chose(self, actions: Tree, state: State, after: State) -> None:
-        """See RememberingForm."""
         if self._actions:
             after["prev_actions"] = torch.cat([state["prev_actions"][:, 1:], self.flat(actions)[:, None]], 1)

@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar
 
 from offline_cli.engines.window import Engine, called, packed
 from offline_cli.errors import BadData
-from offline_cli.import_path import guard_hint
 from offline_cli.stop_signals import StopRequested, check, signals_noted
 
 __all__ = ["ProcessEngine", "WorkerContext", "safely_started"]
@@ -78,8 +77,9 @@ class ProcessEngine(Engine):
 
 
 def _died() -> BadData:
-    fix = "check its memory, or take fewer workers; a command that writes continues from its complete shards with --resume"
-    return BadData("a worker process has died, killed for memory maybe", where="a worker", fix=fix + guard_hint())
+    fix = "check its memory, or take fewer workers; a command that writes continues from its complete shards with --resume; "
+    fix += 'a script starts workers from below `if __name__ == "__main__":`, because they import it'
+    return BadData("a worker process has died, killed for memory maybe", where="a worker", fix=fix)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -106,8 +107,7 @@ class ActionHead(nn.Module, ABC):
         if self.limits is None:
             return outputs
         learned = torch.is_grad_enabled() and outputs.requires_grad
-        limit = _Limited.apply if learned else torch.clamp
-        limited: Tensor = limit(outputs, self.limits[0], self.limits[1])
+        limited: Tensor = (_Limited.apply if learned else torch.clamp)(outputs, self.limits[0], self.limits[1])
         return limited
 
     def forms(self) -> list[GaussianForm]:
@@ -160,17 +160,15 @@ class TorchHead(ActionHead):
     def distribution(self, inputs: Tensor) -> Any:
         """A `torch.distributions.Distribution` of B rows."""
 
-    @abstractmethod
     def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """`actions` (B, ...) as the distribution takes them."""
+        """`actions` (B, ...) as the distribution takes them: (B, n) in the dtype of the inputs."""
+        return rows(actions).to(inputs.dtype)
 
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """See ActionHead."""
         found: Tensor = self.distribution(inputs).log_prob(self.events(inputs, actions))
         return found
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """See ActionHead."""
         found: Tensor = self.distribution(inputs).entropy()
         return found
 
@@ -184,7 +182,6 @@ class Categorical(TorchHead):
         self.start = start
 
     def distribution(self, inputs: Tensor) -> Any:
-        """See TorchHead."""
         return distributions.Categorical(logits=inputs, validate_args=False)
 
     def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
@@ -192,15 +189,13 @@ class Categorical(TorchHead):
         return actions - self.start
 
     def greedy(self, inputs: Tensor) -> Tensor:
-        """See ActionHead."""
         return inputs.argmax(-1) + self.start
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """See ActionHead."""
         return torch.multinomial(torch.softmax(inputs.detach(), -1), 1, True, generator=generator)[:, 0] + self.start
 
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tensor:
-        """See ActionHead. By Gumbel's trick: the argmax of logit plus noise."""
+        """By Gumbel's trick: the argmax of logit plus noise."""
         return (inputs - (-chance.clamp(EDGE, 1 - EDGE).log()).log()).argmax(-1) + self.start
 
 
@@ -213,23 +208,15 @@ class MultiBernoulli(TorchHead):
         self.size = self.chance_size = math.prod(shape)
 
     def distribution(self, inputs: Tensor) -> Any:
-        """See TorchHead."""
         return distributions.Independent(distributions.Bernoulli(logits=inputs, validate_args=False), 1)
 
-    def events(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        """(B, n) of 0 and 1."""
-        return rows(actions).to(inputs.dtype)
-
     def greedy(self, inputs: Tensor) -> Tensor:
-        """See ActionHead."""
         return (inputs > 0).long().reshape(-1, *self.shape)
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """See ActionHead."""
         return torch.bernoulli(torch.sigmoid(inputs), generator=generator).long().reshape(-1, *self.shape)
 
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tensor:
-        """See ActionHead."""
         return (chance.clamp(EDGE, 1 - EDGE) < torch.sigmoid(inputs)).long().reshape(-1, *self.shape)
 
 
@@ -251,7 +238,6 @@ class DiagonalGaussian(TorchHead):
         self._scaled_by = None if normalized and np.dtype(space.dtype).kind == "f" else space
 
     def limited(self, outputs: Tensor) -> Tensor:
-        """See ActionHead."""
         if self.form.mean == "tanh":
             mean, log_std = self._halves(outputs)
             outputs = torch.cat([torch.tanh(mean), log_std], -1)
@@ -262,7 +248,6 @@ class DiagonalGaussian(TorchHead):
         return inputs[..., : self.dimensions], inputs[..., self.dimensions :]
 
     def distribution(self, inputs: Tensor) -> Any:
-        """See TorchHead."""
         mean, log_std = self._halves(inputs)
         return distributions.Independent(distributions.Normal(mean, log_std.exp(), validate_args=False), 1)
 
@@ -271,16 +256,14 @@ class DiagonalGaussian(TorchHead):
         return rows(actions)
 
     def greedy(self, inputs: Tensor) -> Tensor:
-        """See ActionHead: the mean."""
+        """The mean."""
         return self._halves(inputs)[0].reshape(-1, *self.shape)
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """See ActionHead."""
         mean, log_std = self._halves(inputs.detach())
         return torch.normal(mean, log_std.exp(), generator=generator).reshape(-1, *self.shape)
 
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tensor:
-        """See ActionHead."""
         mean, log_std = self._halves(inputs)
         noise: Tensor = torch.special.ndtri(chance.clamp(EDGE, 1 - EDGE))
         return (mean + noise * log_std.exp()).reshape(-1, *self.shape)
@@ -290,16 +273,16 @@ class DiagonalGaussian(TorchHead):
         return {MSE: (self._halves(inputs)[0] - rows(actions)).square().mean(-1)}
 
     def stretched_by(self, environment: Any) -> Space:
-        """See ActionHead."""
         return super().stretched_by(environment) if self._scaled_by is None else self._scaled_by
 
 
 class _Joint(ActionHead):
-    """Independent heads side by side, whose actions are the parts of one."""
+    """Independent heads side by side, whose actions are the parts of one; log-likelihoods and entropies add up."""
 
     def __init__(self, parts: list[ActionHead]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+        self.heads = tuple(parts)
         self.size = sum(part.size for part in parts)
         self.chance_size = sum(part.chance_size for part in parts)
         self._is_limited = bool(self.forms())
@@ -312,38 +295,28 @@ class _Joint(ActionHead):
     def joined(self, parts: list[Tree]) -> Any:
         """Actions of their parts."""
 
-    def _heads(self) -> list[ActionHead]:
-        return [part for part in self.parts if isinstance(part, ActionHead)]
-
-    def _fed(self, inputs: Tensor) -> list[tuple[ActionHead, Tensor]]:
+    def _fed(self, inputs: Tensor) -> Iterator[tuple[ActionHead, Tensor]]:
         """Each part with its columns."""
-        heads = self._heads()
-        return list(zip(heads, torch.split_with_sizes(inputs, [head.size for head in heads], -1), strict=True))
+        return zip(self.heads, torch.split_with_sizes(inputs, [head.size for head in self.heads], -1), strict=True)
 
     def limited(self, outputs: Tensor) -> Tensor:
-        """See ActionHead."""
         return torch.cat([head.limited(part) for head, part in self._fed(outputs)], -1) if self._is_limited else outputs
 
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """See ActionHead: the parts' add up."""
         pairs = zip(self._fed(inputs), self.apart(actions), strict=True)
         return torch.stack([head.logp(part, child) for (head, part), child in pairs]).sum(0)
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """See ActionHead: the parts' add up."""
         return torch.stack([head.entropy(part) for head, part in self._fed(inputs)]).sum(0)
 
     def greedy(self, inputs: Tensor) -> Tree:
-        """See ActionHead."""
         return self.joined([head.greedy(part) for head, part in self._fed(inputs)])
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tree:
-        """See ActionHead."""
         return self.joined([head.sample(part, generator) for head, part in self._fed(inputs)])
 
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tree:
-        """See ActionHead."""
-        chances = torch.split_with_sizes(chance, [head.chance_size for head in self._heads()], -1)
+        chances = torch.split_with_sizes(chance, [head.chance_size for head in self.heads], -1)
         return self.joined([head.drawn(part, own) for (head, part), own in zip(self._fed(inputs), chances, strict=True)])
 
     def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
@@ -366,32 +339,27 @@ class MultiCategorical(_Joint):
         self.shape = space.nvec.shape
 
     def apart(self, actions: Any) -> list[Any]:
-        """(B,) of each component."""
         return list(rows(actions).unbind(-1))
 
     def joined(self, parts: list[Tree]) -> Any:
-        """(B, *nvec.shape)."""
         return torch.stack(parts, -1).reshape(-1, *self.shape)
 
 
 class Nested(_Joint):
-    """Dict or Tuple: one head for each part; actions are trees."""
+    """Dict or Tuple: one head for each part, in the order of the space; actions are trees."""
 
     def __init__(self, space: spaces.Dict | spaces.Tuple, parts: list[ActionHead]) -> None:
         super().__init__(parts)
         self.keys = tuple(space.spaces) if isinstance(space, spaces.Dict) else None
 
     def apart(self, actions: Any) -> list[Any]:
-        """In the order of the space."""
         return [actions[key] for key in self.keys] if self.keys is not None else list(actions)
 
     def joined(self, parts: list[Tree]) -> Any:
-        """A dict or a tuple."""
         return dict(zip(self.keys, parts, strict=True)) if self.keys is not None else tuple(parts)
 
     def stretched_by(self, environment: Any) -> Space:
-        """See ActionHead."""
-        pairs = zip(self._heads(), self.apart(environment.spaces), strict=True)
+        pairs = zip(self.heads, self.apart(environment.spaces), strict=True)
         parts = self.joined([head.stretched_by(child) for head, child in pairs])
         return spaces.Dict(parts) if self.keys is not None else spaces.Tuple(parts)
 

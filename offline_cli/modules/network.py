@@ -235,7 +235,6 @@ class Mlp(Network):
         return {name: self.options[name] for name in ("activation", "dropout", "layer_norm") if name in self.options}
 
     def with_layer_norm(self) -> Network:
-        """See Network."""
         return Mlp({**self.options, "layer_norm": True})
 
     def policy(self, observation_space: Space, action_space: Space, **form: Any) -> RLModule:

@@ -1,9 +1,9 @@
-"""A network that is code of the user's own, `python:package.module:build`: called with spaces and options, wrapped, checked.
+"""A network that is code of the user's own, `python:package.module:build`: called with spaces and options, wrapped, tried.
 
 What the name stands for gives the whole policy: a function of (observation_space, action_space, options), or an RLModule in
 RLlib's manner, whose `model_config` the options are. A function gives an RLModule, or any module from observations (B, ...)
-to inputs of the action's distribution (B, `action_inputs(action_space)`). Every mistake against that is found with two rows of
-made-up observations, before any data is read (`check_policy`).
+to inputs of the action's distribution (B, `action_inputs(action_space)`). It is tried with two rows of made-up observations,
+before any data is read (`check_policy`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.modules.rl_module import RLModule, evaluating, initial_state, max_seq_len
 from offline_cli.plugins import plugin_behind
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.trees import map_leaves
 
 __all__ = ["OwnPolicy", "action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
 
@@ -46,18 +46,13 @@ def made_by(found: Any, name: str, observation_space: Space, action_space: Any, 
     try:
         inspect.signature(found).bind(None, None, None)
     except TypeError as err:  # it cannot be called, or not so
-        raise BadConfig(f"{name} is {_kind(found)}, and cannot be called so", where=where, fix=f"name {WANTED}") from err
-    except ValueError:  # without a signature: only calling it shows
-        pass
+        shown = f"{found.__name__}{inspect.signature(found)}" if inspect.isfunction(found) else type(found).__name__
+        raise BadConfig(f"{name} is {shown}, and cannot be called so", where=where, fix=f"name {WANTED}") from err
     made = found(observation_space, action_space, given)
     if not isinstance(made, nn.Module):
-        raise BadConfig(f"{name} returns {_kind(made)}, which is no torch.nn.Module", where=where, fix=WANTED)
+        what = f"{name} returns an object of {type(made).__name__}, which is no torch.nn.Module"
+        raise BadConfig(what, where=where, fix=WANTED)
     return made
-
-
-def _kind(value: Any) -> str:
-    is_function = inspect.isfunction(value)
-    return f"{value.__name__}{inspect.signature(value)}" if is_function else f"an object of {type(value).__name__}"
 
 
 def module_in_rllibs_manner(
@@ -97,19 +92,19 @@ def own_policy(made: nn.Module, name: str, observation_space: Space, action_spac
 
 
 def check_policy(policy: RLModule, name: str) -> RLModule:
-    """The policy. Raises BadConfig, naming what is wrong, for one that nothing can be learned with: outputs of another width
-    than its distribution takes, or without a gradient, layers that do not fit, a memory without `state_out`, or one without a
-    length of sequences. An error that the user's code is on the way of passes, with its line.
+    """The policy. Raises BadConfig, naming what is wrong, for one that nothing can be learned with: layers that do not fit,
+    other outputs than its distribution takes, no gradient, a memory without `state_out` or a length of sequences. An error that
+    the user's code is on the way of passes, with its line.
     """
-    where, axes = f"--network {name}", 1
+    where = f"--network {name}"
     batch: dict[str, Any] = {Columns.OBS: map_leaves(_made_up, space_tree(policy.observation_space))}
     try:
         if policy.is_stateful():
             max_seq_len(policy)
-            axes = 2
             batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
-            repeated = map_leaves(lambda leaf: np.repeat(leaf[None], ROWS, 0), initial_state(policy))
-            batch[Columns.STATE_IN] = map_leaves(torch.from_numpy, repeated)
+            batch[Columns.STATE_IN] = map_leaves(
+                lambda leaf: torch.from_numpy(np.repeat(leaf[None], ROWS, 0)), initial_state(policy)
+            )
         with evaluating(policy), torch.enable_grad():
             outputs = policy.forward_train(batch)
     except OfflineCliError as err:
@@ -120,35 +115,15 @@ def check_policy(policy: RLModule, name: str) -> RLModule:
             raise
         fix = "make its layers for the shapes of the observation space, which it is given"
         raise BadConfig(f"the network of {name} raised {err!r}", where=where, fix=fix) from err
-    shape = (*leaves(batch[Columns.OBS])[0].shape[:axes], policy.action_head.size)
-    if wrong := _fault(policy, outputs, batch, shape):
-        fix = f"have its forward give {Columns.ACTION_DIST_INPUTS!r} {shape} made of its parameters, without detach() or "
-        raise BadConfig(f"the network of {name} {wrong}", where=where, fix=f"{fix}torch.no_grad()")
+    wanted = [Columns.ACTION_DIST_INPUTS, *([Columns.STATE_OUT] if Columns.STATE_IN in batch else [])]
+    lacking = [one for one in wanted if one not in outputs]
+    if lacking or not getattr(outputs[wanted[0]], "requires_grad", False):
+        wrong = (
+            f"puts out {sorted(map(str, outputs))}, and no {lacking[0]!r}" if lacking else "puts out numbers without a gradient"
+        )
+        fix = f"have its forward give {wanted}, made of its parameters, without detach() or torch.no_grad()"
+        raise BadConfig(f"the network of {name} {wrong}", where=where, fix=fix)
     return policy
-
-
-def _fault(policy: RLModule, outputs: Any, batch: Mapping[str, Any], shape: tuple[int, ...]) -> str:
-    """What is wrong with the outputs for `batch`; empty: nothing."""
-    name = Columns.ACTION_DIST_INPUTS
-    inputs = outputs.get(name) if isinstance(outputs, Mapping) else None
-    if not any(parameter.requires_grad for parameter in policy.parameters()):
-        return "has no parameter to train"
-    if not isinstance(inputs, Tensor):
-        return f"puts out {sorted(map(str, outputs)) if isinstance(outputs, Mapping) else _kind(outputs)}, and no {name!r}"
-    if inputs.shape != shape:
-        return f"puts out {name!r} of shape {tuple(inputs.shape)}, where {shape} is needed"
-    if not inputs.requires_grad:
-        return f"puts out {name!r} without a gradient"
-    if Columns.STATE_IN in batch and not _same_form(outputs.get(Columns.STATE_OUT), batch[Columns.STATE_IN]):
-        return f"puts out no {Columns.STATE_OUT!r} of the form of its initial state, leaves (B, ...)"
-    return ""
-
-
-def _same_form(one: Any, other: Tree) -> bool:
-    try:
-        return all(leaves(map_leaves(lambda left, right: left.shape == right.shape, one, other)))
-    except (AttributeError, TypeError, KeyError, ValueError):
-        return False
 
 
 def _made_up(leaf: Space) -> Tensor:

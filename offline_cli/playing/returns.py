@@ -20,7 +20,7 @@ from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.loop import Plan, opened_policy, played
 from offline_cli.policies.module_policy import module_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, PolicyOptions, stand_in
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, stand_in
 from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves

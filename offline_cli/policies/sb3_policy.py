@@ -68,7 +68,7 @@ def open_model(name: str, environment: Environment | None, options: PolicyOption
     file = name.removeprefix(SB3)
     path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
     if not path.is_file():
-        raise not_found(file, f"{file} does not exist", where=f"--policy {name}", fix="check the path")
+        raise StorageNotFound(f"{file} does not exist", where=f"--policy {name}", fix="check the path")
     algorithm = _algorithm(path)
     _refuse_normalizing(path)
     try:

@@ -107,13 +107,6 @@ def test_a_file_is_one_module_however_its_path_is_written(here: Path) -> None:
     assert named_object("./torch.py:count", where="here", form="form") == [1]
 
 
-def test_a_file_behind_an_installed_module_is_named_by_its_path(here: Path) -> None:
-    (here / "colorsys.py").write_text("def act(observation):\n    return 0\n", encoding="utf-8")
-    with pytest.raises(BadConfig, match="has no 'act'") as caught:
-        named_object("colorsys:act", where="here", form="form")
-    assert "colorsys.py:act" in caught.value.fix
-
-
 @pytest.mark.parametrize("path", ["nowhere.py:act", "sub/nowhere.py:act"])
 def test_a_file_that_is_not_there_is_said_to_be_a_file(here: Path, path: str) -> None:
     with pytest.raises(BadConfig, match=r"there is no file '.*nowhere\.py'"):

@@ -95,7 +95,6 @@ class FlattenObservations(ObservationTransform):
         return flat_rows(rows, kept)
 
     def to_torch(self) -> Any:
-        """See ConnectorV2."""
         return Flat(self.space_before(None), self.keys_to_remove)
 
     def _kept_space(self, space: Space) -> Any:
@@ -124,7 +123,6 @@ class PrevActionsPrevRewards(ObservationTransform):
 
     @property
     def looks_back(self) -> int:
-        """See ConnectorV2."""
         return max(self.n_prev_actions, self.n_prev_rewards)
 
     def to_torch(self) -> Any:

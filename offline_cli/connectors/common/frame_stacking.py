@@ -61,11 +61,9 @@ class FrameStacking(TwoSidedPiece):
 
     @property
     def looks_back(self) -> int:
-        """See ConnectorV2."""
         return self.num_frames - 1
 
     def to_torch(self) -> Any:
-        """See ConnectorV2."""
         return Stack(self.input_observation_space, self.num_frames) if self.input_observation_space is not None else None
 
     @property

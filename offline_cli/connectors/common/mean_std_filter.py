@@ -165,7 +165,6 @@ class MeanStdFilter(ObservationTransform):
                 self._moments[path] = self._moments[path].with_(found) if path in self._moments else found
 
     def to_torch(self) -> nn.Module:
-        """See ConnectorV2."""
         parts: list[tuple[Any, Any, torch.dtype | None]] = []
         boxes = self._boxes(None)
         for path in leaf_spaces(self.space_before(None), "obs"):

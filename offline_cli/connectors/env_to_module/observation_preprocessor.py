@@ -226,7 +226,6 @@ class AtariRam(ObservationTransform):
         return _around_zero(np.asarray(rows, np.float32))
 
     def to_torch(self) -> Any:
-        """See ConnectorV2."""
         return Centred()
 
 
@@ -256,7 +255,6 @@ class OneHot(ObservationTransform):
         return vectors.reshape(len(vectors), -1)  # single choices may come as arrays of one
 
     def to_torch(self) -> Any:
-        """See ConnectorV2."""
         return Flat(self.space_before(None))
 
     def _counted(self, space: Space) -> spaces.Discrete[Any] | spaces.MultiDiscrete:
