@@ -204,10 +204,12 @@ def named_code(name: str, *, option: str, kind: str) -> Any:
     Runs the module's code: only for what `option` of the user's names. Raises BadConfig, MissingPackage.
     """
     path = name.removeprefix(PYTHON)
+    module = path.rpartition(":")[0]
     form = f"{option} {PYTHON}package.module:{kind}, importable from the current folder"
-    _loaded[path.partition(":")[0].partition(".")[0]] = name
+    _loaded[module.partition(".")[0]] = name
     found = named_object(path, where=f"{option} {name}", form=form)
-    _loaded[str(getattr(found, "__module__", path)).partition(".")[0]] = name  # of a file it is another
+    if names_file(module):  # whose module has another name
+        _loaded[str(getattr(found, "__module__", module)).partition(".")[0]] = name
     return found
 
 
