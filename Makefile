@@ -88,7 +88,7 @@ sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again;
 docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the code.
 	$(BIN)/python docs/write_reference.py cli > docs/cli.md
 	$(BIN)/python docs/write_reference.py config > docs/config.md
-	$(BIN)/python docs/write_reference.py schema > schemas/config.v1.json
+	for name in config manifest mapping pipeline; do $(BIN)/python docs/write_reference.py schema $$name > schemas/$$name.v1.json; done
 
 clean:  ## Remove what the targets made.
 	rm -rf $(VENV) .venv-bench $(GPU_WHEELS) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,4 +1,4 @@
-"""Write what `make docs` makes: `cli` docs/cli.md, `config` docs/config.md, `schema` the JSON Schema of the config file."""
+"""Write what `make docs` makes: `cli` docs/cli.md, `config` docs/config.md, `schema NAME` schemas/NAME.v1.json."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 from offline_cli.cli.app import COMMANDS, EXIT_CODES
 from offline_cli.cli.command import built
 from offline_cli.cli.streams import write
+from offline_cli.connectors.pipeline_document import pipeline_schema
+from offline_cli.datasets.manifest import manifest_schema
+from offline_cli.formats.tables.mapping import mapping_schema
 from offline_cli.modules.network import OURS
 from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.config import allowed
@@ -107,10 +110,14 @@ def _rows(properties: Mapping[str, Any]) -> str:
     return rows and HEAD.format("key") + rows
 
 
-def schema_page() -> str:
-    """schemas/config.v1.json."""
-    return json.dumps(config_schema(), indent=2) + "\n"
+SCHEMAS = {"config": config_schema, "manifest": manifest_schema, "mapping": mapping_schema, "pipeline": pipeline_schema}
+
+
+def schema_page(name: str) -> str:
+    """schemas/NAME.v1.json."""
+    return json.dumps(SCHEMAS[name](), indent=2) + "\n"
 
 
 if __name__ == "__main__":
-    write(sys.stdout, {"cli": cli_page, "config": config_page, "schema": schema_page}[(sys.argv[1:] or ["cli"])[0]]())
+    what, *names = sys.argv[1:]
+    write(sys.stdout, {"cli": cli_page, "config": config_page, "schema": schema_page}[what](*names))

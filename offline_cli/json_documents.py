@@ -24,6 +24,7 @@ __all__ = [
     "mistakes",
     "mistakes_by",
     "schemas_folder",
+    "toml_schema",
 ]
 
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # of an escape that may be half of a letter
@@ -80,6 +81,25 @@ def _validator(name: str) -> Any:
     schemas = [load_schema(path.name) for path in sorted(schemas_folder().glob("*.json"))]
     known = [(schema["$id"], Resource.from_contents(schema)) for schema in schemas if "$id" in schema]
     return jsonschema.Draft202012Validator(load_schema(name), registry=Registry().with_resources(known))
+
+
+def toml_schema(model: Any, name: str, **head: str) -> dict[str, Any]:
+    """The JSON Schema of the TOML files whose form is a pydantic `model`: TOML has no null, so an optional key is left out."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generate(GenerateJsonSchema):
+        def nullable_schema(self, schema: Any) -> dict[str, Any]:
+            return self.generate_inner(schema["schema"])
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    found = model.model_json_schema(schema_generator=Generate)
+    for form in (found, *found.get("$defs", {}).values()):
+        for key in form.get("properties", {}).values():
+            if key.get("default", ...) is None:
+                del key["default"]
+    return {"$schema": GenerateJsonSchema.schema_dialect, "$id": name, **found, **head}
 
 
 def mistakes(document: Any, name: str) -> list[str]:

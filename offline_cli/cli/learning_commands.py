@@ -228,8 +228,7 @@ def train(
     until_return: Annotated[
         str | None,
         o.how_long(
-            help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7; in a game AGENT=R, that of --agent.",
-            metavar="R",
+            help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7; in a game AGENT=R.", metavar="R"
         ),
     ] = None,
     patience: Annotated[
@@ -239,15 +238,10 @@ def train(
         float | None, o.checking(help="Share of the episodes held out for validation, above 0 and below 1.")
     ] = None,
     max_val_loss: Annotated[
-        float | None,
-        o.checking(help="Exit with 7 if the kept policy's held-out loss is above this. Needs --val-fraction."),
+        float | None, o.checking(help="Exit with 7 if the kept policy's held-out loss is above this. Needs --val-fraction.")
     ] = None,
     min_accuracy: Annotated[
-        float | None,
-        o.checking(
-            help="Exit with 7 if its held-out accuracy is below this, above 0 and at most 1. Needs --val-fraction, and "
-            "discrete actions."
-        ),
+        float | None, o.checking(help="Exit with 7 if its accuracy is below this. Needs --val-fraction and discrete actions.")
     ] = None,
     eval_every: Annotated[
         int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
@@ -259,12 +253,7 @@ def train(
         int | None, o.checking(help="Updates between two checkpoints; fewer where uploads are slow.", min=1, show_default="500")
     ] = None,
     track: Annotated[
-        list[str],
-        o.checking(
-            help="Tracker that gets each row of metrics.jsonl, offline by default: tensorboard, wandb, mlflow or trackio. "
-            "Repeatable.",
-            metavar="NAME",
-        ),
+        list[str], o.checking(help="Tracker: tensorboard, wandb, mlflow or trackio; offline. Repeatable.", metavar="NAME")
     ] = o.NO_VALUES,
     env: o.EnvOption = None,
     action_scale: o.ActionScaleOption = None,

@@ -48,8 +48,8 @@ from offline_cli.connectors.piece_options import (
     signature_of,
     what_it_wants,
 )
+from offline_cli.connectors.pipeline_document import MAX_PIECES, PieceDocument, document_mistakes
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, StorageNotFound
-from offline_cli.json_documents import deeper_than, mistakes
 from offline_cli.spaces import Space
 
 __all__ = [
@@ -63,11 +63,8 @@ __all__ = [
     "notes_on_export",
 ]
 
-SCHEMA: Final = "pipeline.v1.json"
-MAX_DEPTH: Final = 32
-MAX_PIECES: Final = 100  # every one is made again for each that comes after it
 ONLY_MODULE_TO_ENV: Final = ("normalize_actions", "clip_actions")
-NO_OPTIONS: Final = ("name", "use", "before", "after")  # keys of a piece that are not its options
+NO_OPTIONS: Final = (*PieceDocument.model_fields,)  # keys of a piece that are not its options
 MULTI_AGENT: Final = "multi_agent"  # an option of many pieces, which follows from the setting
 PAGE: Final = "docs/connectors.md lists the pieces and shows such files"
 PLACE: Final = "learner pipeline"
@@ -329,10 +326,8 @@ def _entries(
     document: Mapping[str, Any], kinds: Collection[Kind], *, where: str, plugins: Collection[str] | None
 ) -> tuple[PieceEntry, ...]:
     """The pieces that a file's content names, found and checked. Raises as `PipelineSpec.from_document` does."""
-    if deeper_than(document, MAX_DEPTH):
-        raise BadConfig(f"nested deeper than {MAX_DEPTH}", where=where, fix=PAGE)
     listed, kind = document.get("pieces", []), document.get("kind")
-    problems = mistakes(document, SCHEMA)
+    problems = document_mistakes(document)
     if kind in KINDS and kind != "module_to_env":
         problems += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in ONLY_MODULE_TO_ENV if name in document]
     if kinds and kind in KINDS and kind not in kinds:

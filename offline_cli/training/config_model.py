@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 from annotated_types import MinLen
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
-from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from offline_cli.choices import (
     ACTIVATION,
@@ -27,6 +26,7 @@ from offline_cli.choices import (
     Tracker,
     Whole,
 )
+from offline_cli.json_documents import toml_schema
 from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import LAYERS, MLP
 from offline_cli.storage.blanking import blanked_call, blanked_values
@@ -196,21 +196,7 @@ class BCConfig(BaseModel):
         return own | {name: value for name, value in self.network.items() if name != "name"}
 
 
-class _FileSchema(GenerateJsonSchema):
-    """A file has no null: an optional key is left out."""
-
-    def nullable_schema(self, schema: Any) -> JsonSchemaValue:
-        return self.generate_inner(schema["schema"])
-
-    def field_title_should_be_set(self, schema: Any) -> bool:
-        return False
-
-
 def config_schema() -> dict[str, Any]:
     """The JSON Schema of the file: schemas/config.v1.json, which `make docs` writes."""
-    found = BCConfig.model_json_schema(schema_generator=_FileSchema)
-    for key in found["properties"].values():
-        if key.get("default", ...) is None:
-            del key["default"]
-    head = {"$schema": _FileSchema.schema_dialect, "$id": "offline-cli/config.v1.json"}
-    return {**head, **found, "description": "What `train --config FILE` (TOML) may hold, and RUN/config.toml holds."}
+    told = "What `train --config FILE` (TOML) may hold, and RUN/config.toml holds."
+    return toml_schema(BCConfig, "offline-cli/config.v1.json", description=told)

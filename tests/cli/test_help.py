@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import write_reference as reference
 from named_commands import COMMANDS, command_named
 from typer.testing import CliRunner
@@ -71,8 +72,10 @@ def test_the_page_of_config_keys_is_what_the_schema_says() -> None:
     assert page == reference.config_page(), "run `make docs`"
 
 
-def test_the_schema_of_the_config_file_is_what_the_model_says() -> None:
-    assert (REPOSITORY / "schemas" / "config.v1.json").read_text(encoding="utf-8") == reference.schema_page(), "run `make docs`"
+@pytest.mark.parametrize("name", reference.SCHEMAS)
+def test_a_schema_is_what_its_model_says(name: str) -> None:
+    page = (REPOSITORY / "schemas" / f"{name}.v1.json").read_text(encoding="utf-8")
+    assert page == reference.schema_page(name), "run `make docs`"
 
 
 def test_the_example_on_the_page_of_config_keys_holds(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.datasets.manifest import manifest_schema
 from offline_cli.json_documents import load_schema, mistakes, schemas_folder
 from offline_cli.spaces import Space, space_to_json
 
@@ -21,10 +20,6 @@ def test_a_schema_is_a_valid_schema_named_like_its_file(name: str) -> None:
     schema = load_schema(name)
     jsonschema.Draft202012Validator.check_schema(schema)
     assert schema["$id"] == f"offline-cli:{name}"
-
-
-def test_the_schema_of_the_manifest_is_the_one_of_its_model() -> None:
-    assert load_schema("manifest.v1.json") == manifest_schema()
 
 
 def test_the_schemas_lie_in_the_package_or_beside_it() -> None:

@@ -14,8 +14,6 @@ import pytest
 from offline_cli.errors import BadMapping, StorageNotFound, UsageError
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.tables import TableOptions
-from offline_cli.formats.tables.mapping import schema
-from offline_cli.json_documents import load_schema
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -80,10 +78,6 @@ WHOLE = "[columns]\nobs = 'x'\nactions = 'a'\n"
 )
 def test_a_mistake_is_named_with_its_place(text: str, keys: str, problems: Callable[[str], list[str]]) -> None:
     assert any(all(key in one for key in keys.split()) for one in problems(text))
-
-
-def test_the_schema_in_the_repository_is_that_of_the_model() -> None:
-    assert load_schema("mapping.v1.json") == schema()
 
 
 def test_a_mapping_that_is_not_toml_is_refused(read_table: Read, write_lines: Write) -> None:

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.json_documents import deeper_than, mistakes, schemas_folder
+from offline_cli.json_documents import deeper_than, mistakes, schemas_folder, toml_schema
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import open_location
 
@@ -431,13 +430,8 @@ def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[s
                 yield f"images: column '{column}' of {part.said_as} is in a list, has [categories], or is no observation"
 
 
-def schema() -> dict[str, Any]:
-    """The JSON Schema of mappings, as in schemas/mapping.v1.json."""
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "offline-cli:mapping.v1.json"}
-    found = MappingDocument.model_json_schema()
+def mapping_schema() -> dict[str, Any]:
+    """The JSON Schema of mappings: schemas/mapping.v1.json."""
+    found = toml_schema(MappingDocument, "offline-cli:mapping.v1.json", title="Mapping of a table, version 1")
     found["$defs"]["Spaces"]["properties"] = {name: {"$ref": "offline-cli:spaces.v1.json"} for name in Spaces.model_fields}
-    return {**head, **found, "title": "Mapping of a table, version 1"}
-
-
-if __name__ == "__main__":
-    sys.stdout.write(json.dumps(schema(), indent=2) + "\n")
+    return found
