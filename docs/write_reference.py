@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from offline_cli.cli.app import COMMANDS, EXIT_CODES
@@ -119,5 +120,9 @@ def schema_page(name: str) -> str:
 
 
 if __name__ == "__main__":
-    what, *names = sys.argv[1:]
-    write(sys.stdout, {"cli": cli_page, "config": config_page, "schema": schema_page}[what](*names))
+    pages: dict[str, Callable[[], str]] = {
+        "cli": cli_page,
+        "config": config_page,
+        **{f"schema {name}": partial(schema_page, name) for name in SCHEMAS},
+    }
+    write(sys.stdout, pages[" ".join(sys.argv[1:])]())
