@@ -21,4 +21,4 @@ def test_an_unguarded_script_is_shown_the_line_that_it_lacks(tmp_path: Path) -> 
     (tmp_path / "mine.py").write_text(SCRIPT.format(repository=str(REPOSITORY)), encoding="utf-8")
     done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode != 0
-    assert 'mine.py has to start them from below `if __name__ == "__main__":`' in done.stderr, done.stderr
+    assert 'from below `if __name__ == "__main__":`' in done.stderr, done.stderr
