@@ -192,6 +192,7 @@ class Dataset:
         self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
     ) -> RowFormat:
         options: dict[str, Any] = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
+        options["declared"] = not self.manifest.spaces_inferred
         return row_format(self.manifest.format, self.manifest.observation_space, self.manifest.action_space, **options)
 
     # ---- as a sequence ----

@@ -21,7 +21,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import BatchDecoder, encode_batch
 from offline_cli.episodes.fit import check_shapes
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.spaces import tree_from_lists
+from offline_cli.spaces import describe, same_space, tree_from_lists
 from offline_cli.tally import Rejects, Tally
 
 __all__ = ["EPISODE_SCHEMA", "EpisodeRows"]
@@ -90,6 +90,8 @@ class EpisodeRows(RowFormat):
             raise BadData(f"{items.null_count} values of column 'item' are null", where=where, fix=FIX)
         for batch in self._decoder.decode(items, where=lambda row: f"{where} row {numbers[row]}"):
             shaped = self._with_spaces(batch, where)
+            if self.declared:
+                self._refuse_others(batch, where)
             if self.keep is not None:
                 extra = {name: tree for name, tree in shaped.extra.items() if name in self.keep}
                 shaped = replace(shaped, extra=extra, infos=shaped.infos if Columns.INFOS in self.keep else None)
@@ -121,6 +123,21 @@ class EpisodeRows(RowFormat):
             observation_space=observations or batch.observation_space,
             action_space=actions or batch.action_space,
         )
+
+    def _refuse_others(self, batch: EpisodeBatch, where: str) -> None:
+        """Raise BadData where the episodes themselves say other spaces than their manifest.
+
+        Bounds of observations may differ: a program that wrote through the library may have given others with the episodes.
+        Those of actions decide what an action stands for.
+        """
+        pairs = zip(("observation", "action"), (batch.observation_space, batch.action_space), self.spaces, strict=True)
+        for name, own, said in pairs:
+            agree = same_space if name == "action" else lambda one, other: describe(one) == describe(other)
+            if own is not None and said is not None and own is not said and not agree(own, said):
+                states = f"its {name} space is {describe(said)}, the episodes say {describe(own)}"
+                raise BadData(
+                    f"the manifest contradicts its shards: {states}", where=f"{where}, episode {batch.ids[0]}", fix=FIX
+                )
 
 
 def _binary(items: list[bytes]) -> Any:

@@ -68,13 +68,15 @@ class RowFormat(ABC):
         keep: Sequence[str] | None = None,
         target_steps: int = 1,
         memory_limit: int = MEMORY_LIMIT,
+        declared: bool = False,
     ) -> None:
         """`keep`: extra model outputs to read, and "infos"; None: all there are. `target_steps`: row groups of steps are joined
         until a batch has so many. `memory_limit`: bytes that reading a row group may take, however well it is packed.
+        `declared`: episodes that say other spaces of their own are refused.
         """
         self.spaces = (observation_space, action_space)
         self.tally = Tally() if tally is None else tally
-        self.keep, self.target_steps, self.memory_limit = keep, target_steps, memory_limit
+        self.keep, self.target_steps, self.memory_limit, self.declared = keep, target_steps, memory_limit, declared
 
     # ---- writing ----
 

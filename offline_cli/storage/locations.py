@@ -136,8 +136,10 @@ class Location:
                 return self.fs.info(self.path)
             except FileNotFoundError:
                 return None
-            except OSError:
-                if self.is_in_bucket:  # answers to HEAD have no body: another question may get the reason
+            except Exception as error:
+                if self.is_in_bucket and not isinstance(
+                    error, (ConnectionError, TimeoutError)
+                ):  # answers to HEAD have no body: another question may get the reason
                     self.fs.ls(self.path.partition("/")[0], refresh=True)
                 raise
 

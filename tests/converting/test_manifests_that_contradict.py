@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import convert, open_dataset
+from offline_cli import convert, open_dataset, validate
 from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -68,6 +68,10 @@ SHAPES: dict[str, Change] = {
     "kind": lambda manifest: manifest.update(action_space=manifest["observation_space"]),
     "fewer": lambda manifest: manifest["action_space"].update(n=1),
 }
+SAID: dict[str, Change] = {
+    "more choices": lambda manifest: manifest["action_space"].update(n=3),
+    "another dtype": lambda manifest: manifest["observation_space"].update(dtype="float64"),
+}
 
 
 def refused(folder: Path, out: Path, match: str) -> None:
@@ -87,6 +91,19 @@ def test_counts_that_the_shards_do_not_bear_out_are_refused(tmp_path: Path, form
 @pytest.mark.parametrize("name", SHAPES)
 def test_spaces_that_the_values_do_not_fit_are_refused(tmp_path: Path, format: str, name: str) -> None:
     refused(edited(written(tmp_path / "D", format), SHAPES[name]), tmp_path / "out", "manifest|source says")
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_other_spaces_than_the_episodes_themselves_say_are_refused(tmp_path: Path, name: str) -> None:
+    folder = edited(written(tmp_path / "D", "episodes"), SAID[name])
+    refused(folder, tmp_path / "out", "contradicts its shards")
+    assert [problem.code for problem in validate(folder).problems if problem.severity == "error"] == ["unreadable-file"]
+
+
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+def test_rows_that_a_shard_does_not_have_are_found(tmp_path: Path, format: str) -> None:
+    folder = edited(written(tmp_path / "D", format), lambda manifest: manifest["shards"][0].update(rows=99))
+    assert [problem.code for problem in validate(folder).problems if problem.severity == "error"] == ["unreadable-file"]
 
 
 def test_episodes_are_written_with_the_spaces_of_the_manifest(tmp_path: Path) -> None:

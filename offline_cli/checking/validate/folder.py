@@ -120,7 +120,8 @@ class OwnFolder:
 
     def _shards(self, manifest: Manifest, *, on_progress: OnProgress) -> None:
         """Find those that are as the manifest has them."""
-        reader = row_format(manifest.format, manifest.observation_space, manifest.action_space)
+        spaces, declared = (manifest.observation_space, manifest.action_space), not manifest.spaces_inferred
+        reader = row_format(manifest.format, *spaces, declared=declared, memory_limit=self.memory_limit)
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
         for shard in manifest.shards:
             check()
@@ -140,7 +141,12 @@ class OwnFolder:
                 continue
             try:
                 with opened(place) as file:
+                    if file.metadata.num_rows != shard.rows:
+                        what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
+                        raise BadData(what, where=place.url, fix="compare with a copy, or rebuild the manifest with repair")
                     reader.check_columns(file, place)
+                    if not self.readable:  # one writer wrote all: what the first episodes say of spaces, they all say
+                        next(reader.read(file, place), None)
             except BadData as error:
                 self.findings.add_error(self.location.url, error, "unreadable-file")
             else:

@@ -97,8 +97,18 @@ class Node:
         count = len(range(shape[0])[first:stop]) if shape else 1
         self._check_fits(name, count * math.prod(shape[1:]) * np.dtype(kind).itemsize)
         with _failures(self.where, name):
-            values: NDArray[Any] = np.asarray(self.opened[name][first:stop] if shape else self.opened[name][()])
+            values = self._all(name) if not first and stop is None else np.asarray(self.opened[name][first:stop])
         return values.view(np.uint8) != 0 if kind == "|b1" else values.astype(kind, copy=False)  # 0 or 1, whatever is stored
+
+    def _all(self, name: str) -> NDArray[Any]:
+        """A whole dataset, by h5py's low-level call: indexing a dataset takes ten times as long where it is small."""
+        from h5py import h5s
+
+        kind, shape = self.datasets[name]
+        values: NDArray[Any] = np.empty(shape, kind)
+        if values.size:
+            self.opened[name].id.read(h5s.ALL, h5s.ALL, values)
+        return values
 
     def _frames(self, name: str) -> NDArray[np.uint8]:
         """(N, height, width, ...) pictures of one size."""
@@ -131,6 +141,7 @@ class Hdf5File:
         self._file, self._most = file, EpisodeLimit.within(memory_limit).most
         self._scope = Scope()
         self._root: Any = None  # h5py.File
+        self._last: tuple[str, Any] = "", None  # what `_at` found last: datasets of a group, then its attributes
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
@@ -149,7 +160,7 @@ class Hdf5File:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._root = None
+        self._root, self._last = None, ("", None)
         self._scope.close()
 
     def _data(self) -> Any:
@@ -175,14 +186,15 @@ class Hdf5File:
                 raise BadData("not a group", where=where, fix=FIX)
             return [_checked(name) for name in found]
 
-    def attributes(self, path: str = "", tally: Tally | None = None) -> dict[str, Any]:
-        """Those of an object as JSON values; the names of others, which are neither numbers nor texts, go to `tally`."""
+    def attributes(self, path: str = "", tally: Tally | None = None, without: Collection[str] = ()) -> dict[str, Any]:
+        """Those of an object as JSON values, but for those named; the names of others, which are neither numbers nor texts, go
+        to `tally`."""
         import h5py
 
         where, values = self._where(path), dict[str, Any]()
         with _failures(where, ""):
             found = self._at(path, where)
-            for name in found.attrs:
+            for name in [name for name in found.attrs if name not in without]:
                 attribute = found.attrs.get_id(name)
                 size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
                 if size > ATTRIBUTE:
@@ -200,26 +212,28 @@ class Hdf5File:
         import h5py
 
         where, opened, datasets = self._where(path), dict[str, Any](), dict[str, Form]()
-        links: list[tuple[str, Any]] = []
+        links: list[tuple[bytes, Any]] = []
 
-        def collect(name: str, link: Any) -> bool | None:  # an exception would be lost in libhdf5
-            links.append((name, link))
-            return True if len(links) > OBJECTS or name.count("/") >= DEEPEST else None
+        def collect(name: bytes, link: Any) -> bool | None:  # an exception would be lost in libhdf5
+            links.append((name, link.type))
+            return True if len(links) > OBJECTS or name.count(b"/") >= DEEPEST else None
 
         with _failures(where, ""):
             found = self._at(path, where)
             if isinstance(found, h5py.Dataset):
                 opened[""], datasets[""] = found, _form_of(found, where)
-            elif found.visititems_links(collect):
+            elif found.id.links.visit(collect, info=True):
                 what = f"more than {OBJECTS:,} objects in one group, or groups nested more than {DEEPEST} deep"
                 raise BadData(what, where=where, fix=FIX)
-            for name, link in links:
-                place = f"{where}/{_checked(name)}"
-                _check_link(link, place)
-                member = found[name]
-                if isinstance(member, h5py.Dataset):
-                    opened[name], datasets[name] = member, _form_of(member, place)
-                elif not isinstance(member, h5py.Group):
+            for raw, kind in links:
+                name = raw.decode()
+                place = f"{where}/{name}"
+                _check_link(kind, place)
+                member = h5py.h5o.open(found.id, raw)
+                if isinstance(member, h5py.h5d.DatasetID):
+                    opened[name] = h5py.Dataset(member)
+                    datasets[name] = _form_of(opened[name], place)
+                elif not isinstance(member, h5py.h5g.GroupID):
                     raise BadData("neither a group nor a dataset", where=place, fix=FIX)
         return Node(where, datasets, opened, self._most)
 
@@ -231,21 +245,23 @@ class Hdf5File:
         import h5py
 
         found = self._root
+        if path and path == self._last[0]:
+            return self._last[1]
         for name in filter(None, path.split("/")):
-            link = found.get(name, getlink=True) if isinstance(found, h5py.Group) else None
-            if link is None:
+            if not isinstance(found, h5py.Group) or not found.id.links.exists(name.encode()):
                 raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
-            _check_link(link, where)
+            _check_link(found.id.links.get_info(name.encode()).type, where)
             found = found[name]
         if not isinstance(found, (h5py.Group, h5py.Dataset)):
             raise BadData("neither a group nor a dataset", where=where, fix=FIX)
+        self._last = path, found
         return found
 
 
-def _check_link(link: Any, where: str) -> None:
-    import h5py
+def _check_link(kind: int, where: str) -> None:
+    from h5py import h5l
 
-    if not isinstance(link, h5py.HardLink):
+    if kind != h5l.TYPE_HARD:
         fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
         raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
 
@@ -257,7 +273,7 @@ def _form_of(dataset: Any, where: str) -> Form:
     """dtype (or TEXT, FRAMES) and shape. Raises BadData, UnsafeData for what is not read."""
     from h5py import h5d
 
-    stored, shape = dataset.id.get_create_plist(), dataset.shape
+    stored, shape, dtype = dataset.id.get_create_plist(), dataset.id.shape, dataset.id.dtype
     if shape is None:
         raise BadData("a dataset without a value", where=where, fix=FIX)
     layout, size = stored.get_layout(), dataset.id.get_type().get_size()
@@ -269,7 +285,7 @@ def _form_of(dataset: Any, where: str) -> Form:
         code = stored.get_filter(number)[0]
         if code not in FILTERS:
             raise UnsafeData(f"filter {code} is not one of HDF5's own, and is not loaded", where=where, fix=FIX)
-    name = _type_name(dataset.dtype, where)
+    name = _type_name(dtype, where)
     nbytes, nstored = math.prod(shape) * size, dataset.id.get_storage_size()
     if nbytes > max(SMALL, RATIO * nstored):
         what = f"{nbytes / 1e6:,.0f} MB of values in {nstored:,} stored bytes"

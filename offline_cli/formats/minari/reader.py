@@ -142,7 +142,7 @@ class _Hdf5Episodes:
         values = node.values(without=[path for path in node.datasets if self._metadata.drops(path)])
         for path, (kind, _) in node.datasets.items():
             self._tally.assume("jpeg-frames", len(values[path]) if kind == FRAMES and path in values else 0)
-        number, attributes = int(name.removeprefix(PREFIX)), self._file.attributes(name, self._tally)
+        number, attributes = int(name.removeprefix(PREFIX)), self._file.attributes(name, self._tally, without=STATISTICS)
         return number, _episode(number, values, attributes, "_index_{}", self._metadata, node.where, self._tally)
 
 
