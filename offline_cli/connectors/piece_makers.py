@@ -6,7 +6,7 @@ Nothing of it is imported before a pipeline file names it. An unregistered name 
 
 RLlib's builders take positional arguments: `lambda env`, `lambda env, spaces, device` for the pipelines beside an environment,
 `lambda obs_space, act_space` for the learner's (`lambda env` is seen there, too). A builder gets as many of them as it has
-positional parameters without a default.
+positional parameters without a default, and further ones where a parameter with a default has the argument's name.
 """
 
 from __future__ import annotations
@@ -126,15 +126,19 @@ def custom_pieces(
         what = f"{custom.__name__} is a class, not a piece and not a function that builds one"
         raise BadPiece(what, where=where, fix=f"lambda *_: {custom.__name__}(...)")
     if callable(custom) and not isinstance(custom, ConnectorV2):
-        parameters = inspect.signature(custom).parameters.values()
+        parameters = list(inspect.signature(custom).parameters.values())
         takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
         wanted = 3 if takes_any else sum(p.kind in POSITIONAL and p.default is p.empty for p in parameters)
-        single = observation_space, action_space
+        single, names = (observation_space, action_space), ["obs_space", "act_space"]
         if kind == "learner":
             given: list[Any] = [env] if wanted == 1 else [*single]
         else:
             vector = tuple(None if space is None else batch_space(space, num_envs) for space in single)
             given = [env, {"__env__": vector, "__env_single__": single}, device]  # RLlib's names
+            names = ["env", "spaces", "device"]
+        positional = [p.name for p in parameters if p.kind in POSITIONAL]
+        while wanted < min(len(positional), len(given)) and positional[wanted] == names[wanted]:  # it has a default
+            wanted += 1
         if not takes_any and wanted > len(given):
             fix = f"a builder of at most {len(given)} arguments"
             raise BadPiece(f"the pipeline's builder wants {wanted} arguments", where=where, fix=fix)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -22,10 +23,12 @@ from offline_cli.games import OBS, STATE, is_acting, rewards_in
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.policy import Acted, Policy, State
 from offline_cli.policies.seeds import draw
-from offline_cli.spaces import Space
-from offline_cli.trees import Tree, map_leaves, rows_of, with_rows
+from offline_cli.spaces import Space, same_space
+from offline_cli.trees import Tree, flatten, map_leaves, rows_of, with_rows
 
 __all__ = ["AgentsPolicy", "assigned", "open_agents"]
+
+_log = logging.getLogger(__name__)
 
 Spaces = tuple[Space, Space]
 
@@ -86,7 +89,7 @@ def open_agents(
     for_all = not given and len(texts) == 1 and set(named.values()) == {texts[0]}
     modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in agents}
     in_order = {agent: policies[agent] for agent in agents}
-    return AgentsPolicy(environment, in_order, modules, outputs)
+    return AgentsPolicy(environment, in_order, modules, _in_one_form(outputs, agents))
 
 
 class AgentsPolicy(Policy):
@@ -99,7 +102,7 @@ class AgentsPolicy(Policy):
         module_of: Mapping[str, str],
         outputs: Mapping[str, dict[str, Tree]],
     ) -> None:
-        """All by agent; `module_of`: the module that it is recorded as; `outputs`: zeros (1, ...) of its model outputs."""
+        """All by agent; `module_of`: the module that it is recorded as; `outputs`: zeros (1, ...) of each that is recorded."""
         self.module_of = dict(module_of)
         told = [[agent, self.module_of[agent], policy.fingerprint] for agent, policy in policies.items()]
         super().__init__(environment, hashlib.sha256(json.dumps(told).encode()).hexdigest())
@@ -130,7 +133,7 @@ class AgentsPolicy(Policy):
                 new = {
                     "actions": acted.for_env if self._is_mixed else acted.actions,
                     "for_env": acted.for_env,
-                    "extras": dict(acted.extras),
+                    "extras": {name: acted.extras[name] for name in self._outputs[agent]},
                 }
                 parts = {name: _put(zero, rows, new[name]) for name, zero in parts.items()}
             memory[agent] = own
@@ -138,6 +141,22 @@ class AgentsPolicy(Policy):
                 found[name][agent] = part
         extras = found["extras"] if any(found["extras"].values()) else {}
         return Acted(found["actions"], found["for_env"], extras, memory)
+
+
+def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
+    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
+
+    def form(agent: str, name: str) -> list[Any]:
+        return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(outputs[agent].get(name, {}))]
+
+    alike = {agent: [one for one in spaces if all(map(same_space, spaces[one], spaces[agent]))] for agent in outputs}
+    found = {
+        agent: {name: zero for name, zero in own.items() if all(form(one, name) == form(agent, name) for one in alike[agent])}
+        for agent, own in outputs.items()
+    }
+    if left := {name for agent, own in outputs.items() for name in own.keys() - found[agent].keys()}:
+        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
+    return found
 
 
 def _repeated(tree: Tree, count: int) -> Tree:

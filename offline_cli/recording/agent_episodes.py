@@ -9,7 +9,7 @@ has no episode.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,7 @@ class AgentEpisodes:
                 places.append(which * len(self.module_of) + order)
         if not parts:
             return None
-        common = set.intersection(*({*part.extra} for part in parts))  # model outputs that all their policies give
-        whole = EpisodeBatch.concat(
-            [replace(part, extra={name: part.extra[name] for name in parts[0].extra if name in common}) for part in parts]
-        )
+        whole = EpisodeBatch.concat(parts)
         index = np.argsort(np.concatenate(places), kind="stable")
         index = index[[whole.ids[at] not in written for at in index.tolist()]] if written else index
         return whole.select(index) if len(index) else None
