@@ -17,7 +17,7 @@ from offline_cli.cli import operation_commands as operations
 from offline_cli.cli.command import built, is_short, names_of_others, other_command, reader_may_go
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
-from offline_cli.cli.streams import results_alone, settle, write
+from offline_cli.cli.streams import reader_is_gone, results_alone, settle, write
 from offline_cli.stop_signals import signals_noted
 
 __all__ = ["COMMANDS", "EXIT_CODES", "ErrorBoundary", "app", "main"]
@@ -107,6 +107,8 @@ class ErrorBoundary(TyperGroup):
                 return super().invoke(ctx)
         except (typer.Exit, UsageProblem):
             raise
+        except BrokenPipeError as error:  # of a socket too
+            raise typer.Exit(0 if reader_is_gone() else report(error, ctx.obj)) from error
         except (KeyboardInterrupt, SystemExit, Exception) as error:  # the boundary: nothing passes, whatever its class
             raise typer.Exit(report(error, ctx.obj)) from error
 

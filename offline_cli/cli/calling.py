@@ -77,6 +77,8 @@ def _with_stdin(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if not places:
         yield given
         return
+    if sum(_listed(value).count(STDIN) for value in places.values()) > 1:
+        raise UsageError("- is given twice", where="the sources", fix="a pipe can be read once: leave one out")
     if sys.stdin is None or is_terminal(sys.stdin):
         fix = "pipe JSON lines or CSV into the command, or name a file (./- for one that is called so)"
         raise UsageError("- stands for piped input, and nothing is piped in", where="stdin", fix=fix)

@@ -113,6 +113,13 @@ class Page(TyperCommand):
         with reader_may_go():
             return super().make_context(*args, **extra)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Arguments and required options, then `[OPTIONS]`."""
+        options = [one for one in self.params if one.required and one.param_type_name == "option"]
+        needed = [f"{one.opts[0]} {one.metavar or one.name.upper()}" for one in options]
+        pieces = [one.strip("{").replace("}", "") for one in super().collect_usage_pieces(ctx) if one != "[OPTIONS]"]
+        return [*pieces, *needed, "[OPTIONS]"]
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the short help, or all of it."""
         if not is_short(ctx):

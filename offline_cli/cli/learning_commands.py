@@ -53,8 +53,8 @@ def record(
     step_timeout: Annotated[
         float | None, o.where(help="End the command where a step under --vectorize async takes longer.", metavar="SECONDS")
     ] = None,
-    format: o.RowFormatOption = c.ROW_FORMAT,
-    compression: o.CompressionOption = c.COMPRESSION,
+    format: Annotated[c.RowFormat, o.output(help="One row per episode, packed; or one row per step.")] = c.ROW_FORMAT,
+    compression: Annotated[c.Compression, o.output(help="Compression of the Parquet shards.")] = c.COMPRESSION,
     infos: Annotated[
         c.Infos,
         o.output(

@@ -53,7 +53,9 @@ class _Notes(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         failure = record.exc_info[1] if record.exc_info else None
         text = record.getMessage() + (f": {failure!r}" if failure is not None else "")
-        if record.name != "py.warnings":
+        if record.name == "py.warnings":
+            text = text.rpartition("\n  ")[0] or text  # without the line of code that Python adds
+        else:
             self.texts.append(text.removeprefix("note: "))
         if not logging.getLogger().handlers:
             write(sys.stderr, printable(COLOUR.sub("", " ".join(text.split()))) + "\n")

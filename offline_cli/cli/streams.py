@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -17,7 +18,7 @@ from typing import Final, TextIO
 
 from offline_cli.printable_text import printable
 
-__all__ = ["colour_wanted", "is_terminal", "printable", "results_alone", "settle", "write"]
+__all__ = ["colour_wanted", "is_terminal", "printable", "reader_is_gone", "results_alone", "settle", "write"]
 
 STDOUT, STDERR = 1, 2
 PART: Final = re.compile(r"(?P<colour>\x1b\[[0-9;]*m)|[^\n\x1b]+|\x1b")
@@ -39,6 +40,20 @@ def write(stream: TextIO | None, text: str) -> None:
         discard(stream)
         if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal that has been closed
             raise
+
+
+def reader_is_gone() -> bool:
+    """Whether stdout is a pipe whose reader has gone; what it still holds is discarded then."""
+    if sys.platform != "win32":  # which has no poll, and for which a broken pipe of another kind is rare
+        poll = select.poll()
+        try:
+            poll.register(sys.stdout.fileno(), select.POLLOUT)
+        except (OSError, ValueError):  # not a file of the system: a test's buffer
+            return False
+        if not any(event & select.POLLERR for _, event in poll.poll(0)):
+            return False
+    discard(sys.stdout)
+    return True
 
 
 def discard(stream: TextIO) -> None:

@@ -27,6 +27,9 @@ def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
     from offline_cli.report.inspection import bars_of, sparkline, spread_of
 
     shown = {name: value for name, value in told.items() if name not in DRAWN}
+    if told["wrong_shards"]:
+        shown["complete"] = "yes, says the manifest" if told["complete"] else False
+        shown["try"] = "restore the files from a copy, or see what offline-cli repair can keep"
     for name in ("return", "length"):
         figures, counted = told[name], told["histograms"]
         low, mean, high = (render.in_words(figures.get(one)) for one in ("min", "mean", "max"))

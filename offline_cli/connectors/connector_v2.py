@@ -19,6 +19,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadData, BadPiece, SpaceMismatch
 from offline_cli.spaces import Space, bounds_too_large
+from offline_cli.trees import same_leaf
 
 __all__ = [
     "Batch",
@@ -235,8 +236,13 @@ def learns(piece: ConnectorV2) -> bool:
 
 
 def same_state(one: Any, two: Any) -> bool:
-    """Whether two states hold the same names and the same values: they have the same bytes."""
-    return pack(one) == pack(two)
+    """Whether two states hold the same names and the same values, arrays element by element."""
+    if isinstance(one, Mapping) or isinstance(two, Mapping):
+        both = isinstance(one, Mapping) and isinstance(two, Mapping)
+        return both and one.keys() == two.keys() and all(same_state(one[key], two[key]) for key in one)
+    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+        return len(one) == len(two) and all(map(same_state, one, two))
+    return same_leaf(one, two)
 
 
 def shown_names(state: Any) -> str:

@@ -18,6 +18,7 @@ import offline_cli
 from offline_cli.errors import OfflineCliError
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.modules.rl_module import hash_of_weights
+from offline_cli.policies.action_names import discrete_elements
 from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object, newest_checkpoint
 from offline_cli.policies.run_policy import MEANINGS, LoadedPolicy, fingerprint_of, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
@@ -92,7 +93,7 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
     ports = {f"{side} {port}": form for side in ("inputs", "outputs") for port, form in card[side].items()}
     sections: dict[str, Mapping[Any, Any]] = {
         "Spaces": described,
-        "Elements and categories": _meanings_rows(card.get(MEANINGS, {})),
+        "Elements and categories": _meanings_rows(card.get(MEANINGS, {}), spaces[1]),
         "Pieces inside": dict(enumerate(card["pieces"])),
         "Environments": {one["id"]: {**one["kwargs"], "wrappers": one["wrappers"]} for one in card["environments"]},
         **{title.capitalize(): card[title] for title in ("data", "training", "scores", "provenance")},
@@ -107,12 +108,15 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
     return "\n".join([*lines, "## How to run it", "", how.strip(), ""])
 
 
-def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
-    """By element, `obs[1]`: its name, unit and categories; of what nothing is known, no row."""
+def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]], action_space: Space) -> dict[str, str]:
+    """By element, `obs[1]`: its name, unit and categories, numbered as actions are; of what nothing is known, no row."""
+    choices_of = discrete_elements(action_space, NO_MEANINGS)
+    starts = {path: [choice.start for choice in each] for path, each in choices_of.items()}
     found = {}
     for path, elements in meanings.items():
         for number, one in enumerate(elements):
-            choices = ", ".join(f"{choice} {text}" for choice, text in enumerate(one.get("categories", ())))
+            start = starts[path][number] if number < len(starts.get(path, ())) else 0
+            choices = ", ".join(f"{choice} {text}" for choice, text in enumerate(one.get("categories", ()), start))
             words = [one.get("name", ""), f"in {one['unit']}" if "unit" in one else "", choices]
             found[path if len(elements) == 1 else f"{path}[{number}]"] = "; ".join(filter(None, words))
     return {place: words for place, words in found.items() if words}

@@ -12,7 +12,7 @@ TRACED: Final = ("after piece", "column", "holds", "rows", "first values")
 
 
 def pieces_grid(told: Mapping[str, Any], *, traced: bool) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
-    """Headings, and a row for each column of the episodes or the batch that a piece has made or changed.
+    """Headings, and a row for each column of the episodes or the batch that a piece has made, changed or taken out.
 
     `traced`: with how many rows it has, and the first values; else with the spaces after each piece.
     """
@@ -23,7 +23,10 @@ def pieces_grid(told: Mapping[str, Any], *, traced: bool) -> tuple[Sequence[str]
     for piece in (start, *told["pieces"]):
         spaces = {"observations": piece.get("observation_space_text"), "actions": piece.get("action_space_text")}
         columns = [{**one, "name": f"episodes.{one['name']}"} for one in piece["episodes"]] + piece["columns"]
-        changed = [_cells(one) for one in columns if one not in before] or [{"column": "as before"}]
+        names = {one["name"] for one in columns}
+        changed = [_cells(one) for one in columns if one not in before]
+        changed += [{"column": one["name"], "holds": "taken out"} for one in before if one["name"] not in names]
+        changed = changed or [{"column": "as before"}]
         changed[0] |= {"after piece": piece["name"], **spaces}
         rows += [[row.get(heading) for heading in headings] for row in changed]
         before = columns

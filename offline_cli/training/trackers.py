@@ -124,7 +124,7 @@ def tracking(names: Sequence[str], folder: RunFolder, config: Config, update: in
     def tried(name: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
             return call(*args)
-        except Exception as err:  # noqa: BLE001  of another package
+        except (Exception, SystemExit) as err:  # noqa: BLE001  of another package
             if name not in failed:
                 _log.warning("warning: %s failed, and tracks the run no longer: %s", name, blanked(repr(err)))
             failed.add(name)
@@ -142,7 +142,7 @@ def tracking(names: Sequence[str], folder: RunFolder, config: Config, update: in
                 id_ = ids.get(name) or uuid.uuid4().hex[:12]
                 if tracker := tried(name, KINDS[name], place, config, update, id_, name not in ids):
                     opened[name], ids[name] = tracker, tracker.id
-            folder.keep_trackers(ids)
+                    folder.keep_trackers(ids)
         yield log
         finished = True
     finally:

@@ -58,6 +58,11 @@ def test_the_module_runs_like_the_command(shell: Shell) -> None:
     assert shell("-m", "offline_cli", "--version").stdout == f"offline-cli {__version__}\n"
 
 
+def test_required_options_are_in_the_usage_line() -> None:
+    line = CliRunner().invoke(app, ["record", "-h"]).stdout.splitlines()[0]
+    assert line.split()[-6:] == ["ENV", "--out", "OUT", "--policy", "P", "[OPTIONS]"]
+
+
 def test_a_misspelt_command_is_guessed() -> None:
     assert "Did you mean 'convert'" in CliRunner().invoke(app, ["convret"]).stderr
 

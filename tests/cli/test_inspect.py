@@ -155,6 +155,7 @@ def test_a_missing_shard_is_named_and_the_manifest_stays_the_one_that_says_compl
     shard.unlink()
     done = call("inspect", dataset)
     assert (done.exit_code, f"data/{shard.name} is missing" in done.stdout) == (0, True)
+    assert "offline-cli repair" in done.stdout
     told = call_json("inspect", dataset)[1]
     assert (told["shards"], told["wrong_shards"], told["complete"]) == (1, [f"data/{shard.name} is missing"], True)
 

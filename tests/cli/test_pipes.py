@@ -34,6 +34,11 @@ def flood(as_json: bool = AsJson):
         write(sys.stdout, "x" * 1000 + "\\n")
 
 @app.command()
+def printing():
+    for _ in range(1000):
+        print("x" * 1000)
+
+@app.command()
 def broken_elsewhere():
     reader, writer = os.pipe()
     os.close(reader)
@@ -46,7 +51,7 @@ app()
 PRINTING = (["-c", PROGRAM, "flood"], ["-m", "offline_cli", "--help"], ["-m", "offline_cli", "convert", "--help"])
 
 
-@pytest.mark.parametrize("args", PRINTING, ids=("result", "help", "command-help"))
+@pytest.mark.parametrize("args", [*PRINTING, ["-c", PROGRAM, "printing"]], ids=("result", "help", "command-help", "print"))
 def test_a_reader_of_stdout_that_goes_away_is_no_failure_and_makes_no_noise(args: list[str], child_env: dict[str, str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)

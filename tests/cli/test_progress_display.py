@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import re
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -38,6 +40,14 @@ def test_what_the_work_prints_does_not_reach_stdout(capsys: pytest.CaptureFixtur
     with working(quiet=True):
         print("a greeting by some library")
     assert capsys.readouterr() == ("", "a greeting by some library\n")
+
+
+def test_a_warning_is_one_line_without_its_code(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # a program's own would show it
+    with working(quiet=True) as (_, notes):
+        warnings.warn("this is odd", stacklevel=1)
+    line = capsys.readouterr().err
+    assert (line.endswith("UserWarning: this is odd\n"), line.count("\n"), notes) == (True, 1, [])
 
 
 def shown_on_a_terminal(columns: int) -> tuple[str, bytes]:

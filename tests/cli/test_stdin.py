@@ -65,6 +65,11 @@ def test_an_error_in_a_pipe_is_placed_there(pipe: Pipe, lines: bytes) -> None:
     assert b"  at:  - " in done.stderr
 
 
+def test_a_pipe_is_read_once(pipe: Pipe, lines: bytes) -> None:
+    done = pipe(lines, "diff", "-", "-", "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (2, "usage-error")
+
+
 def test_an_empty_pipe_is_no_data(pipe: Pipe) -> None:
     done = pipe(b"", "inspect", "-", "--json")
     assert (done.returncode, json.loads(done.stdout)["error"]["where"]) == (3, "stdin")

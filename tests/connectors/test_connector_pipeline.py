@@ -202,6 +202,8 @@ def test_a_state_that_cannot_be_merged_is_never_lost_in_silence() -> None:
     pipeline = ConnectorPipelineV2(connectors=[Remembers()])
     same = {"Remembers": {"number": np.array([1, 2])}}
     assert pipeline.merge_states([same, same])["Remembers"]["number"].tolist() == [1, 2]
+    named = {"a": np.array([1.0]), "b": np.array([np.nan])}
+    assert pipeline.merge_states([{"Remembers": named}, {"Remembers": dict(reversed(named.items()))}])["Remembers"] == named
     with pytest.raises(BadPiece, match="Remembers does not say how"):
         pipeline.merge_states([same, {"Remembers": {"number": np.array([1, 3])}}])
     assert pipeline.merge_states([]) == {}

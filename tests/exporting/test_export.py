@@ -94,8 +94,9 @@ def test_an_export_is_replaced_when_asked_and_no_other_file_at_all(cartpole: Pat
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
+@pytest.mark.parametrize("start", [0, 2])
 def test_names_of_elements_and_categories_are_in_the_file_and_on_the_card(
-    random_batch: Callable[..., Any], told: Told, tmp_path: Path
+    random_batch: Callable[..., Any], told: Told, tmp_path: Path, start: int
 ) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -103,13 +104,17 @@ def test_names_of_elements_and_categories_are_in_the_file_and_on_the_card(
         "obs": [{"name": "temperature", "unit": "K"}, *[{}] * 3, {"name": "fan"}],
         "actions": [{"categories": ["down", "hold", "up"]}],
     }
-    write_dataset(random_batch(VECTOR, CHOICES, (9, 7), seed=1), tmp_path / "D", meanings=meanings)
+    write_dataset(random_batch(VECTOR, spaces.Discrete(3, start=start), (9, 7), seed=1), tmp_path / "D", meanings=meanings)
     told("train-bc", tmp_path / "D", "--out", tmp_path / "run", "--updates", 2, "--hidden", 8, "--val-fraction", 0.5)
     told("export", tmp_path / "run", "--to", "onnx", "--out", tmp_path / "p.onnx")
     known = {one.key: json.loads(one.value) for one in onnx.load(tmp_path / "p.onnx").metadata_props}
     card, text = json.loads((tmp_path / "p.card.json").read_text()), (tmp_path / "p.md").read_text()
     assert known["meanings"] == card["meanings"] == meanings
-    for row in ("| obs\\[0\\] | temperature; in K |", "| obs\\[4\\] | fan |", "| actions | 0 down, 1 hold, 2 up |"):
+    for row in (
+        "| obs\\[0\\] | temperature; in K |",
+        "| obs\\[4\\] | fan |",
+        f"| actions | {start} down, {start + 1} hold, {start + 2} up |",
+    ):
         assert row in text
     assert "obs\\[1\\]" not in text
     assert list(card["training"]["val_recall"]) == ["down", "hold", "up"]

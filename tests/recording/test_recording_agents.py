@@ -121,6 +121,15 @@ def test_an_interrupted_recording_is_resumed_to_the_same_data(
     assert [file.read_bytes() for file in names[0]] == [file.read_bytes() for file in names[1]]
 
 
+@pytest.mark.parametrize("helper", ["random", "python:agent_games:scored_twice"])
+def test_outputs_are_recorded_that_all_agents_of_the_same_spaces_give_in_one_form(
+    helper: str, tmp_path: Path, read: Read
+) -> None:
+    policy = ["left=python:agent_games:scored", "right=python:agent_games:scored", f"helper={helper}"]
+    assert read(played(tmp_path / "D", policy=policy)).extra == {}
+    assert [*read(played(tmp_path / "all", policy="python:agent_games:scored")).extra] == ["score"]
+
+
 def test_what_is_whole_is_kept_where_the_environment_raises(tmp_path: Path, read: Read) -> None:
     with pytest.raises(BadData, match=r"the field is flooded.*whole episodes") as caught:
         played(tmp_path / "D", env_kwargs={"fail_at": 17}, num_envs=1, games=40, seed=1)
