@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from offline_cli.progress import Progress, ProgressBars
+
 __all__ = ["Bars", "in_notebook", "progress_bars"]
 
 SHELL: Final = "ZMQInteractiveShell"  # of a kernel; in a terminal IPython has another one
@@ -38,24 +40,12 @@ class Bars:
     """Takes a `Progress`, and displays it."""
 
     def __init__(self) -> None:
-        from rich import progress
-
-        columns = (
-            progress.TextColumn("{task.description}", markup=False),
-            progress.BarColumn(bar_width=24),
-            progress.TimeRemainingColumn(compact=True),
-            progress.TextColumn("{task.completed:,.0f} {task.fields[told]}", markup=False),
-        )
-        self._bars = progress.Progress(*columns, auto_refresh=False)  # never started: that would take ipywidgets
-        self._tasks: dict[str, Any] = {}
+        self._bars = ProgressBars(auto_refresh=False)  # never started: that would take ipywidgets
         self._cell: Any = None
         self._next = 0.0
 
-    def __call__(self, report: Any) -> None:
-        if report.stage not in self._tasks:
-            self._tasks[report.stage] = self._bars.add_task(report.stage, total=report.total, told="")
-        told = ", ".join((report.unit, *(f"{name} {value:.4g}" for name, value in report.figures.items())))
-        self._bars.update(self._tasks[report.stage], completed=report.done, total=report.total, told=told)
+    def __call__(self, report: Progress) -> None:
+        self._bars(report)
         if time.monotonic() >= self._next:
             self.draw()
 
@@ -63,6 +53,6 @@ class Bars:
         """Show the bars as they are now."""
         self._next = time.monotonic() + DRAW_SECONDS
         if self._cell is not None:
-            self._cell.update(self._bars)
-        elif self._tasks:
-            self._cell = importlib.import_module("IPython.display").display(self._bars, display_id=True)
+            self._cell.update(self._bars.shown)
+        elif self._bars.shown.tasks:
+            self._cell = importlib.import_module("IPython.display").display(self._bars.shown, display_id=True)

@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import Any, Final
+from typing import Final
 
 from offline_cli.cli.render import in_words, plain
 from offline_cli.cli.streams import is_terminal, printable, write
-from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.progress import OnProgress, Progress, ProgressBars, no_progress
 
 __all__ = ["working"]
 
@@ -98,22 +98,8 @@ def _lines() -> Iterator[OnProgress]:
 @contextmanager
 def _bars() -> Iterator[OnProgress]:
     """Progress as one bar of rich's for each stage, gone when the work ends: the result says what is worth keeping."""
-    from rich import progress
     from rich.console import Console
 
-    columns = (
-        progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=24),
-        progress.TimeRemainingColumn(compact=True),
-        progress.TextColumn("{task.completed:,.0f} {task.fields[unit]}  {task.fields[figures]}", markup=False),
-    )
-    tasks: dict[str, Any] = {}
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-
-        def listen(report: Progress) -> None:
-            fields: dict[str, Any] = {"unit": printable(report.unit), "figures": _figures(report)}
-            if report.stage not in tasks:
-                tasks[report.stage] = bars.add_task(printable(report.stage), total=report.total, **fields)
-            bars.update(tasks[report.stage], completed=report.done, total=report.total, **fields)
-
-        yield listen
+    bars = ProgressBars(lambda one: f"{printable(one.unit)}  {_figures(one)}", console=Console(stderr=True), transient=True)
+    with bars.shown:
+        yield bars
