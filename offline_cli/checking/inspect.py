@@ -194,7 +194,7 @@ def _with_shards(found: Inspection, manifest: Manifest, size_of: Callable[[str],
 def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnProgress) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
     from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
-    from offline_cli.converting.reading import read_opened
+    from offline_cli.converting.reading import read_episodes
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
@@ -209,8 +209,7 @@ def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnPro
         figures=ColumnsBuilder() if reads_all else None,
     )
     if manifest is None:
-        how: dict[str, Any] = {"on_error": options["on_error"], "memory_limit": tables.memory_limit, "on_progress": on_progress}
-        with read_opened(opened, **how) as stream:
+        with read_episodes(opened=opened, on_error=options["on_error"], tables=tables, on_progress=on_progress) as stream:
             return look.added_to(_by_reading(stream, look))
     place, found = cast(Any, opened[0]).dataset.location, _from_manifest(opened[0].info.location, manifest)
     if place.is_local or options["expect"]:

@@ -23,7 +23,7 @@ from typing import Any, Final
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import COMPRESSION
 from offline_cli.columns import Columns
-from offline_cli.converting.reading import read_opened
+from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import (
@@ -42,7 +42,6 @@ from offline_cli.datasets.manifest import Environment, Manifest, Shard, now, wit
 from offline_cli.datasets.ownership import free_place, is_own_part, keep_names, numbered, set_aside, shard_files
 from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
-from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib.columns import RllibColumnsSource
@@ -291,7 +290,7 @@ class _Repair:
         env = None if asked is None else asked.among([(self.folder.url, None)])
         source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, self.folder.url)
         try:
-            stream = read_opened([source], on_error="skip", env=env, env_spaces=None if env is None else spaces_of_env(env))
+            stream = read_episodes(opened=[source], on_error="skip", env=env)
         except NoData as err:
             raise BadData("no episode can be read from the shards", where=self.folder.url, fix=err.fix) from err
         stream.close()  # only its spaces are needed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,22 +24,14 @@ from offline_cli.storage.locations import Location
 
 __all__ = ["Parts", "drawn", "listed_ids", "problem_ids", "share_of", "top"]
 
-PUT_RIGHT: Final = frozenset(
-    {"duplicate-episode", "zero-length-episode", "gap-in-episode", "steps-after-end", "unreadable-row", "length-mismatch"}
-    | {"unsafe-data", "unsupported-space"}
-)
-"""Codes of `validate` for what is not read as an episode, or only once."""
-OF_FILES: Final = frozenset(
-    {"unreadable-source", "no-episodes", "unreadable-file", "lost-episodes", "mixed-action-scales", "uncommitted"}
-    | {"broken-manifest", "missing-shard", "shard-size", "shard-hash", "shard-columns", "count-mismatch", "statistics-mismatch"}
-    | {"unlisted-file", "leftover-file", "incomplete-dataset", "damaged-quarantine"}
-)
-"""Codes of `validate` for what is wrong with sources and files."""
 TOLERANCE: Final = 1e-9  # of fractions: 0.7 + 0.2 + 0.1 is not 1
 MOST_PARTS: Final = 64
 LONGEST_NAME: Final = 100  # letters of a part's folder
 PART_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}(?<![.])", re.ASCII)
+A_NAME: Final = "letters, digits, - _ . and =, beginning with a letter or a digit"
 EXAMPLES: Final = {"--fractions": "train=0.9,val=0.1", "--counts": "train=100,val=20"}
+
+_log = logging.getLogger(__name__)
 
 
 def top(returns: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
@@ -74,23 +67,19 @@ def listed_ids(place: Location) -> list[str]:
 def problem_ids(place: Location) -> list[str]:
     """Ids of the episodes that a result of `validate --json` names for an error or a warning.
 
-    What reading leaves out or puts right itself (`PUT_RIGHT`), and what is wrong with files, names no episode. Raises BadData
-    for another file, and, naming all codes, for problems of episodes that do not name each of them; StorageNotFound.
+    A note on stderr names the problems that name no episode. Raises BadData for another file, StorageNotFound.
     """
-    fix = "write it again: offline-cli validate SRC --json > FILE"
     try:
-        document = orjson.loads(place.read_bytes())
-        serious = [one for one in document["problems"] if one["severity"] != "note" and one["code"] not in PUT_RIGHT]
-        lists = {one["code"]: (one["details"].get("episodes"), one["details"].get("episodes_in_all")) for one in serious}
-        inherited = {one["code"] for one in serious if "inherited" in one["details"]}
-        ids = [str(name) for one in serious for name in one["details"].get("episodes", ())]
+        problems = orjson.loads(place.read_bytes())["problems"]
+        named = {
+            one["code"]: list(map(str, one["details"].get("episodes", ()))) for one in problems if one["severity"] != "note"
+        }
     except (ValueError, AttributeError, TypeError, KeyError) as error:
+        fix = "write it again: offline-cli validate SRC --json > FILE"
         raise BadData("this is no result of validate --json", where=place.url, fix=fix) from error
-    vague = [code for code, (named, more) in lists.items() if more or (named is None and code not in OF_FILES | inherited)]
-    if vague:
-        what = f"it does not say which episodes these problems are of: {', '.join(sorted(set(vague)))}"
-        raise BadData(what, where=place.url, fix="choose by --where or --ids-file, or correct the source")
-    return list(dict.fromkeys(ids))
+    if vague := [code for code, ids in named.items() if not ids]:
+        _log.warning("note: %s: these problems name no episode, and none is left out for them", ", ".join(vague))
+    return list(dict.fromkeys(chain.from_iterable(named.values())))
 
 
 # ---- parts of a split ----
@@ -114,22 +103,17 @@ class Parts:
             return cls({}, are_counts=False, by=by)
         option, given = ("--counts", counts) if fractions is None else ("--fractions", fractions)
         assert given is not None
-        pairs = _pairs(given) if isinstance(given, str) else [(name, str(value)) for name, value in given.items()]
+        wanted = "a whole number above 0" if fractions is None else "a number above 0, up to 1,"
         amounts, wrong = dict[str, float](), list[str]()
+        pairs = [part.rpartition("=")[::2] for part in given.split(",")] if isinstance(given, str) else given.items()
         for name, text in pairs:
-            amount = _amount(text, is_count=fractions is None)
-            if not name:
-                wrong.append(f"{text or 'nothing'} of which part? Each has a name: train={text}")
-            elif not PART_NAME.fullmatch(name):
-                wrong.append(
-                    f"{name!r} is no name of a folder: letters, digits, - _ . and =, beginning with a letter or a digit"
-                )
+            name, amount = name.strip(), _amount(str(text).strip(), is_count=fractions is None)
+            if not PART_NAME.fullmatch(name):
+                wrong.append(f"{name!r} is no name of a part: {A_NAME}")
             elif name.casefold() in map(str.casefold, amounts):
                 wrong.append(f"{name!r} is given twice, or with other capitals")
             if amount is None:
-                wrong.append(
-                    f"{name}={text}: {'a whole number' if fractions is None else 'a number up to 1'} above 0 is wanted"
-                )
+                wrong.append(f"{name}={text}: {wanted} is wanted")
             amounts[name] = amount or 0
         if fractions is not None and not wrong and sum(amounts.values()) > 1 + TOLERANCE:
             wrong.append(f"the fractions make {sum(amounts.values()):g} in sum, more than 1")
@@ -149,41 +133,27 @@ class Parts:
         Raises NoData where there are too few episodes, UsageError for a column of too many values.
         """
         if self.by is not None:
-            column = survey.table.column(self.by)
-            if self.by not in PLAIN_SCHEMA.names and column.null_count == len(column):
-                fix = f"one of {', '.join(PLAIN_SCHEMA.names)}, or a field of the episodes' custom data"
-                raise UsageError(f"no column of episodes is called {self.by!r}", where="--by", fix=fix)
-            return _by_value(column, self.by)
-        sizes = [int(amount) for amount in self.amounts.values()]
-        if not self.are_counts:
-            sizes = _shared_out(list(self.amounts.values()), len(survey))
-        if sum(sizes) > len(survey):
-            what = f"{sum(sizes):,} episodes are wanted, and the sources have {len(survey):,}"
+            return _by_value(survey.table.column(self.by), self.by)
+        amounts, have = list(self.amounts.values()), len(survey)
+        sizes = [int(amount) for amount in amounts] if self.are_counts else _shared_out(amounts, have)
+        if sum(sizes) > have:
+            what = f"{sum(sizes):,} episodes are wanted, and the sources have {have:,}"
             raise NoData(what, where=where, fix="ask for fewer: an episode is in one part")
-        empty = [name for name, size in zip(self.amounts, sizes, strict=True) if not size]
-        if empty:
-            what = f"of {len(survey):,} episodes none is left for {', '.join(empty)}; nothing was written"
+        if empty := [name for name, size in zip(self.amounts, sizes, strict=True) if not size]:
+            what = f"of {have:,} episodes none is left for {', '.join(empty)}; nothing was written"
             raise NoData(what, where=where, fix="give larger fractions, or --counts")
-        part_of = np.full(len(survey), NOWHERE)
-        part_of[drawn(len(survey), seed)[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
+        part_of = np.full(have, NOWHERE)
+        part_of[drawn(have, seed)[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
         return list(self.amounts), part_of
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """`train=0.9,val=0.1` as pairs."""
-    found = [part.rpartition("=") for part in text.split(",")]
-    return [(name.strip(), value.strip()) for name, _, value in found]
 
 
 def _amount(text: str, *, is_count: bool) -> float | None:
     """A share above 0 and up to 1, or a count of at least 1; None for other text."""
-    if is_count:
-        return int(text) if re.fullmatch("[0-9]{1,18}", text, re.ASCII) and int(text) else None
     try:
-        share = float(text)
+        amount = int(text) if is_count else float(text)
     except ValueError:
         return None
-    return share if 0 < share <= 1 else None
+    return amount if 0 < amount <= (1 << 60 if is_count else 1) else None
 
 
 def _shared_out(fractions: Sequence[float], episodes: int) -> list[int]:
@@ -196,28 +166,29 @@ def _shared_out(fractions: Sequence[float], episodes: int) -> list[int]:
 
 
 def _by_value(column: Any, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of parts, one for each value of a pa.ChunkedArray, in order; and (E,) the number of each episode's."""
-    encoded = pc.dictionary_encode(column, null_encoding="encode").combine_chunks()
-    encoded = encoded.chunk(0) if isinstance(encoded, pa.ChunkedArray) else encoded
-    values = encoded.dictionary.to_pylist()
+    """Names of parts, one for each value of a pa.ChunkedArray, in order; and (E,) the number of each episode's.
+
+    Raises UsageError for a column that no episode has, and for too many values.
+    """
+    if name not in PLAIN_SCHEMA.names and column.null_count == len(column):
+        fix = f"one of {', '.join(PLAIN_SCHEMA.names)}, or a field of the episodes' custom data"
+        raise UsageError(f"no column of episodes is called {name!r}", where="--by", fix=fix)
+    values = pc.unique(column).sort() if column.null_count < len(column) else pc.unique(column)
     if len(values) > MOST_PARTS:
         what = f"column {name!r} has {len(values):,} values, more than {MOST_PARTS} parts"
-        raise UsageError(
-            what, where="--by", fix="split by a column of fewer values, or filter --where with conditions of your own"
-        )
-    order = sorted(range(len(values)), key=lambda i: (values[i] is None, values[i] if values[i] is not None else 0))
-    number_of = np.empty(len(values), np.int64)
-    number_of[order] = np.arange(len(values))
+        fix = "split by a column of fewer values, or filter --where with conditions of your own"
+        raise UsageError(what, where="--by", fix=fix)
     names = list[str]()
-    for i in order:
-        safe, taken = _folder_name(values[i]), {one.casefold() for one in names}
+    for value in values.to_pylist():  # null is the last
+        safe, taken = _folder_name(value), {one.casefold() for one in names}
         names.append(next(one for one in chain([safe], (f"{safe}-{n}" for n in count(2))) if one.casefold() not in taken))
-    return names, number_of[encoded.indices.to_numpy(zero_copy_only=False)]
+    return names, pc.index_in(column, pa.array(values)).to_numpy().astype(np.int64)
 
 
 def _folder_name(value: Any) -> str:
-    """A value as the name of a folder: what such names do not have is percent-encoded, and long ones end in a hash."""
+    """A value as the name of a folder: percent-encoded, and a long one ends in a hash."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    safe = "".join(letter if PART_NAME.fullmatch(f"a{letter}") else quote(letter, safe="", errors="replace") for letter in text)
-    safe = f"%{ord(safe[0]):02X}{safe[1:]}" if safe and not safe[0].isalnum() and safe[0] != "%" else safe or "empty"
+    safe = quote(text, safe="", errors="replace") or "empty"
+    if not safe[0].isalnum() and safe[0] != "%":
+        safe = f"%{ord(safe[0]):02X}{safe[1:]}"
     return safe if len(safe) <= LONGEST_NAME else f"{safe[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

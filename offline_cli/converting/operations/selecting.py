@@ -74,8 +74,8 @@ def filter(
     """Write some of the episodes of `sources` as dataset `out`.
 
     They are those that each of `where`, `top_fraction`, `ids_file` and `drop_problems` chooses, as far as these are given.
-    An episode for which the condition is null, as where it divides by zero or asks for a return that is NaN, is not chosen, and
-    counted as `undecided`.
+    An episode for which the condition is null, as where it asks for a return that is NaN, is not chosen, and counted as
+    `undecided`.
 
     Raises UsageError for a condition that is none, NoData where no episode is chosen or an id is in no source, and what
     `convert` raises.
@@ -101,11 +101,11 @@ def filter(
     survey = operation.survey(columns if top_fraction is None else {*columns, Columns.RETURN})
     chosen, undecided = (np.ones(len(survey), np.bool_), 0) if condition is None else condition.holds(survey.table)
     if top_fraction is not None:
-        chosen &= top(survey.column(Columns.RETURN), top_fraction)
+        chosen = chosen & top(survey.column(Columns.RETURN), top_fraction)
     if ids:
-        chosen &= _listed(survey, ids, operation.where)
+        chosen = chosen & _listed(survey, ids, operation.where)
     if bad:
-        chosen &= ~_with_problems(survey, bad, operation.where)
+        chosen = chosen & ~_with_ids(survey, bad)
     if not chosen.any():
         fix = "offline-cli inspect shows between which values returns and lengths are"
         if undecided:
@@ -118,25 +118,19 @@ def _digest(ids: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(ids).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _with_problems(survey: Survey, ids: Sequence[str], where: str) -> NDArray[np.bool_]:
-    """(E,) episodes with one of these ids. Raises NoData where none is in a source."""
+def _with_ids(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """(E,) episodes with one of these ids."""
     found: NDArray[np.bool_] = pc.is_in(survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())).to_numpy()
-    if not found.any():
-        what = f"none of the {len(ids):,} episodes with problems is in the sources"
-        raise NoData(what, where=where, fix="give the result of validate for these sources")
     return found
 
 
 def _listed(survey: Survey, ids: Sequence[str], where: str) -> NDArray[np.bool_]:
     """(E,) episodes with one of these ids. Raises NoData where one of them is in no source."""
-    have, wanted = survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())
-    missing = wanted.filter(pc.invert(pc.is_in(wanted, have.combine_chunks()))).to_pylist()
-    if missing:
-        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
-        what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(missing[:SHOWN])}{more}"
+    if missing := list(set(ids).difference(survey.table.column(Columns.EPS_ID).to_pylist())):
+        shown, more = sorted(missing)[:SHOWN], f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(shown)}{more}"
         raise NoData(what, where=where, fix="take them out of the file, or name the source that they are in")
-    found: NDArray[np.bool_] = pc.is_in(have, wanted).to_numpy()
-    return found
+    return _with_ids(survey, ids)
 
 
 @with_options
@@ -210,26 +204,21 @@ def split(
     survey = operation.survey(() if by is None else (by,))
     names, part_of = wanted.drawn(survey, seed, operation.where)
     targets = [_target(operation, name, asked) for name in names]
-    manifests = [_done(operation, target) for target in targets]
-    left = [number for number, manifest in enumerate(manifests) if manifest is None]
+    complete = [_done(operation, target) for target in targets]
+    left = [number for number, manifest in enumerate(complete) if manifest is None]
     if not left:
         operation.check_target(targets[0].place)  # which says that it is complete
     goes_to = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
     goes_to[left] = np.arange(len(left))
     to_write = [] if options["dry_run"] else [targets[number] for number in left]
     stream, written = operation.write(to_write, survey, goes_to[part_of])
-    for number, new in zip(left, written, strict=False):
-        manifests[number] = new
     parts, lengths = dict[str, dict[str, Any]](), survey.column(Columns.LENGTH)
-    for number, (target, manifest) in enumerate(zip(targets, manifests, strict=True)):
+    for number, (name, target) in enumerate(zip(names, targets, strict=True)):
         mine = part_of == number
-        sizes = (int(mine.sum()), int(lengths[mine].sum()))
-        if manifest is not None and not options["dry_run"]:
-            sizes = manifest.counts.episodes, manifest.counts.steps
-        parts[names[number]] = {"out": target.place.url, "episodes": sizes[0], "steps": sizes[1]}
+        parts[name] = {"out": target.place.url, "episodes": int(mine.sum()), "steps": int(lengths[mine].sum())}
     counted: dict[str, Any] = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
     counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
-    counted["shards"] = sum(len(manifest.shards) for manifest in manifests if manifest is not None)
+    counted["shards"] = sum(len(manifest.shards) for manifest in (*complete, *written) if manifest is not None)
     return SplitResult(**operation.figures(stream, written, **counted), parts=parts, chosen_by=asked)
 
 
