@@ -18,20 +18,15 @@ from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, U
 from offline_cli.parquet.reading import OTHER_SHARD
 from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
-__all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
+__all__ = ["Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
 
 PLACES: Final = 10  # shown of each problem
-EPISODES: Final = 100_000  # whose ids each problem names at most
-LONGEST_ID: Final = 256  # letters of an id that is named
-
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report themselves."""
-
 LASTING: Final = frozenset(
     {"broken-chain", "dones-disagree", "gap-in-t", "missing-final-observation", "missing-rewards", T_FALLS, UNFINISHED}
 )
 """Assumptions that are problems of the dataset, too, that was written by them."""
-
 RENAMED: Final[dict[str, tuple[str, Severity]]] = {
     "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
     "duplicate-row": ("repeated-steps", "note"),
@@ -51,8 +46,8 @@ class Problem:
     count: int  # of what: see the code
     source: str  # the folder, files or URL that was given
     details: Mapping[str, Any] = field(default_factory=dict)
-    """places: the first 10; of: how many there are in all; episodes: ids of those concerned, where they are known, and
-    episodes_in_all, where these are more; inherited: how many a dataset has from what it was made from."""
+    """places: the first 10; episodes: ids of those concerned, where they are known; inherited: how many a dataset has from what
+    it was made from."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -69,9 +64,8 @@ class Validation:
     episodes: int  # whole ones, duplicates left out
     steps: int
     rows: int  # of tables, lines of JSON, packed episodes
-    deep: bool  # hashes of shards were compared
+    deep: bool  # the rows set aside were read too
     strict: bool  # warnings count as failures
-    hashes_unchecked: int  # shards whose sha256 was not compared
     seconds: float
     agents: Mapping[str, int] = field(default_factory=dict)  # episodes by agent id, where they have one
     modules: Mapping[str, int] = field(default_factory=dict)  # and by module id
@@ -93,16 +87,10 @@ class Validation:
 
     def check(self) -> None:
         """Raise InvalidData unless `passed`; it names the worst, and its `result` is `as_dict()`."""
-        failing = self._failing()
-        if not failing:
-            return
-        worst, more = failing[0], len(failing) - 1
-        raise InvalidData(
-            f"{worst.code}: {worst.what}" + (f" (and {more} more problem{'s' * (more > 1)})" if more else ""),
-            where=worst.where,
-            fix=worst.fix,
-            result=self.as_dict(),
-        )
+        if failing := self._failing():
+            worst, more = failing[0], len(failing) - 1
+            what = f"{worst.code}: {worst.what}" + (f" (and {more} more problem{'s' * (more > 1)})" if more else "")
+            raise InvalidData(what, where=worst.where, fix=worst.fix, result=self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
@@ -116,15 +104,34 @@ class Validation:
 
 @dataclass(slots=True)
 class _Entry:
+    """One code in one source."""
+
     severity: Severity
     count: int = 0
-    of: int | None = None  # how many there are in all
     places: list[str] = field(default_factory=list)
     episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
-    unnamed: int = 0  # more of these, which are not kept
     example: str = ""  # the first one, as text
     fix: str = ""
     details: dict[str, Any] = field(default_factory=dict)
+
+    def problem(self, source: str, code: str) -> Problem:
+        """The entry in words."""
+        known = CODES[code]
+        what = f"{self.count:,} {known.unit}{'s' * (self.count != 1)}: {known.meaning}"
+        return Problem(
+            code=code,
+            severity=self.severity,
+            where=self.places[0] if self.places else source,
+            what=f"{what}: {self.example}" if self.example else what,
+            fix=self.fix or known.fix,
+            count=self.count,
+            source=source,
+            details={
+                "places": self.places,
+                **({"episodes": list(self.episodes)} if self.episodes else {}),
+                **self.details,
+            },
+        )
 
 
 class Findings:
@@ -154,15 +161,10 @@ class Findings:
         entry = self._entries.setdefault((source, code), _Entry(severity or CODES[code].severity))
         entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
         entry.count += count
-        if len(entry.places) < PLACES:
-            entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
+        entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
         entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
         entry.details.update(details or {})
-        for name in episodes:
-            if len(entry.episodes) < EPISODES and len(name) <= LONGEST_ID:
-                entry.episodes[name] = None
-            else:
-                entry.unnamed += name not in entry.episodes
+        entry.episodes.update(dict.fromkeys(episodes))
 
     def add_found(self, source: str, found: Iterable[Found]) -> None:
         """Count what checks found in `source`."""
@@ -175,15 +177,9 @@ class Findings:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        if code == OTHER_SHARD:  # whose error advises to run `validate`
-            self.add(source, code, count, [error.where])
-        else:
-            self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
-
-    def set_total(self, source: str, code: str, of: int) -> None:
-        """Set the total that the count is out of, where the code was found."""
-        if (source, code) in self._entries:
-            self._entries[source, code].of = of
+        advises_to_validate = code == OTHER_SHARD
+        more = {} if advises_to_validate else {"example": error.what_in_one_line, "fix": error.fix}
+        self.add(source, code, count, [error.where], **more)
 
     def has(self, source: str, *codes: str) -> bool:
         """Whether any of these was found in `source`; without codes, whether any error was."""
@@ -193,33 +189,12 @@ class Findings:
     def problems(self, sources: Iterable[str]) -> tuple[Problem, ...]:
         """All of them, by source in that order, the worst first."""
         order, codes = {source: i for i, source in enumerate(sources)}, list(CODES)
-        found = sorted(
-            self._entries.items(),
-            key=lambda item: (order.get(item[0][0], len(order)), SEVERITIES.index(item[1].severity), codes.index(item[0][1])),
-        )
-        return tuple(_problem(source, code, entry) for (source, code), entry in found)
+        found = [entry.problem(source, code) for (source, code), entry in self._entries.items()]
 
+        def rank(one: Problem) -> tuple[int, int, int]:
+            return order.get(one.source, len(order)), SEVERITIES.index(one.severity), codes.index(one.code)
 
-def _problem(source: str, code: str, entry: _Entry) -> Problem:
-    known = CODES[code]
-    of = "" if entry.of is None else f" of {entry.of:,}"
-    what = f"{entry.count:,}{of} {known.unit}{'s' * ((entry.of or entry.count) != 1)}: {known.meaning}"
-    return Problem(
-        code=code,
-        severity=entry.severity,
-        where=entry.places[0] if entry.places else source,
-        what=f"{what}: {entry.example}" if entry.example else what,
-        fix=entry.fix or known.fix,
-        count=entry.count,
-        source=source,
-        details={
-            "places": list(entry.places),
-            **({} if entry.of is None else {"of": entry.of}),
-            **({"episodes": list(entry.episodes)} if entry.episodes else {}),
-            **({"episodes_in_all": len(entry.episodes) + entry.unnamed} if entry.unnamed else {}),
-            **entry.details,
-        },
-    )
+        return tuple(sorted(found, key=rank))
 
 
 class ListeningTally(Tally):

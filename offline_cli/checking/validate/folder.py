@@ -7,7 +7,6 @@ reported once, and not read. Shards are read twice: once for their sha256.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -37,7 +36,7 @@ from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
 
-DIGITS: Final = 1e-9
+DIGITS: Final = 1e-9  # to which figures agree
 SPOILING: Final = ("duplicate-episode", "zero-length-episode", "unfinished-episode", "repeated-steps", "incomplete-episode")
 """Beside errors, what leaves something out of the figures, so that they differ for a reason that is reported already."""
 
@@ -51,7 +50,6 @@ class OwnFolder:
     memory_limit: int = MEMORY_LIMIT
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
-    unhashed: int = 0  # shards whose sha256 is not compared
 
     def _add(self, code: str, *places: str, count: int | None = None, **more: Any) -> None:
         self.findings.add(self.location.url, code, len(places) if count is None else count, places, **more)
@@ -125,18 +123,17 @@ class OwnFolder:
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
         for shard in manifest.shards:
             check()
-            place, self.unhashed = self.location.join(shard.path), self.unhashed + 1
+            place = self.location.join(shard.path)
             try:
-                size = place.size()
+                size, digest = fingerprint(place)
             except StorageNotFound:
                 self._add("missing-shard", place.url)
                 continue
+            on_progress(Progress("hashing", (hashed := hashed + size) // 1000, max(hashed, total) // 1000, "kB"))
             if size != shard.bytes:
                 self._add("shard-size", f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}")
                 continue
-            self.unhashed, hashed = self.unhashed - 1, hashed + size
-            on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
-            if fingerprint(place)[1] != shard.sha256:
+            if digest != shard.sha256:
                 self._add(OTHER_SHARD, place.url)
                 continue
             try:
@@ -165,16 +162,13 @@ class OwnFolder:
         manifest, source = self.manifest, self.location.url
         if manifest is None or self.findings.has(source) or self.findings.has(source, *SPOILING):
             return
-        counts = seen.counts({})
-        names = ("episodes", "steps", "terminated", "truncated")
-        for name, have, said in ((name, getattr(counts, name), getattr(manifest.counts, name)) for name in names):
+        counts, figures = seen.counts({}), seen.as_json()
+        for name in ("episodes", "steps", "terminated", "truncated"):
+            have, said = getattr(counts, name), getattr(manifest.counts, name)
             if have != said:
                 self._add("count-mismatch", f"{source}, {have:,} {name}, the manifest says {said:,}")
-        figures = seen.as_json()
-        for name, mine, theirs in (
-            ("return", figures["return"], manifest.statistics["return"]),
-            ("length", figures["length"], manifest.statistics["length"]),
-        ):
+        for name in ("return", "length"):
+            mine, theirs = figures[name], manifest.statistics[name]  # type: ignore[literal-required]
             if not _same_figures(mine, theirs):
                 words = f"{name}: {orjson.dumps(mine).decode()}, the manifest says {orjson.dumps(theirs).decode()}"
                 self._add("statistics-mismatch", f"{source}, {words}")
@@ -199,12 +193,10 @@ def _incomplete(manifest: Manifest) -> dict[str, Any]:
 
 def _same_figures(mine: Any, theirs: Any) -> bool:
     """Whether two distributions agree to nine digits of their largest figure."""
-    left, right = (np.array(list(_numbers(one)), np.float64) for one in (mine, theirs))
-    scale = np.abs(left[np.isfinite(left)]).max(initial=0.0)
-    return len(left) == len(right) and np.allclose(left, right, rtol=DIGITS, atol=DIGITS * scale, equal_nan=True)
-
-
-def _numbers(figures: Any) -> Iterator[Any]:
-    """Count, min, max, mean, std and quantiles by percent, null as NaN and "inf" as infinity."""
-    yield from (figures[name] for name in ("count", "min", "max", "mean", "std"))
-    yield from (value for _, value in sorted(figures["quantiles"].items()))
+    names = ("count", "min", "max", "mean", "std")
+    both = [
+        np.array([*(one[name] for name in names), *(value for _, value in sorted(one["quantiles"].items()))], np.float64)
+        for one in (mine, theirs)  # null is NaN, and "inf" infinity
+    ]
+    scale = np.abs(both[0][np.isfinite(both[0])]).max(initial=0.0)
+    return len(both[0]) == len(both[1]) and np.allclose(*both, rtol=DIGITS, atol=DIGITS * scale, equal_nan=True)

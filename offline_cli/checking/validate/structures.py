@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from offline_cli.checking.validate.values import Found, Spaces
 from offline_cli.converting.fitting import extra_kinds
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.spaces import describe, same_space
 from offline_cli.trees import flatten
 
 __all__ = ["Agents", "Structures"]
 
 Forms = dict[str, str]  # of leaves, by path
+
+
+class _First(NamedTuple):
+    """The first batch of all sources."""
+
+    source: str
+    extra: Forms
+    shapes: Forms
+    spaces: Spaces
 
 
 class Structures:
@@ -29,7 +38,7 @@ class Structures:
         """`by_env`: an environment is named, so that the spaces that sources and episodes declare do not count."""
         self._by_env = by_env
         self._first_of: dict[str, tuple[Forms, Spaces]] = {}  # by source, with the spaces that its episodes declare
-        self._first: tuple[str, Forms, Forms, Spaces] | None = None  # of all: source, extra outputs, shapes, spaces
+        self._first: _First | None = None
         self._scale: tuple[str, str] | None = None
 
     def problems(self, source: str, batch: EpisodeBatch, spaces: Spaces, *, declared: bool, inferred: bool) -> Iterator[Found]:
@@ -38,21 +47,23 @@ class Structures:
         """
         shapes, extra = _shapes(batch), extra_kinds(batch.extra)
         mine = {**({} if declared else shapes), **_dtypes(batch)}
-        first, own = self._first_of.setdefault(source, (mine, (batch.observation_space, batch.action_space)))
-        self._first = self._first or (source, extra, shapes, spaces)
-        place, its_extra, its_shapes, its_spaces = self._first
-        other = _difference(mine, first)
-        if not other and place != source:
-            other = _difference(extra, its_extra, "extra ")
-            other = other or ("" if None not in spaces and None not in its_spaces else _difference(shapes, its_shapes))
-            other = other and f"{other} in {place}"
+        own = batch.observation_space, batch.action_space
+        structure, said = self._first_of.setdefault(source, (mine, own))
+        first = self._first = self._first or _First(source, extra, shapes, spaces)
+        is_later = first.source != source
+        other = _difference(mine, structure)
+        if not other and is_later:
+            known = None not in spaces and None not in first.spaces
+            other = _difference(extra, first.extra, "extra ") or ("" if known else _difference(shapes, first.shapes))
+            other = other and f"{other} in {first.source}"
         if other:
             yield Found.of_all("mixed-structures", batch, other)
         if self._by_env:
             return
-        other = "" if inferred else _other_spaces((batch.observation_space, batch.action_space), own)
-        if not other and place != source and (other := _other_spaces(spaces, its_spaces, known=True)):
-            other += f" in {place}"
+        other = "" if inferred else _other_spaces(own, said)
+        if not other and is_later:
+            other = _other_spaces(spaces, first.spaces, known=True)
+            other = other and f"{other} in {first.source}"
         if other:
             yield Found.of_all("mixed-spaces", batch, other)
 
@@ -92,7 +103,7 @@ class Agents:
     def __init__(self) -> None:
         self.episodes: Counter[str] = Counter()  # by agent
         self.modules: Counter[str] = Counter()  # by module
-        self._played = KnownIds()  # games, each with one of its agents
+        self._played: set[tuple[str, str]] = set()  # games, each with one of its agents
         self._module_of: dict[str, str | None] = {}
 
     def problems(self, batch: EpisodeBatch) -> Iterator[Found]:
@@ -104,10 +115,10 @@ class Agents:
         for name, game, agent, module in ids if batch.agent_ids is not None else ():
             if agent is None:
                 continue
-            if game is not None and f"{game}\n{agent}" in self._played:
+            if game is not None and (game, agent) in self._played:
                 yield Found("agent-twice", 1, iter([f"episode {name}: agent {agent} of {game}"]), [name])
             elif game is not None:
-                self._played.add([f"{game}\n{agent}"])
+                self._played.add((game, agent))
             before = self._module_of.setdefault(agent, module)
             if before != module:
                 yield Found("agent-of-two-modules", 1, iter([f"episode {name}: {module}, before {before}"]), [name])

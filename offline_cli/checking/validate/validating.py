@@ -74,27 +74,27 @@ def validate(
     options = dict(locals())
     began = time.monotonic()
     asked_env, tables = AskedEnvironment.of(options), TableOptions.of(options)
-    findings, folders, sources_of = Findings(), list[OwnFolder](), dict[str, Source | None]()
+    findings, folders, sources_of = Findings(), dict[str, OwnFolder](), dict[str, Source | None]()
     places = expand(sources, storage_options)
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     for is_folder, group in groupby(places, key=Location.is_dir):  # as `open_sources` groups files that follow each other
         for members in [[place] for place in group] if is_folder else [list(group)]:
-            if is_folder and holds_dataset(members[0]):
-                folder = OwnFolder(members[0], findings, tables.memory_limit)
+            place = members[0]
+            if is_folder and holds_dataset(place):
+                folder = folders[place.url] = OwnFolder(place, findings, tables.memory_limit)
                 folder.check(deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
                 if folder.manifest is not None and from_ not in ("auto", folder.manifest.format):
                     what = f"--from {from_} for a dataset of {folder.manifest.format}"
-                    raise UsageError(what, where=members[0].url, fix="leave out --from")
-                folders.append(folder)
-                sources_of[members[0].url] = folder.source()
+                    raise UsageError(what, where=place.url, fix="leave out --from")
+                sources_of[place.url] = folder.source()
                 continue
             try:
                 opened = open_sources(members, from_=from_, tables=tables, storage_options=storage_options)
                 sources_of |= {source.info.location: source for source in opened}
             except BadData as error:
-                findings.add_error(members[0].url, error, "unreadable-source")
-                sources_of[members[0].url] = None
+                findings.add_error(place.url, error, "unreadable-source")
+                sources_of[place.url] = None
     with Scope() as scope:
         readable = {name: scope.enter(closing(source)) for name, source in sources_of.items() if source is not None}
         declared = ((name, source.info.environment) for name, source in readable.items())
@@ -102,10 +102,9 @@ def validate(
         read_as = ReadOptions(None if spec is None else spaces_of_env(spec), memory_limit=tables.memory_limit)
         for source in readable.values():
             source.prepare(read_as)
-        owners = {folder.location.url: folder for folder in folders}
         structures = Structures(by_env=spec is not None)
         checks = {
-            name: _Checks(source, findings, structures, owners.get(name), read_as.spaces, options["action_scale"])
+            name: _Checks(source, findings, structures, folders.get(name), read_as.spaces, options["action_scale"])
             for name, source in readable.items()
         }
         tally = _read(checks, findings, on_progress)
@@ -118,7 +117,6 @@ def validate(
         rows=tally.rows_in,
         deep=options["deep"],
         strict=options["strict"],
-        hashes_unchecked=sum(folder.unhashed for folder in folders),
         seconds=round(time.monotonic() - began, 3),
         agents=sum((check.agents.episodes for check in checks.values()), Counter()),
         modules=sum((check.agents.modules for check in checks.values()), Counter()),
@@ -229,8 +227,3 @@ class _Checks:
             kind, marked = found
             places = (f"{self._name}, episode {name}" for name in compress(self._resets.ids, marked.tolist()))
             self._findings.add(self._name, kind.value, int(np.count_nonzero(marked)), places)
-            self._findings.set_total(self._name, kind.value, self.episodes)
-        for plural in ("observations", "actions", "rewards", "extras"):
-            total = self.steps + (self.episodes if plural == "observations" else 0)
-            for code in (f"nan-in-{plural}", f"infinite-in-{plural}", f"{plural[:-1]}-outside-space"):
-                self._findings.set_total(self._name, code, total)

@@ -14,8 +14,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,10 +31,9 @@ from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import flatten
 
-__all__ = ["BadRows", "Dimensions", "Found", "Spaces", "value_problems"]
+__all__ = ["Dimensions", "Found", "Spaces", "value_problems"]
 
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
-Leaf = tuple[str, NDArray[Any]]
 
 SHARE: Final = 0.1  # of values on a bound
 MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
@@ -61,40 +60,45 @@ class Found(NamedTuple):
         return cls(code, len(batch), places, list(batch.ids), severity, example)
 
 
-@dataclass(slots=True)
 class BadRows:
-    """Rows with one kind of problem among those of a tree, whose leaves are checked one after the other."""
+    """Rows with bad values among those of one tree, by problem."""
 
-    batch: EpisodeBatch
-    starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
-    meanings: Meanings
-    rows: NDArray[np.bool_] | None = None  # None: no bad one so far
-    _leaves: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # those that have some
+    def __init__(self, batch: EpisodeBatch, starts: NDArray[np.int64], meanings: Meanings) -> None:
+        """`starts` (E+1,): rows of each episode; those of observations, or of steps."""
+        self._batch, self._starts, self._meanings = batch, starts, meanings
+        self._leaves: dict[tuple[str, Severity | None, str], list[tuple[str, NDArray[Any], NDArray[np.bool_]]]] = {}
 
-    def mark(self, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_]) -> None:
-        """Add the bad values (rows, *shape) of one leaf."""
-        rows = np.asarray(bad.reshape(len(bad), -1).any(axis=1))
-        if rows.any():
-            self.rows = rows if self.rows is None else np.logical_or(self.rows, rows)
-            self._leaves.append((path, leaf, bad))
+    def mark(
+        self, code: str, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_], severity: Severity | None = None, fix: str = ""
+    ) -> bool:
+        """Add the bad values (rows, *shape) of one leaf; whether there are any."""
+        if any_bad := bool(bad.any()):
+            self._leaves.setdefault((code, severity, fix), []).append((path, leaf, bad))
+        return any_bad
 
-    def found(self, code: str, severity: Severity | None = None, fix: str = "") -> Iterator[Found]:
-        """The problem, if there is any."""
-        if self.rows is not None:
-            episodes = np.unique(np.searchsorted(self.starts, np.flatnonzero(self.rows), side="right") - 1)
-            ids = [self.batch.ids[episode] for episode in episodes.tolist()]
-            yield Found(code, int(np.count_nonzero(self.rows)), self._places(), ids, severity, fix=fix)
+    def found(self) -> Iterator[Found]:
+        """The problems."""
+        for (code, severity, fix), marked in self._leaves.items():
+            rows = np.flatnonzero(np.logical_or.reduce([_any(bad) for _, _, bad in marked]))
+            episodes = np.unique(np.searchsorted(self._starts, rows, side="right") - 1)
+            ids = [self._batch.ids[episode] for episode in episodes.tolist()]
+            yield Found(code, len(rows), self._places(marked), ids, severity, fix=fix)
 
-    def _places(self) -> Iterator[str]:
+    def _places(self, marked: Sequence[tuple[str, NDArray[Any], NDArray[np.bool_]]]) -> Iterator[str]:
         """Episode, step and the first bad value of each bad row, in order within each leaf."""
-        for path, leaf, bad in self._leaves:
-            for row in np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist():
+        for path, leaf, bad in marked:
+            for row in np.flatnonzero(_any(bad)).tolist():
                 at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
-                name = self.meanings.named(path, [int(index) for index in at], leaf.shape[1:])
-                episode = int(np.searchsorted(self.starts, row, side="right")) - 1
-                start = 0 if self.batch.t_started is None else int(self.batch.t_started[episode])
-                step = row - int(self.starts[episode]) + start
-                yield f"episode {self.batch.ids[episode]}, step {step}: {name} is {leaf[(row, *at)]!s}"
+                name = self._meanings.named(path, [int(index) for index in at], leaf.shape[1:])
+                episode = int(np.searchsorted(self._starts, row, side="right")) - 1
+                start = 0 if self._batch.t_started is None else int(self._batch.t_started[episode])
+                step = row - int(self._starts[episode]) + start
+                yield f"episode {self._batch.ids[episode]}, step {step}: {name} is {leaf[(row, *at)]!s}"
+
+
+def _any(bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(rows,) whether a row has a bad value."""
+    return np.asarray(bad.reshape(len(bad), -1).any(axis=1))
 
 
 def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Meanings) -> Iterator[Found]:
@@ -109,40 +113,47 @@ def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Mea
         ("reward", Columns.REWARDS, batch.rewards, batch.starts, None),
         ("extra", "", dict(batch.extra), batch.starts, None),
     ):
-        leaves = list(flatten(tree, name))
-        yield from _not_finite(leaves, f"{kind}s", BadRows(batch, starts, meanings), BadRows(batch, starts, meanings))
-        if space is None:
-            continue
-        parts, have = leaf_spaces(space, name), {path: leaf.shape[1:] for path, leaf in leaves}
-        if have != {path: tuple(part.shape or ()) for path, part in parts.items()}:
-            shapes = ", ".join(f"{path} of shape {list(shape)}" for path, shape in have.items())
-            yield Found.of_all("space-mismatch", batch, f"{name} of {describe(space)} has {shapes}")
-            continue
-        yield from _outside(kind, leaves, parts, scale, BadRows(batch, starts, meanings), BadRows(batch, starts, meanings))
-        yield from _other_dtypes(leaves, parts, BadRows(batch, starts, meanings))
+        leaves, rows = dict(flatten(tree, name)), BadRows(batch, starts, meanings)
+        for path, leaf in leaves.items():
+            if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
+                rows.mark(f"nan-in-{kind}s", path, leaf, np.isnan(leaf))
+                rows.mark(f"infinite-in-{kind}s", path, leaf, np.isinf(leaf))
+        parts = {} if space is None else leaf_spaces(space, name)
+        shapes = {path: leaf.shape[1:] for path, leaf in leaves.items()}
+        if space is not None and shapes != {path: tuple(part.shape or ()) for path, part in parts.items()}:
+            words = ", ".join(f"{path} of shape {list(shape)}" for path, shape in shapes.items())
+            yield Found.of_all("space-mismatch", batch, f"{name} of {describe(space)} has {words}")
+        elif space is not None:
+            scaled = scale if kind == "action" else ENV_SCALE
+            for path, leaf in leaves.items():
+                _outside(kind, path, leaf, parts[path], scaled, rows)
+            yield from _other_dtypes(batch, leaves, parts, rows)
+        yield from rows.found()
 
 
-def _not_finite(leaves: list[Leaf], plural: str, nan: BadRows, infinite: BadRows) -> Iterator[Found]:
-    for path, leaf in leaves:
-        if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
-            nan.mark(path, leaf, np.isnan(leaf))
-            infinite.mark(path, leaf, np.isinf(leaf))
-    yield from nan.found(f"nan-in-{plural}")
-    yield from infinite.found(f"infinite-in-{plural}")
+def _outside(kind: str, path: str, leaf: NDArray[Any], space: Space, scale: str, rows: BadRows) -> None:
+    is_box = isinstance(space, spaces.Box)
+    bad = _beyond(leaf, *bounds_of(space, scale), whole=not is_box)
+    if bad is None:
+        return
+    severity: Severity = "error" if not is_box or (kind == "action" and scale == ENV_SCALE) else "warning"
+    fix = "correct the space, or the values" if not is_box else NOT_NORMALIZED if scale == NORMALIZED_SCALE else ""
+    rows.mark(f"{kind}-outside-space", path, leaf, bad, severity, fix)
 
 
-def _outside(
-    kind: str, leaves: list[Leaf], parts: dict[str, Space], scale: str, categories: BadRows, boxes: BadRows
+def _other_dtypes(
+    batch: EpisodeBatch, leaves: Mapping[str, NDArray[Any]], parts: Mapping[str, Space], rows: BadRows
 ) -> Iterator[Found]:
-    for path, leaf in leaves:
-        is_box = isinstance(parts[path], spaces.Box)
-        bad = _beyond(leaf, *bounds_of(parts[path], scale if kind == "action" else ENV_SCALE), whole=not is_box)
-        if bad is not None:
-            (boxes if is_box else categories).mark(path, leaf, bad)
-    code = f"{kind}-outside-space"
-    yield from categories.found(code, "error", "correct the space, or the values")
-    severity: Severity = "error" if kind == "action" and scale == ENV_SCALE else "warning"
-    yield from boxes.found(code, severity, NOT_NORMALIZED if kind == "action" and scale == NORMALIZED_SCALE else "")
+    """Mark values that the dtype of the space cannot hold; where there are none, dtypes that differ."""
+    other, strange, lossy = [], False, False
+    for path, leaf in leaves.items():
+        dtype = np.dtype(parts[path].dtype)
+        if leaf.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+            strange |= leaf.dtype.kind != dtype.kind and not {leaf.dtype.kind, dtype.kind} <= {"i", "u"}
+            other.append(f"{path} is {leaf.dtype}, its space {dtype}")
+            lossy |= rows.mark("value-not-in-dtype", path, leaf, _changed_by(leaf, dtype))
+    if other and not lossy:
+        yield Found.of_all("dtype-differs", batch, "; ".join(other), "warning" if strange else "note")
 
 
 def bounds_of(space: Space, scale: str) -> tuple[Any, Any]:
@@ -172,20 +183,6 @@ def _beyond(leaf: NDArray[Any], low: Any, high: Any, *, whole: bool) -> NDArray[
     if floats:
         bad &= np.isfinite(values)
     return np.asarray(bad) if bad.any() else None
-
-
-def _other_dtypes(leaves: list[Leaf], parts: dict[str, Space], lost: BadRows) -> Iterator[Found]:
-    """Values that the dtype of the space cannot hold; else dtypes that differ."""
-    other, strange = [], False
-    for path, leaf in leaves:
-        dtype = np.dtype(parts[path].dtype)
-        if leaf.dtype.newbyteorder("=") != dtype.newbyteorder("="):
-            strange |= leaf.dtype.kind != dtype.kind and not {leaf.dtype.kind, dtype.kind} <= {"i", "u"}
-            other.append(f"{path} is {leaf.dtype}, its space {dtype}")
-            lost.mark(path, leaf, _changed_by(leaf, dtype))
-    yield from lost.found("value-not-in-dtype")
-    if other and lost.rows is None:
-        yield Found.of_all("dtype-differs", lost.batch, "; ".join(other), "warning" if strange else "note")
 
 
 def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
