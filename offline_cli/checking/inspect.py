@@ -250,7 +250,7 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         **known,
         **{name: getattr(stream, name) for name in FACTS if name not in known},
         **asdict(builder.counts(tally.assumptions)),
-        environment=stream.environment_id,
+        environment=stream.environment.id if stream.environment else None,
         returns=statistics["return"],
         length=statistics["length"],
         duplicates_dropped=tally.duplicates_dropped,
@@ -268,7 +268,7 @@ class _CloserLook:
     """What is kept of the batches that pass by."""
 
     def __init__(self, head: int | None, episode: str | None, *, is_deep: bool) -> None:
-        """`head`: so many first episodes; `episode`: the one of this id, or of this id in its table; `is_deep`: figures of all."""
+        """`head`: so many first episodes; `episode`: an id, ours or that in the table; `is_deep`: figures of all."""
         from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
 
         self._head, self._episode, self.is_deep = head, episode, is_deep

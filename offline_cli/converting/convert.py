@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 import time
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,7 +64,6 @@ from offline_cli.trees import flatten
 
 __all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "provenance_of", "write_episodes"]
 
-SAMPLE = 16 << 20  # bytes of arrays that a dry run writes, to extrapolate the size of the rest
 SHOWN_STEPS = 3
 SHOWN_NUMBERS = 8  # of one value
 
@@ -76,7 +74,6 @@ class Preview:
 
     episodes: int
     steps: int
-    estimated_bytes: int  # of all shards
     observation_space: str
     action_space: str
     mappings: Sequence[Mapping[str, str]]  # of each table: its columns by ours
@@ -230,7 +227,7 @@ def convert(
         shown, there = None, () if base is None else base.shards
         before = sum(shard.episodes for shard in there)
         if options["dry_run"]:
-            shown = _preview(stream, lambda place: sink.open(place, replace(context, overwrite=False, resume=False, base=None)))
+            shown = _preview(stream, writer)
             counts = shown.episodes + before, shown.steps + sum(shard.steps for shard in there), len(there)
         else:
             counts = _write(stream, writer, target)
@@ -380,28 +377,17 @@ def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> E
 # ---- what a dry run shows ----
 
 
-def _preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Preview:
-    """Read all of `stream`, and extrapolate the size of its files from the first ones, which `writer` writes at another place.
-
-    Raises what reading and writing would raise. Without any episode its figures are 0.
-    """
+def _preview(stream: EpisodeStream, sink: Sink) -> Preview:
+    """Read all of `stream`. Raises what reading and writing would raise. Without any episode its figures are 0."""
     first: Mapping[str, Any] = {}
-    episodes = steps = size = sampled = written = 0
-    with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder, writer(open_location(folder).join("sample")) as sample:
-        for batch in stream:
-            first = first or _described(batch)
-            episodes, steps, size = episodes + len(batch), steps + batch.num_steps, size + batch.nbytes
-            if sampled < SAMPLE:
-                sample.write(batch)
-                sampled += batch.nbytes
-            else:
-                sample.rehearse(batch)
-        if sampled:
-            written = committed(sample, assumptions={}, episodes_lost=None).bytes
+    episodes = steps = 0
+    for batch in stream:
+        first = first or _described(batch)
+        episodes, steps = episodes + len(batch), steps + batch.num_steps
+        sink.rehearse(batch)
     return Preview(
         episodes=episodes,
         steps=steps,
-        estimated_bytes=round(written * size / sampled) if sampled else 0,
         observation_space=describe(stream.observation_space),
         action_space=describe(stream.action_space),
         mappings=tuple(one.columns for one in stream.sources if one.columns is not None),

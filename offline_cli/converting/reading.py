@@ -164,11 +164,6 @@ class EpisodeStream:
         return said[0] if all(one == said[0] for one in said) else None
 
     @property
-    def environment_id(self) -> str | None:
-        """The id of `environment`."""
-        return None if self.environment is None else self.environment.id
-
-    @property
     def incomplete(self) -> list[str]:
         """A note on each dataset among the sources that lacks episodes, or was made from one that does."""
         notes = []

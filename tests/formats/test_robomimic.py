@@ -13,7 +13,7 @@ from hdf5_trees import assert_same, read, robomimic, tree, write
 
 from offline_cli import write_dataset
 from offline_cli.converting.convert import convert
-from offline_cli.converting.operations.selecting import split
+from offline_cli.converting.operations.splitting import split
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 

@@ -10,10 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-import orjson
-
-from offline_cli.checking.repair import LEFT_OUT
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
 from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
@@ -36,7 +32,6 @@ from offline_cli.tally import Lost
 
 __all__ = ["OwnFolder"]
 
-DIGITS: Final = 1e-9  # to which figures agree
 SPOILING: Final = ("duplicate-episode", "zero-length-episode", "unfinished-episode", "repeated-steps", "incomplete-episode")
 """Beside errors, what leaves something out of the figures, so that they differ for a reason that is reported already."""
 
@@ -106,7 +101,8 @@ class OwnFolder:
     def _facts(self, manifest: Manifest, *, allow_lost: bool) -> None:
         """The manifest by itself."""
         if not manifest.complete:
-            self._add("incomplete-dataset", self.location.url, **_incomplete(manifest))
+            fix = "" if UNFINISHED_WRITING in manifest.provenance else REPAIRED_FIX
+            self._add("incomplete-dataset", self.location.url, fix=fix)
         if manifest.episodes_lost:
             lost = ((kind, manifest.assumptions.get(kind)) for kind in Lost)
             example = ", ".join(f"{kind} {count:,}" for kind, count in lost if count)
@@ -162,41 +158,8 @@ class OwnFolder:
         manifest, source = self.manifest, self.location.url
         if manifest is None or self.findings.has(source) or self.findings.has(source, *SPOILING):
             return
-        counts, figures = seen.counts({}), seen.as_json()
+        counts = seen.counts({})
         for name in ("episodes", "steps", "terminated", "truncated"):
             have, said = getattr(counts, name), getattr(manifest.counts, name)
             if have != said:
                 self._add("count-mismatch", f"{source}, {have:,} {name}, the manifest says {said:,}")
-        for name in ("return", "length"):
-            mine, theirs = figures[name], manifest.statistics[name]  # type: ignore[literal-required]
-            if not _same_figures(mine, theirs):
-                words = f"{name}: {orjson.dumps(mine).decode()}, the manifest says {orjson.dumps(theirs).decode()}"
-                self._add("statistics-mismatch", f"{source}, {words}")
-
-
-def _incomplete(manifest: Manifest) -> dict[str, Any]:
-    """What to say of an incomplete dataset; it names only remedies that would be accepted."""
-    if UNFINISHED_WRITING in manifest.provenance:
-        return {}  # --resume continues from there
-    left_out = manifest.assumptions.get(LEFT_OUT, 0)
-    if left_out:
-        return {"example": f"repair left out {left_out:,} {'shard' if left_out == 1 else 'shards'}", "fix": REPAIRED_FIX}
-    if "repaired" in manifest.provenance:
-        example = "repair built the manifest anew from every shard, and nothing says whether there were to be more"
-        return {"severity": "note", "example": example, "fix": f"compare the counts with what was asked for; {REPAIRED_FIX}"}
-    return {
-        "severity": "error",
-        "example": "nothing in the manifest says what is missing, or how that came about",
-        "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",
-    }
-
-
-def _same_figures(mine: Any, theirs: Any) -> bool:
-    """Whether two distributions agree to nine digits of their largest figure."""
-    names = ("count", "min", "max", "mean", "std")
-    both = [
-        np.array([*(one[name] for name in names), *(value for _, value in sorted(one["quantiles"].items()))], np.float64)
-        for one in (mine, theirs)  # null is NaN, and "inf" infinity
-    ]
-    scale = np.abs(both[0][np.isfinite(both[0])]).max(initial=0.0)
-    return len(both[0]) == len(both[1]) and np.allclose(*both, rtol=DIGITS, atol=DIGITS * scale, equal_nan=True)

@@ -76,8 +76,6 @@ CODES: Final[dict[str, Code]] = {
     ),
     "both-flags": Code("warning", "episode", "terminated and truncated (terminated wins)", "set the one that ended it"),
     "zero-length-episode": Code("warning", "episode", "without a step", "convert it: such episodes are left out"),
-    "agent-twice": Code("warning", "episode", "of an agent twice in one game", "check agent_id and the id of the game"),
-    "agent-of-two-modules": Code("note", "episode", "in which an agent acts by another module", "choose one: --module-id"),
     "missing-final-observation": Code("warning", "episode", "no last observation (one is repeated)", "record new_obs too"),
     "reset-row": Code("warning", "episode", "beginning with a reset step (AutoresetMode.NEXT_STEP)", RESET),
     "reset-observation": Code("warning", "episode", "ending with the next reset's (AutoresetMode.SAME_STEP)", RESET),
@@ -121,7 +119,6 @@ CODES: Final[dict[str, Code]] = {
     "nan-in-extras": Code("warning", "step", "NaN in an extra model output", "leave the column out unless you need it"),
     "infinite-in-extras": Code("warning", "step", "infinite in an extra model output", "masked logits may be; else drop it"),
     "constant-dimension": Code("note", "dimension", "with one value throughout", "leave it out if it tells nothing"),
-    "saturated-dimension": Code("note", "dimension", "with a tenth of its values on a bound", "check the scale, and clipping"),
     "spaces-inferred": Code("note", "source", "without declared spaces, so that nothing lies outside them", "give --env"),
     "action-scale-unknown": Code("note", "source", "whose Box actions are of unknown scale", "give --action-scale"),
     "assumption": Code("note", "assumption", "made in reading or writing it (docs/assumptions.md)", "check that they hold"),
@@ -133,7 +130,6 @@ CODES: Final[dict[str, Code]] = {
     "shard-hash": Code("error", "shard", "other content than the manifest's sha256 says, maybe another shard's", DROP),
     "shard-columns": Code("error", "shard", "other columns than the manifest's spaces ask for", AGAIN),
     "count-mismatch": Code("error", "count", "other than the manifest says", AGAIN),
-    "statistics-mismatch": Code("error", "column", "other statistics than the manifest says", AGAIN),
     "unlisted-file": Code(
         "error",
         "file",
@@ -142,14 +138,7 @@ CODES: Final[dict[str, Code]] = {
         "warning for names with a leading dot or underscore, which readers pass over",
     ),
     "leftover-file": Code("warning", "file", "half-written, left by a writer that was killed", "offline-cli repair removes it"),
-    "incomplete-dataset": Code(
-        "warning",
-        "dataset",
-        "incomplete, according to its manifest",
-        "the same command with --resume",
-        "note where repair built a lost manifest anew from every shard: nothing says what was asked for; error where "
-        "nothing in the manifest bears it out: readers refuse that",
-    ),
+    "incomplete-dataset": Code("warning", "dataset", "incomplete, by its manifest", "the same command with --resume"),
     "damaged-quarantine": Code("warning", "file", "of rows set aside that cannot be read (--deep)", "remove it"),
     "quarantined-rows": Code("note", "file", "of rows that were set aside on writing", "see what is in quarantine/"),
 }

@@ -1,4 +1,4 @@
-"""What episodes must share to be one dataset: structure, spaces, action scale; and the agents of games.
+"""What episodes must share to be one dataset: structure, spaces, action scale.
 
 All episodes of one source have one structure and one pair of spaces. Dtypes of observations and actions may differ (they get
 those of the spaces); an extra model output has no space to say which dtype is right, so a dtype that differs is another
@@ -7,7 +7,6 @@ structure. Between sources it is not: numbers of two dtypes get one that holds b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import describe, same_space
 from offline_cli.trees import flatten
 
-__all__ = ["Agents", "Structures"]
+__all__ = ["Structures"]
 
 Forms = dict[str, str]  # of leaves, by path
 
@@ -95,30 +94,3 @@ def _shapes(batch: EpisodeBatch) -> Forms:
 def _dtypes(batch: EpisodeBatch) -> Forms:
     leaves = (leaf for name, tree in batch.extra.items() for leaf in flatten(tree, f"extra {name}"))
     return {path: f"{leaf.dtype} of shape {list(leaf.shape[1:])}" for path, leaf in leaves}
-
-
-class Agents:
-    """Whether the episodes of several agents fit each other: one of each agent in a game, one module that an agent acts by."""
-
-    def __init__(self) -> None:
-        self.episodes: Counter[str] = Counter()  # by agent
-        self.modules: Counter[str] = Counter()  # by module
-        self._played: set[tuple[str, str]] = set()  # games, each with one of its agents
-        self._module_of: dict[str, str | None] = {}
-
-    def problems(self, batch: EpisodeBatch) -> Iterator[Found]:
-        """Look at the ids of its episodes."""
-        none = (None,) * len(batch)
-        self.modules.update(name for name in batch.module_ids or () if name is not None)
-        self.episodes.update(name for name in batch.agent_ids or () if name is not None)
-        ids = zip(batch.ids, batch.multi_agent_ids or none, batch.agent_ids or none, batch.module_ids or none, strict=True)
-        for name, game, agent, module in ids if batch.agent_ids is not None else ():
-            if agent is None:
-                continue
-            if game is not None and (game, agent) in self._played:
-                yield Found("agent-twice", 1, iter([f"episode {name}: agent {agent} of {game}"]), [name])
-            elif game is not None:
-                self._played.add((game, agent))
-            before = self._module_of.setdefault(agent, module)
-            if before != module:
-                yield Found("agent-of-two-modules", 1, iter([f"episode {name}: {module}, before {before}"]), [name])

@@ -20,7 +20,7 @@ import numpy as np
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
-from offline_cli.checking.validate.structures import Agents, Structures
+from offline_cli.checking.validate.structures import Structures
 from offline_cli.checking.validate.values import Dimensions, value_problems
 from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
 from offline_cli.converting.reset_rows import Resets
@@ -118,8 +118,8 @@ def validate(
         deep=options["deep"],
         strict=options["strict"],
         seconds=round(time.monotonic() - began, 3),
-        agents=sum((check.agents.episodes for check in checks.values()), Counter()),
-        modules=sum((check.agents.modules for check in checks.values()), Counter()),
+        agents=sum((check.agents for check in checks.values()), Counter()),
+        modules=sum((check.modules for check in checks.values()), Counter()),
     )
 
 
@@ -180,7 +180,8 @@ class _Checks:
         self._name, self.meanings = source.info.location, source.info.meanings
         self._inferred = source.info.manifest is not None and source.info.spaces_inferred
         self._said, self._scale = env_spaces or source.info.spaces, scale or source.info.action_scale
-        self.agents, self.episodes, self.steps, self.has_any = Agents(), 0, 0, False
+        self.agents, self.modules = Counter[str](), Counter[str]()  # episodes by name
+        self.episodes, self.steps, self.has_any = 0, 0, False
         self._dimensions, self._resets, self._statistics = Dimensions(), Resets(), EpisodeStatistics()
 
     def see(self, batch: EpisodeBatch) -> None:
@@ -193,10 +194,11 @@ class _Checks:
         for found in (
             value_problems(batch, spaces, self._scale, self.meanings),
             self._structures.problems(self._name, batch, spaces, declared=declared, inferred=self._inferred),
-            self.agents.problems(batch),
         ):
             self._findings.add_found(self._name, found)
-        self._dimensions.see(batch, spaces, self._scale)
+        self.agents.update(name for name in batch.agent_ids or () if name is not None)
+        self.modules.update(name for name in batch.module_ids or () if name is not None)
+        self._dimensions.see(batch)
         self._resets.see(batch)
         self._statistics.add(batch)
 

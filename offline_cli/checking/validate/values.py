@@ -7,15 +7,11 @@
   outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist is
   an error in both.
 * Actions of the scale `normalized` lie in [-1, 1] where their Box has a bound on every side and holds floats.
-* A dimension is saturated where a tenth or more of its values, but not all, lie on a finite bound of its Box, as after
-  clipping; one that knows no value between its bounds (one-hot, on/off) is not.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,8 +31,6 @@ __all__ = ["Dimensions", "Found", "Spaces", "value_problems"]
 
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
-SHARE: Final = 0.1  # of values on a bound
-MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
 NOT_NORMALIZED: Final = (
     "convert with --action-scale env, where they are in the environment's units; otherwise clip them to [-1, 1]"
 )
@@ -198,69 +192,31 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 # ---- dimensions ----
 
 
-@dataclass(slots=True)
-class _Extremes:
-    """Figures of one leaf, arrays of the shape of one value."""
-
-    low: NDArray[Any]
-    high: NDArray[Any]
-    bounds: tuple[NDArray[Any], NDArray[Any]] | None  # NaN where there is none; None: saturation is meaningless here
-    rows: int = 0
-    on_bound: NDArray[np.int64] | int = 0
-
-
 class Dimensions:
-    """Constant and saturated dimensions of one source: of observations, actions and rewards, each element by itself."""
+    """Dimensions of one value throughout a source: of observations, actions and rewards, each element by itself."""
 
     def __init__(self) -> None:
-        self._leaves: dict[str, _Extremes] = {}
+        self._ends: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # smallest and largest of each element, by path
+        self._rows = 0
 
-    def see(self, batch: EpisodeBatch, known: Spaces, scale: str) -> None:
+    def see(self, batch: EpisodeBatch) -> None:
         """Add the values of `batch`."""
-        trees = (Columns.OBS, batch.obs, known[0]), (Columns.ACTIONS, batch.actions, known[1])
-        for name, tree, space in (*trees, (Columns.REWARDS, batch.rewards, None)):
-            parts = {} if space is None else leaf_spaces(space, name)
+        self._rows += batch.num_steps
+        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions), (Columns.REWARDS, batch.rewards)):
             for path, leaf in flatten(tree, name):
-                if leaf.dtype.kind in "biuf" and leaf.size:
-                    self._see(path, leaf, parts.get(path), scale if name == Columns.ACTIONS else ENV_SCALE)
-
-    def _see(self, path: str, leaf: NDArray[Any], space: Space | None, scale: str) -> None:
-        values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
-        low, high = (np.asarray(extreme.reduce(values, axis=0)) for extreme in (np.fmin, np.fmax))  # NaN is left out
-        known = self._leaves.setdefault(path, _Extremes(low, high, _saturable(leaf, space, scale)))
-        if known.low.shape != leaf.shape[1:]:
-            return  # reported as mixed structures
-        known.rows += len(leaf)
-        known.low, known.high = np.fmin(known.low, low), np.fmax(known.high, high)
-        if known.bounds is not None:
-            known.on_bound = known.on_bound + sum(np.count_nonzero(leaf == bound, axis=0) for bound in known.bounds)
+                if leaf.dtype.kind not in "biuf" or not leaf.size:
+                    continue
+                values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
+                ends = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)  # NaN is left out
+                known = self._ends.setdefault(path, ends)
+                if np.shape(known[0]) == leaf.shape[1:]:  # else reported as mixed structures
+                    self._ends[path] = np.fmin(known[0], ends[0]), np.fmax(known[1], ends[1])
 
     def problems(self, meanings: Meanings) -> Iterator[Found]:
         """What all values together show."""
-        for path, leaf in self._leaves.items():
-            constant = np.asarray(leaf.low == leaf.high) & (leaf.rows > 1)
-            saturated = (leaf.on_bound >= np.float64(SHARE * leaf.rows)) & (leaf.on_bound < np.float64(leaf.rows)) & ~constant
-            saturated &= leaf.bounds is not None and leaf.rows > 1
-            if constant.any():
-                named = _named(path, constant, meanings)
-                places = (f"{name} is always {leaf.low[at]!s}" for at, name in named)
-                yield Found("constant-dimension", int(np.count_nonzero(constant)), places, [])
-            if saturated.any():
-                shares = np.asarray(leaf.on_bound) / leaf.rows
-                named = _named(path, saturated, meanings)
-                places = (f"{name}: {shares[at]:.0%} on a bound" for at, name in named)
-                yield Found("saturated-dimension", int(np.count_nonzero(saturated)), places, [])
-
-
-def _named(path: str, chosen: NDArray[np.bool_], meanings: Meanings) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Index and name of each chosen element."""
-    return ((tuple(at), meanings.named(path, at, chosen.shape)) for at in np.argwhere(chosen).tolist())
-
-
-def _saturable(leaf: NDArray[Any], space: Space | None, scale: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """The bounds that values of a Box of floats may lie on."""
-    is_box = isinstance(space, spaces.Box) and leaf.dtype.kind == "f" and leaf.shape[1:] == space.shape
-    if space is None or not is_box or math.prod(leaf.shape[1:]) > MAX_ELEMENTS:
-        return None
-    low, high = (np.where(np.isfinite(side), side, np.nan) for side in bounds_of(space, scale))  # nothing equals NaN
-    return None if np.isnan(low).all() and np.isnan(high).all() else (low, high)
+        for path, (low, high) in self._ends.items() if self._rows > 1 else ():
+            constant = np.asarray(low == high)
+            named = [(tuple(at), meanings.named(path, at, constant.shape)) for at in np.argwhere(constant).tolist()]
+            if named:
+                places = (f"{name} is always {low[at]!s}" for at, name in named)
+                yield Found("constant-dimension", len(named), places, [])

@@ -1,40 +1,31 @@
-"""`filter`, `sample` and `split`: episodes of any sources, in the order of the sources, as one dataset or several."""
+"""`filter` and `sample`: some episodes of any sources, in the order of the sources, as one dataset."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final, Unpack
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.choices import Count, Share, Whole
 from offline_cli.columns import Columns
-from offline_cli.converting.operations.choosing import Parts, drawn, listed_ids, problem_ids, share_of, top
 from offline_cli.converting.operations.conditions import Condition
-from offline_cli.converting.operations.operation import (
-    NOWHERE,
-    Operation,
-    OperationOptions,
-    OperationResult,
-    Survey,
-    Target,
-    with_options,
-)
-from offline_cli.datasets.dataset import holds_dataset
-from offline_cli.datasets.file_names import MANIFEST, WRITING
-from offline_cli.datasets.manifest import Manifest
-from offline_cli.errors import NoData, OutputExists, UsageError
+from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, Survey, with_options
+from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.storage.locations import Location, Sources, open_location
 
-__all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
-
 SHOWN: Final = 5  # ids that a message lists
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +40,6 @@ class FilterResult(OperationResult):
 class SampleResult(OperationResult):
     """What `sample` read and wrote."""
 
-    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
-
-
-@dataclass(frozen=True, slots=True)
-class SplitResult(OperationResult):
-    """What `split` read and wrote, in sums over the parts."""
-
-    parts: Mapping[str, Mapping[str, Any]]  # by name: out, episodes, steps
     chosen_by: Mapping[str, Any]  # what was asked for, and the seed
 
 
@@ -174,65 +157,52 @@ def sample(
     return SampleResult(**operation.write_chosen(survey, chosen, by), chosen_by=by)
 
 
-@with_options
-def split(
-    sources: Sources,
-    out: str | os.PathLike[str] | Location,
-    *,
-    fractions: Mapping[str, float] | str | None = None,
-    counts: Mapping[str, int] | str | None = None,
-    by: str | None = None,
-    seed: Whole = 0,
-    **options: Unpack[OperationOptions],
-) -> SplitResult:
-    """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
+# ---- which episodes are taken ----
 
-    Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
-    have exactly the episodes they should, by the largest remainder. Each part is committed by itself, in their order; `resume`
-    leaves those alone that are complete.
 
-    Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
+def top(returns: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
+    """(E,) the `fraction` of the episodes with the highest returns, at least one; the first of equal ones, and none of NaN."""
+    order = np.argsort(-returns, kind="stable")[: share_of(len(returns), fraction)]
+    found = np.zeros(len(returns), np.bool_)
+    found[order] = True
+    return found & ~np.isnan(returns)
+
+
+def share_of(episodes: int, fraction: float) -> int:
+    """How many episodes a fraction of them is: the nearest whole number, at least 1."""
+    return max(1, int(np.floor(episodes * fraction + 0.5)))
+
+
+def drawn(episodes: int, seed: int) -> NDArray[np.int64]:
+    """(E,) their numbers in random order, the same for a seed."""
+    return np.argsort(np.random.default_rng(seed).random(episodes), kind="stable")
+
+
+def listed_ids(place: Location) -> list[str]:
+    """The ids in a file, one a line, each once. Raises BadData for no UTF-8, NoData where there is none, StorageNotFound."""
+    try:
+        text = place.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadData(f"not UTF-8 text: {error}", where=place.url, fix="one id a line, in UTF-8") from error
+    ids = list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line.strip()))
+    if not ids:
+        raise NoData("no id is in the file", where=place.url, fix="one id a line")
+    return ids
+
+
+def problem_ids(place: Location) -> list[str]:
+    """Ids of the episodes that a result of `validate --json` names for an error or a warning.
+
+    A note on stderr names the problems that name no episode. Raises BadData for another file, StorageNotFound.
     """
-    wanted = Parts.of(fractions, counts, by)
-    asked = wanted.asked(seed)
-    operation = Operation.begun("split", sources, out, options)
-    if holds_dataset(operation.out):
-        fix = "give another --out: parts are folders in it"
-        raise OutputExists("a dataset is here", where=operation.out.url, fix=fix)
-    for name in wanted.amounts:  # before anything is read
-        _done(operation, _target(operation, name, asked))
-    survey = operation.survey(() if by is None else (by,))
-    names, part_of = wanted.drawn(survey, seed, operation.where)
-    targets = [_target(operation, name, asked) for name in names]
-    complete = [_done(operation, target) for target in targets]
-    left = [number for number, manifest in enumerate(complete) if manifest is None]
-    if not left:
-        operation.check_target(targets[0].place)  # which says that it is complete
-    goes_to = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
-    goes_to[left] = np.arange(len(left))
-    to_write = [] if options["dry_run"] else [targets[number] for number in left]
-    stream, written = operation.write(to_write, survey, goes_to[part_of])
-    parts, lengths = dict[str, dict[str, Any]](), survey.column(Columns.LENGTH)
-    for number, (name, target) in enumerate(zip(names, targets, strict=True)):
-        mine = part_of == number
-        parts[name] = {"out": target.place.url, "episodes": int(mine.sum()), "steps": int(lengths[mine].sum())}
-    counted: dict[str, Any] = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
-    counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
-    counted["shards"] = sum(len(manifest.shards) for manifest in (*complete, *written) if manifest is not None)
-    return SplitResult(**operation.figures(stream, written, **counted), parts=parts, chosen_by=asked)
-
-
-def _target(operation: Operation, name: str, asked: Mapping[str, Any]) -> Target:
-    return Target(operation.out.join(name), {**asked, "part": name})
-
-
-def _done(operation: Operation, target: Target) -> Manifest | None:
-    """The manifest of a part that `resume` finds complete; None where it is to be written. Raises as `check_target` does."""
-    place, options = target.place, operation.options
-    if options["resume"] and not options["overwrite"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
-        found = Manifest.read(place)
-        said = found.provenance.get("operation")
-        if found.complete and isinstance(said, dict) and said.get("identity") == operation.identity_hash(target.by):
-            return found
-    operation.check_target(place)
-    return None
+    try:
+        problems = orjson.loads(place.read_bytes())["problems"]
+        named = {
+            one["code"]: list(map(str, one["details"].get("episodes", ()))) for one in problems if one["severity"] != "note"
+        }
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        fix = "write it again: offline-cli validate SRC --json > FILE"
+        raise BadData("this is no result of validate --json", where=place.url, fix=fix) from error
+    if vague := [code for code, ids in named.items() if not ids]:
+        _log.warning("note: %s: these problems name no episode, and none is left out for them", ", ".join(vague))
+    return list(dict.fromkeys(chain.from_iterable(named.values())))

@@ -19,7 +19,7 @@ from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge, repack
-from offline_cli.converting.operations.selecting import split
+from offline_cli.converting.operations.splitting import split
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
