@@ -23,8 +23,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.trees import flatten
 
-__all__ = ["PARTS", "ColumnStatistics", "ColumnsBuilder", "Spread", "SpreadBuilder", "means_over_time"]
-
 MAX_ELEMENTS: Final = 1024
 CHUNK: Final = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 MAX_SPREADS: Final = 16  # of one leaf; a larger one has one for all its elements

@@ -41,8 +41,6 @@ ABOUT_READING: Final = (  # what a manifest alone does not answer
 SHOWN_STEPS: Final = 5  # of an episode, at either end
 TIMELINE: Final = 32  # parts of an episode whose means are shown
 
-__all__ = ["Inspection", "inspect"]
-
 
 @dataclass(frozen=True, slots=True)
 class Inspection:

@@ -62,26 +62,8 @@ from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "provenance_of", "write_episodes"]
-
 SHOWN_STEPS = 3
 SHOWN_NUMBERS = 8  # of one value
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What is in the episodes that would be written."""
-
-    episodes: int
-    steps: int
-    observation_space: str
-    action_space: str
-    mappings: Sequence[Mapping[str, str]]  # of each table: its columns by ours
-    first_episode: Mapping[str, Any]  # id, length, return, flags and the first steps, as JSON values
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, without the counts, which the result of the conversion has too."""
-        return {name: getattr(self, name) for name in self.__slots__ if name not in ("episodes", "steps")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +90,7 @@ class ConvertResult:
     spaces_inferred: bool
     on_error: str  # the treatment of rows that could not be read: "fail" | "skip" | "quarantine"
     dry_run: bool  # nothing was written
-    preview: Preview | None  # only of a dry run
+    preview: Mapping[str, Any] | None  # of a dry run: both spaces in words, mappings of tables, the first episode
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -118,7 +100,6 @@ class ConvertResult:
             **plain,
             "rejected": [dict(reject) for reject in self.rejected],
             "assumptions": dict(sorted(self.assumptions.items())),
-            "preview": self.preview and self.preview.as_dict(),
         }
 
 
@@ -227,8 +208,8 @@ def convert(
         shown, there = None, () if base is None else base.shards
         before = sum(shard.episodes for shard in there)
         if options["dry_run"]:
-            shown = _preview(stream, writer)
-            counts = shown.episodes + before, shown.steps + sum(shard.steps for shard in there), len(there)
+            sizes, shown = _preview(stream, writer)
+            counts = sizes[0] + before, sizes[1] + sum(shard.steps for shard in there), len(there)
         else:
             counts = _write(stream, writer, target)
         tally, rejects = stream.tally, stream.rejects
@@ -377,22 +358,17 @@ def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> E
 # ---- what a dry run shows ----
 
 
-def _preview(stream: EpisodeStream, sink: Sink) -> Preview:
-    """Read all of `stream`. Raises what reading and writing would raise. Without any episode its figures are 0."""
-    first: Mapping[str, Any] = {}
+def _preview(stream: EpisodeStream, sink: Sink) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Read all of `stream`: how many episodes and steps there are, and `ConvertResult.preview`. Raises as writing would."""
+    first: dict[str, Any] = {}
     episodes = steps = 0
     for batch in stream:
         first = first or _described(batch)
         episodes, steps = episodes + len(batch), steps + batch.num_steps
         sink.rehearse(batch)
-    return Preview(
-        episodes=episodes,
-        steps=steps,
-        observation_space=describe(stream.observation_space),
-        action_space=describe(stream.action_space),
-        mappings=tuple(one.columns for one in stream.sources if one.columns is not None),
-        first_episode=first,
-    )
+    spaces = {name: describe(getattr(stream, name)) for name in ("observation_space", "action_space")}
+    mappings = [one.columns for one in stream.sources if one.columns is not None]
+    return (episodes, steps), {**spaces, "mappings": mappings, "first_episode": first}
 
 
 def _described(batch: EpisodeBatch) -> dict[str, Any]:

@@ -30,9 +30,6 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = ["Declared", "Extremes", "as_space", "check_fits", "check_same_extra", "check_same_shapes", "declared"]
-__all__ += ["extra_dtypes", "extra_kinds", "in_words", "misfits", "two_spaces", "unused_choices"]
-
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
 TWO_DATASETS = "convert the two kinds of recording into two datasets"
 OTHER_EXTRAS = f"convert or merge them with --extras common, which keeps what both have; or {TWO_DATASETS}"
@@ -262,18 +259,10 @@ def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterat
 # ---- what sources declare ----
 
 
-class _Said(NamedTuple):
-    by: str  # who
-    where: str  # of the source
-    space: Space | None
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """Observation and action space, as far as they are declared."""
 
-    observation: Space | None
-    action: Space | None
+    spaces: tuple[Space | None, Space | None]
     said_by: tuple[str, str]  # who declares each of them
     by_env: bool  # whether the environment declares one of them, in place of the sources
 
@@ -287,37 +276,24 @@ def declared(
 ) -> Declared:
     """What `sources`, their `first` episodes and `env` with its spaces declare, and the dataset that they are `added_to`.
 
-    Raises SpaceMismatch.
+    The space of an environment counts where nobody else declares one, or others differ. Raises SpaceMismatch.
     """
     alone = env_spaces is None and added_to is None
     certain = [one for one in sources if alone or not one.spaces_inferred]
-    known = [(one.said_by, one.location, one.spaces) for one in ([] if added_to is None else [added_to]) + certain]
+    pairs = [(one.said_by, one.location, one.spaces) for one in (certain if added_to is None else [added_to, *certain])]
     if not sources[0].spaces_inferred:
-        known.append((THE_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
-    found = [
-        _one_space(
-            name,
-            [_Said(by, where, pair[part]) for by, where, pair in known],
-            env_spaces and _Said(f"--env {env}", "", env_spaces[part]),
-        )
-        for part, name in enumerate(("observation", "action"))
-    ]
-    by_env = env_spaces is not None and any(one.space is space for one, space in zip(found, env_spaces, strict=True))
-    return Declared(found[0].space, found[1].space, (found[0].by, found[1].by), by_env)
-
-
-def _one_space(name: str, said: Sequence[_Said], of_env: _Said | None) -> _Said:
-    """The space that all declarations agree on; that of the environment where there is none, or where they differ."""
-    known = [entry for entry in said if entry.space is not None]
-    if not known:
-        return of_env or _Said(THE_SOURCE, "", None)
-    different = next((entry for entry in known if not same_space(entry.space, known[0].space)), None)
-    if different is None:
-        by_env = of_env is not None and known[0].space is of_env.space  # a reader that was given them
-        return of_env if by_env and of_env is not None else known[0]
-    if of_env is None:
-        raise two_spaces(name, (known[0].where, known[0].space), (different.where, different.space))
-    return of_env
+        pairs.append((THE_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
+    chosen, said_by, by_env = list[Space | None](), list[str](), False
+    for part, name in enumerate(("observation", "action")):
+        known = [(by, where, pair[part]) for by, where, pair in pairs if pair[part] is not None]
+        unlike = next((one for one in known if not same_space(one[2], known[0][2])), None)
+        if unlike is not None and env_spaces is None:
+            raise two_spaces(name, known[0][1:], unlike[1:])
+        if env_spaces is not None and (not known or unlike is not None or known[0][2] is env_spaces[part]):
+            known, by_env = [(f"--env {env}", "", env_spaces[part])], True  # maybe of a reader that was given them
+        chosen.append(known[0][2] if known else None)
+        said_by.append(known[0][0] if known else THE_SOURCE)
+    return Declared((chosen[0], chosen[1]), (said_by[0], said_by[1]), by_env)
 
 
 def two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space | None]) -> SpaceMismatch:

@@ -21,8 +21,6 @@ from offline_cli.formats.source import StartKind
 from offline_cli.tally import AFTER, GAP
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, same_leaf
 
-__all__ = ["OpenEpisode", "after_end", "as_json", "broken", "chains", "changed", "lacks_final", "start_kind"]
-
 
 @dataclass(slots=True)
 class OpenEpisode:

@@ -19,8 +19,6 @@ from offline_cli.progress import no_progress
 from offline_cli.scopes import Scope
 from offline_cli.tally import OnError, Rejects, RejectsAhead, Tally
 
-__all__ = ["on_workers"]
-
 PART_BYTES: Final = 16 << 20  # of files, in a partition
 FEWEST: Final = 32  # partitions of small files
 MOST: Final = 4096  # partitions

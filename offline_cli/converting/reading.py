@@ -45,8 +45,6 @@ from offline_cli.storage.locations import Sources
 from offline_cli.tally import INCOMPLETE, MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
 from offline_cli.trees import flatten
 
-__all__ = ["EpisodeStream", "read_episodes"]
-
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 
 
@@ -101,7 +99,7 @@ class EpisodeStream:
         spaces = self.observation_space, self.action_space
         if self._all_say_spaces:
             _check_same_spaces(batch, *spaces)
-        batch = _checked(batch, spaces, self._said_by, self._episodes.place_of, self.meanings)
+        batch = _checked(batch, spaces, self._said_by, self._episodes.stitcher.place_of, self.meanings)
         return conform(batch, *spaces, self._episodes.extra_dtypes)
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
@@ -264,9 +262,9 @@ def read_episodes(
         meanings, meanings_assumed = joined([(one.location, one.meanings) for one in everywhere], _columns_of(first))
         name = None if env is None else env.id
         if env_spaces is not None:
-            _checked(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, meanings)
+            _checked(first, env_spaces, (f"--env {name}",) * 2, episodes.stitcher.place_of, meanings)
         known = declared(said, first, name, env_spaces, None if added_to is None else added_to.info)
-        observation, action, inferred = known.observation, known.action, False
+        (observation, action), inferred = known.spaces, False
         if observation is None or action is None:
             guessed, inferred = episodes.inferred_spaces(), True
             for was, space, column, kind in zip(
@@ -277,7 +275,7 @@ def read_episodes(
             observation, action = observation or guessed[0], action or guessed[1]
         else:
             spaces = observation, action
-            episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
+            episodes.agree_on_extras(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
         if added_to is not None and added_to.first is not None:
             episodes.fit_into(added_to.first)
         episodes.assume("meaning-assumed", meanings_assumed)

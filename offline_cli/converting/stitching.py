@@ -50,8 +50,6 @@ from offline_cli.tally import (
     Tally,
 )
 
-__all__ = ["Stitcher"]
-
 
 @dataclass(slots=True)
 class Stitcher:

@@ -28,8 +28,6 @@ from offline_cli.spaces import Space
 from offline_cli.stop_signals import check
 from offline_cli.tally import INCOMPLETE, OnError, Reject, Rejects, Tally
 
-__all__ = ["CHOSEN", "AddedTo", "ExtraOutputs", "Extras", "WholeEpisodes", "first_batch", "stitched"]
-
 KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the memory for data
 
 
@@ -172,7 +170,7 @@ class WholeEpisodes:
     _assumed: Counter[str] = field(default_factory=Counter)  # by the caller, of all the sources
     _ahead: deque[tuple[str, EpisodeBatch]] = field(default_factory=deque)  # drawn already, with their sources
     _rest: Iterator[tuple[str, EpisodeBatch]] = field(default_factory=lambda: iter(()))
-    _stitcher: Stitcher = field(init=False)
+    stitcher: Stitcher = field(init=False)
     _resets: dict[str, Resets] = field(default_factory=dict)  # by location; what is left out of each batch that is drawn
 
     def __post_init__(self) -> None:
@@ -202,10 +200,10 @@ class WholeEpisodes:
             if source.info.manifest is not None and not source.info.manifest.complete:
                 self.tally.assume(INCOMPLETE)
         earlier = None if self.added_to is None else self.added_to.episodes
-        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
+        self.stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
         for resets in self._resets.values():
             resets.look()
-        self._rest = self._drawn(stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit))
+        self._rest = self._drawn(stitched(self.sources, self.stitcher, self.on_progress, self.extras, self.limit))
 
     def _drawn(self, batches: Iterator[EpisodeBatch]) -> Iterator[tuple[str, EpisodeBatch]]:
         for batch in batches:
@@ -249,15 +247,10 @@ class WholeEpisodes:
             return self._ahead[0][1]
         if self.tally.duplicates_dropped and self.added_to is not None and self.added_to.first is not None:
             return self.added_to.first
-        bad, aside = self.rejects.unreadable, self.rejects.count - self.rejects.unreadable
-        said = [f"{bad:,} rows could not be read"] * bool(bad) + [f"{aside:,} were left out with their episodes"] * bool(aside)
-        what = f"no episode is in the source{'; ' * bool(said)}{', and '.join(said)}"
-        fix = "--on-error fail shows the first bad row" if said else "check that the recording wrote any steps"
-        raise NoData(what, where=", ".join(source.info.location for source in self.sources), fix=fix)
-
-    def place_of(self, episode: str, step: int) -> str:
-        """File and row, or the source alone where rows are not known, of a step of an episode that was drawn."""
-        return self._stitcher.place_of(episode, step)
+        lost = f": {self.rejects.count:,} rows could not be read, or are of such episodes" if self.rejects.count else ""
+        fix = "--on-error fail shows the first bad row" if lost else "check that the recording wrote any steps"
+        where = ", ".join(source.info.location for source in self.sources)
+        raise NoData(f"no episode is in the source{lost}", where=where, fix=fix)
 
     def inferred_spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all.
@@ -278,7 +271,7 @@ class WholeEpisodes:
             self._begin()
         return self.extremes.spaces()
 
-    def compare_later_sources(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:
+    def agree_on_extras(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:
         """Find dtypes that hold the extra model outputs of all sources, by their first batches: spaces do not cover these.
 
         `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode where the sources have different

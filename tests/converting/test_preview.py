@@ -39,7 +39,7 @@ def test_a_dry_run_shows_the_first_episode(data: tuple[Path, EpisodeBatch], tmp_
     folder, batch = data
     shown = convert(folder, str(tmp_path / "D"), dry_run=True).preview
     assert shown is not None
-    first = shown.first_episode
+    first = shown["first_episode"]
     assert (first["eps_id"], first["length"], first["return"]) == (batch.ids[0], 5, pytest.approx(batch.rewards[:5].sum()))
     assert first["first_steps"][0]["obs"] == pytest.approx(batch.acted_obs()[0])
     assert [step["actions"] for step in first["first_steps"]] == batch.actions[:3].tolist()

@@ -40,7 +40,7 @@ def test_demonstrations_come_in_the_order_of_their_numbers_with_their_last_obser
     last = batch.obs["pos"][batch.obs_starts[1:] - 1]
     np.testing.assert_array_equal(last, np.stack([arrays[f"data/demo_{i}/next_obs/pos"][-1] for i in range(11)]))
     assert batch.terminated.all()
-    assert (stream.action_scale, stream.environment_id) == ("normalized", "Lift")
+    assert (stream.action_scale, stream.environment and stream.environment.id) == ("normalized", "Lift")
     assert stream.action_space == spaces.Box(-1, 1, (4,), np.float64)
     np.testing.assert_array_equal(batch.extra["step_dones"][:7], arrays["data/demo_0/dones"])
 

@@ -18,8 +18,6 @@ from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, U
 from offline_cli.parquet.reading import OTHER_SHARD
 from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
-__all__ = ["Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
-
 PLACES: Final = 10  # shown of each problem
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report themselves."""
@@ -32,26 +30,49 @@ RENAMED: Final[dict[str, tuple[str, Severity]]] = {
     "duplicate-row": ("repeated-steps", "note"),
 }
 """Assumptions that are problems of another name."""
+KEYS: Final = ("code", "severity", "where", "what", "fix", "count", "source", "details")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Problem:
     """One kind of problem in one source."""
 
+    source: str  # the folder, files or URL that was given
     code: str  # docs/validate.md lists them
     severity: Severity
-    where: str  # the first place
-    what: str
-    fix: str
-    count: int  # of what: see the code
-    source: str  # the folder, files or URL that was given
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """places: the first 10; episodes: ids of those concerned, where they are known; inherited: how many a dataset has from what
-    it was made from."""
+    count: int = 0  # of what: see the code
+    places: list[str] = field(default_factory=list)  # the first 10
+    episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
+    example: str = ""  # the first one, as text
+    remedy: str = ""  # in place of that of the code
+    more: dict[str, Any] = field(default_factory=dict)  # `inherited`: how many a dataset has from what it was made from
+
+    @property
+    def where(self) -> str:
+        """The first place."""
+        return self.places[0] if self.places else self.source
+
+    @property
+    def what(self) -> str:
+        """Count and meaning."""
+        known = CODES[self.code]
+        what = f"{self.count:,} {known.unit}{'s' * (self.count != 1)}: {known.meaning}"
+        return f"{what}: {self.example}" if self.example else what
+
+    @property
+    def fix(self) -> str:
+        """What to do."""
+        return self.remedy or CODES[self.code].fix
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Places, ids of episodes where they are known, and more."""
+        episodes = {"episodes": list(self.episodes)} if self.episodes else {}
+        return {"places": self.places, **episodes, **self.more}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in KEYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +123,11 @@ class Validation:
         return {**known, **agents, **lists, **severities, "problems": problems, "passed": self.passed}
 
 
-@dataclass(slots=True)
-class _Entry:
-    """One code in one source."""
-
-    severity: Severity
-    count: int = 0
-    places: list[str] = field(default_factory=list)
-    episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
-    example: str = ""  # the first one, as text
-    fix: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
-
-    def problem(self, source: str, code: str) -> Problem:
-        """The entry in words."""
-        known = CODES[code]
-        what = f"{self.count:,} {known.unit}{'s' * (self.count != 1)}: {known.meaning}"
-        return Problem(
-            code=code,
-            severity=self.severity,
-            where=self.places[0] if self.places else source,
-            what=f"{what}: {self.example}" if self.example else what,
-            fix=self.fix or known.fix,
-            count=self.count,
-            source=source,
-            details={
-                "places": self.places,
-                **({"episodes": list(self.episodes)} if self.episodes else {}),
-                **self.details,
-            },
-        )
-
-
 class Findings:
     """What was found so far."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], _Entry] = {}  # by source and code
+        self._found: dict[tuple[str, str], Problem] = {}  # by source and code
 
     def add(
         self,
@@ -158,12 +147,12 @@ class Findings:
         `places` is drawn from only as far as places are shown. `example` describes the first one. `episodes`: ids of all that
         are concerned.
         """
-        entry = self._entries.setdefault((source, code), _Entry(severity or CODES[code].severity))
+        entry = self._found.setdefault((source, code), Problem(source, code, severity or CODES[code].severity))
         entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
         entry.count += count
         entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
-        entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
-        entry.details.update(details or {})
+        entry.example, entry.remedy = entry.example or example, entry.remedy or as_convert_would(fix)
+        entry.more.update(details or {})
         entry.episodes.update(dict.fromkeys(episodes))
 
     def add_found(self, source: str, found: Iterable[Found]) -> None:
@@ -183,18 +172,17 @@ class Findings:
 
     def has(self, source: str, *codes: str) -> bool:
         """Whether any of these was found in `source`; without codes, whether any error was."""
-        found = {code: entry for (place, code), entry in self._entries.items() if place == source}
-        return any(code in found for code in codes) if codes else any(entry.severity == "error" for entry in found.values())
+        found = [one for one in self._found.values() if one.source == source]
+        return any(one.code in codes if codes else one.severity == "error" for one in found)
 
     def problems(self, sources: Iterable[str]) -> tuple[Problem, ...]:
         """All of them, by source in that order, the worst first."""
         order, codes = {source: i for i, source in enumerate(sources)}, list(CODES)
-        found = [entry.problem(source, code) for (source, code), entry in self._entries.items()]
 
         def rank(one: Problem) -> tuple[int, int, int]:
             return order.get(one.source, len(order)), SEVERITIES.index(one.severity), codes.index(one.code)
 
-        return tuple(sorted(found, key=rank))
+        return tuple(sorted(self._found.values(), key=rank))
 
 
 class ListeningTally(Tally):

@@ -30,8 +30,6 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import open_uploads
 from offline_cli.tally import Lost
 
-__all__ = ["OwnFolder"]
-
 SPOILING: Final = ("duplicate-episode", "zero-length-episode", "unfinished-episode", "repeated-steps", "incomplete-episode")
 """Beside errors, what leaves something out of the figures, so that they differ for a reason that is reported already."""
 

@@ -16,8 +16,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import describe, same_space
 from offline_cli.trees import flatten
 
-__all__ = ["Structures"]
-
 Forms = dict[str, str]  # of leaves, by path
 
 

@@ -27,8 +27,6 @@ from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import flatten
 
-__all__ = ["Dimensions", "Found", "Spaces", "value_problems"]
-
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
 NOT_NORMALIZED: Final = (

@@ -19,8 +19,6 @@ from offline_cli.columns import Columns
 from offline_cli.datasets.row_format import PLAIN_SCHEMA
 from offline_cli.errors import UsageError
 
-__all__ = ["PLAIN_COLUMNS", "Condition"]
-
 PLAIN_COLUMNS: Final = tuple(PLAIN_SCHEMA.names)
 """The columns that conditions name."""
 NUMBERS: Final = (Columns.LENGTH, Columns.RETURN)

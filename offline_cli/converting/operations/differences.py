@@ -2,8 +2,7 @@
 
 Each source is read once, and of every episode a 64-bit fingerprint is kept. Where some differ, the first such episode is read
 again from both and compared value by value. Numbers are equal where `==` says so, and NaN equals NaN; dtypes and shapes have to
-agree. What `columns` cannot hold is compared only where neither is in that format. Order, row format and how a manifest came to
-its spaces are notes.
+agree. What `columns` cannot hold is compared only where neither is in that format. Order and row format are notes.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ from offline_cli.spaces import describe, same_space
 from offline_cli.storage.locations import Location, expand
 from offline_cli.tally import Tally
 from offline_cli.trees import equal_values, flatten
-
-__all__ = ["DiffResult", "diff"]
 
 NAMED: Final = 10  # ids of each kind
 NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
@@ -117,7 +114,7 @@ def diff(
         **counts,
         first=first,
         facts=facts,
-        notes=tuple(_notes(formats, mine.stream, theirs.stream, both)),
+        notes=tuple(_notes(formats, both)),
         ids=ids,
         episodes_a=mine.table.height,
         episodes_b=theirs.table.height,
@@ -163,16 +160,12 @@ def _episode(side: OpenedSources, name: str) -> EpisodeBatch:
         return next(batch.select([batch.ids.index(name)]) for batch in batches if name in batch.ids)
 
 
-def _notes(formats: Sequence[str], one: EpisodeStream, other: EpisodeStream, both: pl.DataFrame) -> Iterator[str]:
+def _notes(formats: Sequence[str], both: pl.DataFrame) -> Iterator[str]:
     if formats[0] != formats[1]:
         unseen = f"; not compared: {NOT_COMPARED}" if "columns" in formats else ""
         yield f"A is in the format {formats[0]}, B in {formats[1]}{unseen}"
     if not both.drop_nulls()["row_right"].is_sorted():
         yield "the episodes come in another order"
-    if bool(one.meanings.by_path) != bool(other.meanings.by_path):
-        yield f"{'A' if one.meanings.by_path else 'B'} says what its columns mean, the other does not"
-    if one.spaces_inferred != other.spaces_inferred:
-        yield f"the spaces of {'A' if one.spaces_inferred else 'B'} are inferred from its data, the other's are not"
 
 
 def _unlike_facts(one: EpisodeStream, other: EpisodeStream) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
+
 from offline_cli.choices import EXTRAS, Extras
 from offline_cli.columns import Columns
 from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, with_options
@@ -27,25 +29,6 @@ from offline_cli.progress import no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
 
-__all__ = ["MergeResult", "RepackResult", "merge", "repack"]
-
-
-@dataclass(frozen=True, slots=True)
-class MergeResult(OperationResult):
-    """What `merge` read and wrote; `dropped` are the duplicates."""
-
-    ids_changed: int  # episodes with an id of their own now
-    extras_left_out: Mapping[str, str]  # extra model outputs that only some sources have, or in other forms: which has which
-
-
-@dataclass(frozen=True, slots=True)
-class RepackResult(OperationResult):
-    """What `repack` read and wrote; `dropped` are duplicates."""
-
-    compression: str
-    dropped_columns: tuple[str, ...]
-    ids_hashed: bool
-
 
 @with_options
 def merge(
@@ -55,7 +38,7 @@ def merge(
     unique_ids: bool = False,
     extras: Extras = EXTRAS,
     **options: Unpack[OperationOptions],
-) -> MergeResult:
+) -> OperationResult:
     """Write the episodes of all `sources`, in their order, as dataset `out`.
 
     Raises BadEpisode for two different episodes of one id, without `unique_ids`; BadConfig for sources of different action
@@ -63,21 +46,20 @@ def merge(
     """
     operation, by = Operation.begun("merge", sources, out, options), {"unique_ids": unique_ids, "extras": extras}
     operation.check_target()
-    if extras == EXTRAS and operation.survey_of_rows() is not None:
-        return MergeResult(**operation.write_all(by), ids_changed=0, extras_left_out={})
+    if extras == EXTRAS and (survey := operation.survey_of_rows()) is not None:
+        return operation.write_chosen(survey, np.ones(len(survey), np.bool_), by, ids_changed=0, extras_left_out={})
     choose = CHOSEN[extras]
     kept = None if choose is None else choose(operation.sources)
     changes = _changes(operation.sources, OnError(options["on_error"])) if unique_ids else [{} for _ in operation.sources]
     read = [_Changed(one, partial(_renamed, new)) if new else one for one, new in zip(operation.sources, changes, strict=True)]
+    told = {"ids_changed": sum(map(len, changes)), "extras_left_out": {} if kept is None else dict(kept.left_out)}
     try:
-        figures = operation.write_all(by, operation.stream(read, extras=lambda _: kept))
+        return operation.write_all(by, operation.stream(read, extras=lambda _: kept), **told)
     except BadEpisode as error:
         if error.details.get(PROBLEM) != CONFLICT:
             raise
         fix = "--unique-ids gives the later one an id of its own; or --on-error skip leaves it out"
         raise BadEpisode(error.what, where=error.where, fix=fix, details=error.details) from error
-    left_out = {} if kept is None else dict(kept.left_out)
-    return MergeResult(**figures, ids_changed=sum(map(len, changes)), extras_left_out=left_out)
 
 
 @with_options
@@ -88,7 +70,7 @@ def repack(
     drop: Sequence[str] = (),
     hash_ids: bool = False,
     **options: Unpack[OperationOptions],
-) -> RepackResult:
+) -> OperationResult:
     """Write the episodes of `sources` as dataset `out`, in files of another kind.
 
     Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
@@ -101,8 +83,8 @@ def repack(
     if drop or hash_ids:
         change = partial(_repacked, frozenset(drop), hash_ids)
         stream = operation.stream([_Changed(one, change) for one in operation.sources])
-    figures = operation.write_all({"drop": list(drop), "hash_ids": hash_ids}, stream)
-    return RepackResult(**figures, compression=operation.compression, dropped_columns=drop, ids_hashed=hash_ids)
+    told = {"compression": operation.compression, "dropped_columns": drop, "ids_hashed": hash_ids}
+    return operation.write_all({"drop": list(drop), "hash_ids": hash_ids}, stream, **told)
 
 
 # ---- sources whose episodes are changed while they are read ----

@@ -66,9 +66,6 @@ from offline_cli.spaces import same_space
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 
-__all__ = ["NOWHERE", "OpenedSources", "Operation", "OperationOptions", "OperationResult", "ReadingOptions", "Survey"]
-__all__ += ["Target", "with_options"]
-
 NOWHERE: Final = -1  # the target of an episode that goes nowhere
 KEYWORDS: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -128,13 +125,14 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 
 def with_options(function: Function) -> Function:
     """Decorator: the options that `**options` stands for become keywords with their defaults, and all keywords are checked."""
-    own = dict(signature(function).parameters)
-    (shared,) = get_args(get_type_hints(_annotated(own.pop("options")), function.__globals__)["options"])
-    hints = get_type_hints(_annotated(*own.values()), function.__globals__, include_extras=True)
-    own = {name: one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.items()}
+    parameters = signature(function).parameters
+    written = {name: one.annotation for name, one in parameters.items() if one.kind in KEYWORDS}
+    hints = get_type_hints(type("Keywords", (), {"__annotations__": written}), function.__globals__, include_extras=True)
+    (shared,) = get_args(hints.pop("options"))
     kinds = get_type_hints(shared, include_extras=True)
+    own = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in parameters.items() if name != "options"]
     options = [Parameter(name, Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kinds[name]) for name in kinds]
-    whole = Signature([*own.values(), *options], return_annotation=signature(function).return_annotation)
+    whole = Signature([*own, *options], return_annotation=signature(function).return_annotation)
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
@@ -144,11 +142,6 @@ def with_options(function: Function) -> Function:
 
     call.__signature__ = whole  # type: ignore[attr-defined]
     return checked(call)  # type: ignore[return-value]
-
-
-def _annotated(*parameters: Parameter) -> type:
-    """A class with the annotations of keywords."""
-    return type("Keywords", (), {"__annotations__": {p.name: p.annotation for p in parameters if p.kind in KEYWORDS}})
 
 
 # ---- sources ----
@@ -216,13 +209,13 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """What an operation read and wrote."""
+    """What an operation read and wrote; of `split` in sums over the parts. None: no figure of this operation."""
 
     out: str
     format: str  # "episodes" | "columns"
     episodes: int
     steps: int
-    dropped: int  # episodes of the sources that were not chosen
+    dropped: int  # episodes of the sources that were not chosen, or are duplicates
     shards: int
     duplicates_dropped: int
     episodes_lost: int | None  # of the sources, and not read, as `convert` counts them; None: unknown for a source
@@ -230,10 +223,19 @@ class OperationResult:
     action_scale: str
     dry_run: bool  # nothing was written
     seconds: float
+    chosen_by: Mapping[str, Any] | None = None  # filter, sample, split: what was asked for, and the seed
+    undecided: int | None = None  # filter: episodes for which the condition is null: not chosen
+    parts: Mapping[str, Mapping[str, Any]] | None = None  # split: out, episodes and steps by name
+    ids_changed: int | None = None  # merge: episodes with an id of their own now
+    extras_left_out: Mapping[str, str] | None = None  # merge: extra model outputs that not all sources have: which has which
+    compression: str | None = None  # repack
+    dropped_columns: tuple[str, ...] | None = None  # repack
+    ids_hashed: bool | None = None  # repack
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {name: value for name, value in plain.items() if value is not None or name == "episodes_lost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,25 +322,26 @@ class Operation(OpenedSources):
 
     # ---- writing ----
 
-    def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the chosen (E,) episodes to `out`, unless that is a dry run; the fields of `OperationResult`."""
+    def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], **more: Any) -> OperationResult:
+        """Write the chosen (E,) episodes to `out`, unless that is a dry run. `more`: fields of the result."""
         counts = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
         if self.options["dry_run"]:
             counts |= {"episodes": int(np.count_nonzero(chosen)), "steps": int(survey.column(Columns.LENGTH)[chosen].sum())}
         targets = [] if self.options["dry_run"] else [Target(self.out, by)]
-        return self.figures(*self.write(targets, survey, np.where(chosen, 0, NOWHERE)), **counts)
+        return self.result(*self.write(targets, survey, np.where(chosen, 0, NOWHERE)), **counts, **more)
 
-    def write_all(self, by: Mapping[str, Any], stream: EpisodeStream | None = None) -> dict[str, Any]:
-        """Write all episodes to `out`, those of `stream` where it is given, unless that is a dry run; as `write_chosen`."""
+    def write_all(self, by: Mapping[str, Any], stream: EpisodeStream | None = None, **more: Any) -> OperationResult:
+        """Write all episodes to `out`, those of `stream` where it is given, unless that is a dry run. `more`: as above."""
         survey = self.survey_of_rows() if stream is None else None
         if survey is not None:
-            return self.write_chosen(survey, np.ones(len(survey), np.bool_), by)
+            return self.write_chosen(survey, np.ones(len(survey), np.bool_), by, **more)
         stream = stream or self.stream()
         if not self.options["dry_run"]:
-            return self.figures(stream, self._written(stream, [Target(self.out, by)], lambda writers: _copy(stream, writers)))
+            written = self._written(stream, [Target(self.out, by)], lambda writers: _copy(stream, writers))
+            return self.result(stream, written, **more)
         with stream:
             sizes = [(len(batch), batch.num_steps) for batch in stream]
-        return self.figures(stream, [], episodes=sum(e for e, _ in sizes), steps=sum(n for _, n in sizes))
+        return self.result(stream, [], episodes=sum(e for e, _ in sizes), steps=sum(n for _, n in sizes), **more)
 
     def write(
         self, targets: Sequence[Target], survey: Survey, goes_to: NDArray[np.int64]
@@ -422,24 +425,26 @@ class Operation(OpenedSources):
                     at += len(plain)
                     self.options["on_progress"](Progress("moving rows", at, len(survey), "episodes"))
 
-    def figures(self, stream: EpisodeStream, written: Sequence[Manifest], **counts: Any) -> dict[str, Any]:
-        """The fields of `OperationResult`, with `counts` among them, once `stream` is read as far as it will be."""
+    def result(self, stream: EpisodeStream, written: Sequence[Manifest], **known: Any) -> OperationResult:
+        """The result, with what is `known` in place of sums, once `stream` is read as far as it will be."""
         duplicates = stream.tally.duplicates_dropped
-        return {
-            "out": self.out.url,
-            "format": self.format,
+        found: dict[str, Any] = {
             "episodes": sum(manifest.counts.episodes for manifest in written),
             "steps": sum(manifest.counts.steps for manifest in written),
             "shards": sum(len(manifest.shards) for manifest in written),
             "dropped": duplicates,
             "duplicates_dropped": duplicates,
-            "episodes_lost": stream.episodes_lost,
-            "assumptions": dict(assumptions_of(stream) if written else stream.tally.assumptions),
-            "action_scale": stream.action_scale,
-            "dry_run": self.options["dry_run"],
-            "seconds": time.monotonic() - self.started,
-            **counts,
         }
+        return OperationResult(
+            out=self.out.url,
+            format=self.format,
+            episodes_lost=stream.episodes_lost,
+            assumptions=dict(assumptions_of(stream) if written else stream.tally.assumptions),
+            action_scale=stream.action_scale,
+            dry_run=self.options["dry_run"],
+            seconds=time.monotonic() - self.started,
+            **{**found, **known},
+        )
 
 
 def _are_alike(datasets: Sequence[Dataset], row_format: str) -> bool:

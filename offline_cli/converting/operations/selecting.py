@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Final, Unpack
 
@@ -28,21 +27,6 @@ SHOWN: Final = 5  # ids that a message lists
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class FilterResult(OperationResult):
-    """What `filter` read and wrote."""
-
-    undecided: int  # episodes for which the condition is null: not chosen
-    chosen_by: Mapping[str, Any]  # what was asked for
-
-
-@dataclass(frozen=True, slots=True)
-class SampleResult(OperationResult):
-    """What `sample` read and wrote."""
-
-    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
-
-
 @with_options
 def filter(
     sources: Sources,
@@ -53,7 +37,7 @@ def filter(
     ids_file: str | os.PathLike[str] | None = None,
     drop_problems: str | os.PathLike[str] | None = None,
     **options: Unpack[OperationOptions],
-) -> FilterResult:
+) -> OperationResult:
     """Write some of the episodes of `sources` as dataset `out`.
 
     They are those that each of `where`, `top_fraction`, `ids_file` and `drop_problems` chooses, as far as these are given.
@@ -94,7 +78,7 @@ def filter(
         if undecided:
             fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
-    return FilterResult(**operation.write_chosen(survey, chosen, by), undecided=undecided, chosen_by=by)
+    return operation.write_chosen(survey, chosen, by, undecided=undecided, chosen_by=by)
 
 
 def _digest(ids: Sequence[str]) -> str:
@@ -126,7 +110,7 @@ def sample(
     fraction: Share | None = None,
     seed: Whole = 0,
     **options: Unpack[OperationOptions],
-) -> SampleResult:
+) -> OperationResult:
     """Write episodes of `sources` drawn at random, without replacement, as dataset `out`; they keep their order.
 
     Exactly one of `episodes`, `steps` and `fraction` says how many; `steps`: the fewest, in the order drawn, that reach so
@@ -154,7 +138,7 @@ def sample(
     chosen = np.zeros(len(survey), np.bool_)
     chosen[order[:count]] = True
     by["seed"] = seed
-    return SampleResult(**operation.write_chosen(survey, chosen, by), chosen_by=by)
+    return operation.write_chosen(survey, chosen, by, chosen_by=by)
 
 
 # ---- which episodes are taken ----

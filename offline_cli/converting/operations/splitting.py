@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from typing import Any, Final, Unpack
 from urllib.parse import quote
 
@@ -43,14 +41,6 @@ A_NAME: Final = "letters, digits, - _ . and =, beginning with a letter or a digi
 EXAMPLES: Final = {"--fractions": "train=0.9,val=0.1", "--counts": "train=100,val=20"}
 
 
-@dataclass(frozen=True, slots=True)
-class SplitResult(OperationResult):
-    """What `split` read and wrote, in sums over the parts."""
-
-    parts: Mapping[str, Mapping[str, Any]]  # by name: out, episodes, steps
-    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
-
-
 @with_options
 def split(
     sources: Sources,
@@ -61,7 +51,7 @@ def split(
     by: str | None = None,
     seed: Whole = 0,
     **options: Unpack[OperationOptions],
-) -> SplitResult:
+) -> OperationResult:
     """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
 
     Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
@@ -96,7 +86,7 @@ def split(
     counted: dict[str, Any] = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
     counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
     counted["shards"] = sum(len(manifest.shards) for manifest in (*complete, *written) if manifest is not None)
-    return SplitResult(**operation.figures(stream, written, **counted), parts=parts, chosen_by=asked)
+    return operation.result(stream, written, **counted, parts=parts, chosen_by=asked)
 
 
 def _target(operation: Operation, name: str, asked: Mapping[str, Any]) -> Target:
@@ -199,29 +189,23 @@ def _shared_out(fractions: Sequence[float], episodes: int) -> list[int]:
 
 
 def _by_value(column: Any, name: str) -> tuple[list[str], NDArray[np.int64]]:
-    """Names of parts, one for each value of a pa.ChunkedArray, in order; and (E,) the number of each episode's.
+    """Names of parts, one for each value of a pa.ChunkedArray, in order, null last; and (E,) the number of each episode's.
 
-    Raises UsageError for a column that no episode has, and for too many values.
+    Raises UsageError for a column that no episode has, for too many values, and for those that differ in capitals alone.
     """
     if name not in PLAIN_SCHEMA.names and column.null_count == len(column):
         fix = f"one of {', '.join(PLAIN_SCHEMA.names)}, or a field of the episodes' custom data"
         raise UsageError(f"no column of episodes is called {name!r}", where="--by", fix=fix)
     values = pc.unique(column).sort() if column.null_count < len(column) else pc.unique(column)
-    if len(values) > MOST_PARTS:
-        what = f"column {name!r} has {len(values):,} values, more than {MOST_PARTS} parts"
-        fix = "split by a column of fewer values, or filter --where with conditions of your own"
-        raise UsageError(what, where="--by", fix=fix)
-    names = list[str]()
-    for value in values.to_pylist():  # null is the last
-        safe, taken = _folder_name(value), {one.casefold() for one in names}
-        names.append(next(one for one in chain([safe], (f"{safe}-{n}" for n in count(2))) if one.casefold() not in taken))
+    names = [_folder_name(value) for value in values.to_pylist()]
+    if len(names) > MOST_PARTS or len({name.casefold() for name in names}) < len(names):
+        what = f"column {name!r} has {len(names):,} values, and at most {MOST_PARTS}, of other names, make parts"
+        raise UsageError(what, where="--by", fix="filter --where with conditions of your own")
     return names, pc.index_in(column, pa.array(values)).to_numpy().astype(np.int64)
 
 
 def _folder_name(value: Any) -> str:
-    """A value as the name of a folder: percent-encoded, and a long one ends in a hash."""
+    """A value as the name of a folder, percent-encoded."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    safe = quote(text, safe="", errors="replace") or "empty"
-    if not safe[0].isalnum() and safe[0] != "%":
-        safe = f"%{ord(safe[0]):02X}{safe[1:]}"
-    return safe if len(safe) <= LONGEST_NAME else f"{safe[:80]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    safe = quote(text, safe="", errors="replace")[:LONGEST_NAME] or "empty"
+    return safe if safe[0].isalnum() or safe[0] == "%" else f"%{ord(safe[0]):02X}{safe[1:]}"
