@@ -242,7 +242,10 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
         builder.add(batch)
         look.add(batch)
     statistics, tally = builder.as_json(), stream.tally
-    known = {"format": ", ".join(dict.fromkeys(stream.formats)), "assumptions": {**tally.assumptions, **stream.lost_by_reason}}
+    known: dict[str, Any] = {
+        "format": ", ".join(dict.fromkeys(stream.formats)),
+        "assumptions": {**tally.assumptions, **stream.lost_by_reason},
+    }
     return Inspection(
         sources=tuple(stream.locations),
         **known,

@@ -134,8 +134,8 @@ def _join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
     kept = np.ones(parts.num_steps + len(parts), np.bool_)
     finals = parts.obs_starts[1:] - 1
     kept[finals[:-1]] = False
-    infos = None if parts.infos is None else list(parts.infos)
-    for final in [] if infos is None else finals[:-1]:
+    infos = list(parts.infos or ())
+    for final in finals[:-1] if infos else ():
         infos[final + 1] = infos[final] or infos[final + 1]  # a fragment does not know its own first info
     return replace(
         parts.select(slice(0, 1)),
@@ -146,7 +146,7 @@ def _join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
         extra=parts.extra,
         terminated=parts.terminated[-1:],
         truncated=parts.truncated[-1:],
-        infos=None if infos is None else [info for info, keep in zip(infos, kept, strict=True) if keep],
+        infos=None if parts.infos is None else [info for info, keep in zip(infos, kept, strict=True) if keep],
         custom_data=None if parts.custom_data is None else ({k: v for part in parts.custom_data for k, v in part.items()},),
         clock=None if parts.clock is None else np.array([[parts.clock[0, 0], parts.clock[-1, 1]]]),
         final_missing=None if parts.final_missing is None else parts.final_missing[-1:],

@@ -209,8 +209,8 @@ class Stitcher:
             return []
         episode = self._open.setdefault(name, OpenEpisode(place, self.tally.location))
         episode.after_end |= start_kind(piece) == StartKind.AFTER_END
-        if error := self._misfit(name, episode, piece, place):
-            self._refuse(episode, error, piece)
+        if misfit := self._misfit(name, episode, piece, place):
+            self._refuse(episode, misfit, piece)
             return []
         if self.limit is not None:
             self.limit.check_steps(episode.length, piece, name, episode.place)

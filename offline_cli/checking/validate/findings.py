@@ -167,7 +167,7 @@ class Findings:
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
         advises_to_validate = code == OTHER_SHARD
-        more = {} if advises_to_validate else {"example": error.what_in_one_line, "fix": error.fix}
+        more: dict[str, Any] = {} if advises_to_validate else {"example": error.what_in_one_line, "fix": error.fix}
         self.add(source, code, count, [error.where], **more)
 
     def has(self, source: str, *codes: str) -> bool:

@@ -245,9 +245,9 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
     mine, theirs = _leaves(one), _leaves(other)
     for path in {**mine, **theirs}:
         left, right = mine.get(path), theirs.get(path)
-        forms = [in_words(None if leaf is None else (leaf.dtype, leaf.shape[1:])) for leaf in (left, right)]
-        if forms[0] != forms[1]:
-            found.append(_difference(0, path, *forms))
+        mine_is, other_is = (in_words(None if leaf is None else (leaf.dtype, leaf.shape[1:])) for leaf in (left, right))
+        if mine_is != other_is:
+            found.append(_difference(0, path, mine_is, other_is))
         if left is not None and right is not None and left.shape[1:] == right.shape[1:]:
             rows = min(len(left), len(right))
             unlike = ~equal_values(left[:rows], right[:rows])
@@ -262,8 +262,8 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
     for name, step in {**texts[0], **texts[1]}:
         values = [text.get((name, step)) for text in texts]
         if values[0] != values[1]:
-            shown = [json.loads(value or "{}") if step is not None else value for value in values]
-            found.append(_difference(step, name, *shown))
+            one_is, other_is = (json.loads(value or "{}") if step is not None else value for value in values)
+            found.append(_difference(step, name, one_is, other_is))
     return min(found, key=lambda difference: np.inf if difference["step"] is None else difference["step"])
 
 

@@ -324,7 +324,7 @@ class Operation(OpenedSources):
 
     def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], **more: Any) -> OperationResult:
         """Write the chosen (E,) episodes to `out`, unless that is a dry run. `more`: fields of the result."""
-        counts = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
+        counts: dict[str, Any] = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
         if self.options["dry_run"]:
             counts |= {"episodes": int(np.count_nonzero(chosen)), "steps": int(survey.column(Columns.LENGTH)[chosen].sum())}
         targets = [] if self.options["dry_run"] else [Target(self.out, by)]
