@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from offline_cli.errors import TargetNotMet, UsageError
-from offline_cli.json_documents import from_json
 from offline_cli.tally import KINDS
 
 OPTION: Final = "--expect"
@@ -60,7 +59,7 @@ def check_expected(expected: Sequence[Expected], document: Mapping[str, Any], *,
             continue
         if not _holds(value, order, want):
             wrong.append(f"{name} is {value}, expected {'' if order == '=' else f'{order} '}{want}")
-            unmet.append({"key": name, "is": value, "order": order, "value": _as_json(want)})
+            unmet.append({"key": name, "is": value, "order": order, "value": want})
     if unknown:
         raise UsageError("; ".join(unknown), where=OPTION, fix="--json shows all keys with their values")
     if wrong:
@@ -103,11 +102,3 @@ def _number(value: Any) -> float | None:
         return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return None
-
-
-def _as_json(want: Any) -> Any:
-    """What a text on the command line says as JSON; other text itself."""
-    try:
-        return from_json(want) if isinstance(want, str) else want
-    except ValueError:
-        return want

@@ -147,34 +147,44 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
 
 def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
     """Raise BadEpisode, naming the first episode of each, where no dataset can have both; dtypes of numbers may differ."""
-    for name, mine, theirs in (("obs", first.obs, other.obs), ("actions", first.actions, other.actions)):
-        one, two = ({path: leaf.shape[1:] for path, leaf in flatten(tree)} for tree in (mine, theirs))
-        if one != two:
-            what = f"two kinds of episodes: {name} is {in_words(mine)}, and {in_words(theirs)}"
-            raise BadEpisode(what, where=f"episodes {first.ids[0]} and {other.ids[0]}", fix=TWO_DATASETS)
+    if found := difference(shapes(first), shapes(other)):
+        raise _two_kinds(found, first, other, TWO_DATASETS)
     check_same_extra(first, other)
 
 
 def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
     """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
-    mine, theirs = extra_kinds(first.extra), extra_kinds(other.extra)
-    if mine != theirs:
-        path = next(path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
-        what = f"two kinds of episodes: extra {path} is {mine.get(path, 'missing')}, and {theirs.get(path, 'missing')}"
-        raise BadEpisode(what, where=f"episodes {first.ids[0]} and {other.ids[0]}", fix=OTHER_EXTRAS)
+    if found := difference(extra_kinds(first), extra_kinds(other)):
+        raise _two_kinds(found, first, other, OTHER_EXTRAS)
+
+
+def _two_kinds(what: str, first: EpisodeBatch, other: EpisodeBatch, fix: str) -> BadEpisode:
+    where = f"episodes {first.ids[0]} and {other.ids[0]}"
+    return BadEpisode(f"two kinds of episodes: {what}", where=where, fix=fix)
+
+
+def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """The first path at which two structures differ, as text; empty where they do not."""
+    path = next((path for path in {**mine, **theirs} if mine.get(path) != theirs.get(path)), None)
+    return "" if path is None else f"{path} is {mine.get(path, 'missing')}, and {theirs.get(path, 'missing')}"
+
+
+def shapes(batch: EpisodeBatch) -> dict[str, str]:
+    """Of observations and actions, as text, by path."""
+    trees = ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions))
+    return {path: f"of shape {leaf.shape[1:]}" for name, tree in trees for path, leaf in flatten(tree, name)}
+
+
+def extra_kinds(batch: EpisodeBatch) -> dict[str, str]:
+    """What dtypes and shapes of extra model outputs can be in one column, as text, by path."""
+    leaves = [(path, leaf) for name, tree in batch.extra.items() for path, leaf in flatten(tree, f"extra {name}")]
+    kinds = {path: "number" if leaf.dtype.kind in NUMBERS else str(leaf.dtype) for path, leaf in leaves}
+    return {path: f"{kinds[path]} of shape {leaf.shape[1:]}" for path, leaf in leaves}
 
 
 def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
     """Of the extra model outputs, by dotted path of the leaf."""
     return {path: leaf.dtype for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
-
-
-def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
-    """What dtypes and shapes of extra model outputs can be in one column, as text, by path."""
-    leaves = [(path, leaf) for name, tree in extra.items() for path, leaf in flatten(tree, name)]
-    return {
-        path: f"{'number' if leaf.dtype.kind in NUMBERS else leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves
-    }
 
 
 def in_words(tree: Tree) -> str:

@@ -23,6 +23,11 @@ REFUSED: Final = "correct it, or convert with --on-error quarantine"
 NAN: Final = "fill it in, or leave the episode out"
 CLIP: Final = "clip it where it was made"
 RESET: Final = "convert with --drop-reset-rows; or record with AutoresetMode.DISABLED"
+ALLOWED: Final = "note with --allow-lost"
+NO_CATEGORY: Final = "error for a category that does not exist"
+RAW: Final = "raw outputs of a policy: --action-scale normalized; otherwise clip them, or correct the space"
+HIDDEN: Final = "warning for names with a leading dot or underscore, which readers pass over"
+OTHER_KIND: Final = "warning where the kind differs, such as floats for categories"
 GAPS: Final = "warning in tables, and datasets made of them, where such a gap is left open"
 
 
@@ -50,28 +55,12 @@ CODES: Final[dict[str, Code]] = {
     "duplicate-episode": Code("warning", "episode", "written before, value for value", "convert it: duplicates are dropped"),
     "gap-in-episode": Code("error", "gap", "steps are missing", "give all files of the recording at once", GAPS),
     "incomplete-episode": Code("note", "episode", "not checked: a row of it was refused", "see the unreadable rows"),
-    "lost-episodes": Code(
-        "warning",
-        "episode",
-        "of the source lost when the dataset was written, as its manifest says",
-        "correct the rows and convert the source again; or accept it with --allow-lost",
-        "note with --allow-lost",
-    ),
+    "lost-episodes": Code("warning", "episode", "of the source, lost in writing", "convert again, or --allow-lost", ALLOWED),
     "steps-after-end": Code("error", "episode", "continuing after an end flag", "set end flags on last steps only"),
     "broken-chain": Code("warning", "joint", "new_obs is not the obs of the next step", "check the order of the rows"),
-    "t-falls-back": Code(
-        "warning",
-        "row",
-        "`t` decreases inside an episode that only end flags, or the chain of observations, divide from others",
-        "sort the rows, map eps_id, or divide episodes where t falls: --episode-ends t",
-    ),
+    "t-falls-back": Code("warning", "row", "`t` decreases inside an episode without an id", "--episode-ends t, or map eps_id"),
     "repeated-steps": Code("note", "step", "written more than once, and equal", "nothing: they are read once"),
-    "unfinished-episode": Code(
-        "warning",
-        "episode",
-        "no end flag on the last step (reading marks it truncated)",
-        "check that the recording is whole and that a column says where episodes end",
-    ),
+    "unfinished-episode": Code("warning", "episode", "no end flag (reading marks it truncated)", "record where it ends"),
     "both-flags": Code("warning", "episode", "terminated and truncated (terminated wins)", "set the one that ended it"),
     "zero-length-episode": Code("warning", "episode", "without a step", "convert it: such episodes are left out"),
     "missing-final-observation": Code("warning", "episode", "no last observation (one is repeated)", "record new_obs too"),
@@ -86,28 +75,10 @@ CODES: Final[dict[str, Code]] = {
     "mixed-meanings": Code("error", "source", "with other names, categories or units", "convert it in the other's order"),
     # ---- values ----
     "space-mismatch": Code("error", "episode", "with other parts or shapes than the space", "name the environment: --env"),
-    "dtype-differs": Code(
-        "note",
-        "episode",
-        "of another dtype than the space, though every value fits",
-        "convert it: values get the dtype of the space",
-        "warning where the kind differs, such as floats for categories",
-    ),
+    "dtype-differs": Code("note", "episode", "of another dtype than the space", "convert it: it gets that dtype", OTHER_KIND),
     "value-not-in-dtype": Code("error", "value", "that the dtype of the space cannot hold", "correct the dtype of the space"),
-    "observation-outside-space": Code(
-        "warning",
-        "observation",
-        "outside the space",
-        "check the space, or name the environment with --env",
-        "error for a category that does not exist",
-    ),
-    "action-outside-space": Code(
-        "warning",
-        "action",
-        "outside the space",
-        "raw outputs of a policy: declare them with --action-scale normalized; otherwise clip them, or correct the space",
-        "error for a category that does not exist, and where the scale is said to be the environment's (`env`)",
-    ),
+    "observation-outside-space": Code("warning", "observation", "outside the space", "check the space: --env", NO_CATEGORY),
+    "action-outside-space": Code("warning", "action", "outside the space", RAW, f"{NO_CATEGORY}, and at the scale `env`"),
     "nan-in-observations": Code("error", "observation", "NaN", NAN),
     "infinite-in-observations": Code("error", "observation", "infinite", CLIP),
     "nan-in-actions": Code("error", "action", "NaN", NAN),
@@ -128,13 +99,7 @@ CODES: Final[dict[str, Code]] = {
     "shard-hash": Code("error", "shard", "other content than the manifest's sha256 says, maybe another shard's", DROP),
     "shard-columns": Code("error", "shard", "other columns than the manifest's spaces ask for", AGAIN),
     "count-mismatch": Code("error", "count", "other than the manifest says", AGAIN),
-    "unlisted-file": Code(
-        "error",
-        "file",
-        "in data/ and not in the manifest: readers of D/data would take it in",
-        "offline-cli repair sets it aside",
-        "warning for names with a leading dot or underscore, which readers pass over",
-    ),
+    "unlisted-file": Code("error", "file", "in data/ and not in the manifest", "offline-cli repair sets it aside", HIDDEN),
     "leftover-file": Code("warning", "file", "half-written, left by a writer that was killed", "offline-cli repair removes it"),
     "incomplete-dataset": Code("warning", "dataset", "incomplete, by its manifest", "the same command with --resume"),
     "damaged-quarantine": Code("warning", "file", "of rows set aside that cannot be read (--deep)", "remove it"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from offline_cli.checking.validate.values import Found, Spaces
-from offline_cli.converting.fitting import extra_kinds
+from offline_cli.converting.fitting import difference, extra_kinds, shapes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.spaces import describe, same_space
 from offline_cli.trees import flatten
@@ -42,16 +42,16 @@ class Structures:
         """How `batch` differs. `spaces`: those of its source, or else its own; `declared`: the source has both, and shapes are
         compared with those instead; `inferred`: they were inferred.
         """
-        shapes, extra = _shapes(batch), extra_kinds(batch.extra)
-        mine = {**({} if declared else shapes), **_dtypes(batch)}
+        shaped, extra = shapes(batch), extra_kinds(batch)
+        mine = {**({} if declared else shaped), **_dtypes(batch)}
         own = batch.observation_space, batch.action_space
         structure, said = self._first_of.setdefault(source, (mine, own))
-        first = self._first = self._first or _First(source, extra, shapes, spaces)
+        first = self._first = self._first or _First(source, extra, shaped, spaces)
         is_later = first.source != source
-        other = _difference(mine, structure)
+        other = difference(mine, structure)
         if not other and is_later:
             known = None not in spaces and None not in first.spaces
-            other = _difference(extra, first.extra, "extra ") or ("" if known else _difference(shapes, first.shapes))
+            other = difference(extra, first.extra) or ("" if known else difference(shaped, first.shapes))
             other = other and f"{other} in {first.source}"
         if other:
             yield Found.of_all("mixed-structures", batch, other)
@@ -78,17 +78,6 @@ def _other_spaces(mine: Spaces, first: Spaces, *, known: bool = False) -> str:
     return ""
 
 
-def _difference(mine: Forms, first: Forms, name: str = "") -> str:
-    """The first path at which two structures differ, as text; empty where they do not."""
-    path = next((path for path in {**mine, **first} if mine.get(path) != first.get(path)), None)
-    return "" if path is None else f"{name}{path} is {mine.get(path, 'absent')}, before {first.get(path, 'absent')}"
-
-
-def _shapes(batch: EpisodeBatch) -> Forms:
-    trees = (("obs", batch.obs), ("actions", batch.actions))
-    return {path: f"of shape {list(leaf.shape[1:])}" for name, tree in trees for path, leaf in flatten(tree, name)}
-
-
 def _dtypes(batch: EpisodeBatch) -> Forms:
     leaves = (leaf for name, tree in batch.extra.items() for leaf in flatten(tree, f"extra {name}"))
-    return {path: f"{leaf.dtype} of shape {list(leaf.shape[1:])}" for path, leaf in leaves}
+    return {path: f"{leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves}

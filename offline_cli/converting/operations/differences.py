@@ -260,10 +260,11 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
             found.append(_difference(max(one.num_steps, other.num_steps) - 1, name, *flags))
     texts = [_beside_steps(batch, everything=everything)[0] for batch in (one, other)]
     for name, step in {**texts[0], **texts[1]}:
-        values = [text.get((name, step)) for text in texts]
+        values: list[Any] = [text.get((name, step)) for text in texts]
         if values[0] != values[1]:
-            one_is, other_is = (json.loads(value or "{}") if step is not None else value for value in values)
-            found.append(_difference(step, name, one_is, other_is))
+            if step is not None:  # infos
+                values = [json.loads(value or "{}") for value in values]
+            found.append(_difference(step, name, values[0], values[1]))
     return min(found, key=lambda difference: np.inf if difference["step"] is None else difference["step"])
 
 

@@ -328,7 +328,8 @@ class Operation(OpenedSources):
         if self.options["dry_run"]:
             counts |= {"episodes": int(np.count_nonzero(chosen)), "steps": int(survey.column(Columns.LENGTH)[chosen].sum())}
         targets = [] if self.options["dry_run"] else [Target(self.out, by)]
-        return self.result(*self.write(targets, survey, np.where(chosen, 0, NOWHERE)), **counts, **more)
+        stream, written = self.write(targets, survey, np.where(chosen, 0, NOWHERE))
+        return self.result(stream, written, **counts, **more)
 
     def write_all(self, by: Mapping[str, Any], stream: EpisodeStream | None = None, **more: Any) -> OperationResult:
         """Write all episodes to `out`, those of `stream` where it is given, unless that is a dry run. `more`: as above."""
