@@ -43,16 +43,6 @@ def _divided(source: Source, engine: Engine, options: ReadOptions) -> Source:
 
 
 @dataclass(slots=True)
-class _Read:
-    """What a worker has read since its last report."""
-
-    fragments: Fragments | None  # None: the end of the partition
-    tally: Tally
-    rejects: RejectsAhead
-    done: int
-
-
-@dataclass(slots=True)
 class _PartitionedSource(WrappedSource):
     """See `Source`."""
 
@@ -68,12 +58,14 @@ class _PartitionedSource(WrappedSource):
         """See `Source`."""
         self.done = 0
         with self.scope.part() as held:
-            for read in held.enter(self.engine.streamed(partial(_reads, rejects.on_error), self.parts)):
-                tally.merge(read.tally)
-                read.rejects.tell(rejects)
-                self.done += read.done
-                if read.fragments is not None:
-                    yield read.fragments
+            for fragments, counted, rejected, done in held.enter(
+                self.engine.streamed(partial(_read, rejects.on_error), self.parts)
+            ):
+                tally.merge(counted)
+                rejected.tell(rejects)
+                self.done += done
+                if fragments is not None:
+                    yield fragments
 
     def partitions(self, count: int) -> Sequence[Self]:
         """See `Source`."""
@@ -88,14 +80,16 @@ class _PartitionedSource(WrappedSource):
 # ---- on a worker ----
 
 
-def _reads(on_error: OnError, source: Source) -> Iterator[_Read]:
-    """What is read of one partition, piece by piece."""
+def _read(on_error: OnError, source: Source) -> Iterator[tuple[Fragments | None, Tally, RejectsAhead, int]]:
+    """One partition, piece by piece: fragments, and what was counted, rejected and read since the last; without fragments the
+    end of the partition.
+    """
     tally, ahead, done = Tally(), RejectsAhead(on_error), 0
     with closing(source):
         for fragments in source.fragments(tally, ahead):
-            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done)
+            yield fragments, _taken(tally), _told(ahead), source.done - done
             done = source.done
-    yield _Read(None, _taken(tally), _told(ahead), source.done - done)
+    yield None, _taken(tally), _told(ahead), source.done - done
 
 
 def _taken(tally: Tally) -> Tally:
