@@ -163,18 +163,11 @@ def _beyond(leaf: NDArray[Any], low: Any, high: Any, *, whole: bool) -> NDArray[
     if leaf.dtype.kind not in "biuf" or not len(leaf):
         return None
     values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
-    floats = values.dtype.kind == "f"
     with np.errstate(invalid="ignore"):
-        if not (whole and floats):
-            least, most = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then check every value
-            if not (least != least).any() and not ((least < low) | (most > high)).any():
-                return None
-        bad = (values < low) | (values > high)
-        if whole and floats:
-            bad |= values != np.floor(values)
-    if floats:
-        bad &= np.isfinite(values)
-    return np.asarray(bad) if bad.any() else None
+        bad = np.asarray((values < low) | (values > high))
+        if values.dtype.kind == "f":
+            bad = (bad | (values != np.floor(values)) if whole else bad) & np.isfinite(values)
+    return bad if bad.any() else None
 
 
 def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
