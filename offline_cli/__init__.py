@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.converting.operations.merging import repack as repack
     from offline_cli.converting.operations.selecting import filter as filter
     from offline_cli.converting.operations.selecting import sample as sample
-    from offline_cli.converting.operations.selecting import split as split
+    from offline_cli.converting.operations.splitting import split as split
     from offline_cli.datasets.dataset import open_dataset as open_dataset
     from offline_cli.datasets.write_dataset import write_dataset as write_dataset
     from offline_cli.datasets.writer import DatasetWriter as DatasetWriter
@@ -69,7 +69,7 @@ _HOMES = {
     "repack": "offline_cli.converting.operations.merging",
     "repair": "offline_cli.checking.repair",
     "sample": "offline_cli.converting.operations.selecting",
-    "split": "offline_cli.converting.operations.selecting",
+    "split": "offline_cli.converting.operations.splitting",
     "train": "offline_cli.training.train",
     "train_bc": "offline_cli.training.train",
     "validate": "offline_cli.checking.validate",

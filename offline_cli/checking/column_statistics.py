@@ -23,12 +23,10 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.trees import flatten
 
-__all__ = ["PARTS", "ColumnStatistics", "ColumnsBuilder", "Spread", "SpreadBuilder", "means_over_time"]
-
 MAX_ELEMENTS: Final = 1024
 CHUNK: Final = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
 MAX_SPREADS: Final = 16  # of one leaf; a larger one has one for all its elements
-RUNS: Final = 1 << 12  # that are counted at most, of which the parts shown are made
+MOST_RUNS: Final = 1 << 12  # ranges of values that are counted, of which the parts shown are made
 PARTS: Final = 32
 
 
@@ -55,11 +53,6 @@ class ColumnStatistics:
     m2: NDArray[np.float64]  # sum of squared distances from the mean
 
     @property
-    def pooled(self) -> bool:
-        """Whether there is one figure for all elements of a value."""
-        return math.prod(self.shape) > MAX_ELEMENTS
-
-    @property
     def finite(self) -> NDArray[np.int64]:
         """(d,) values that mean and std are of."""
         return self.count - self.nan - self.infinite
@@ -77,7 +70,7 @@ class ColumnStatistics:
 
     def merged(self, later: ColumnStatistics) -> ColumnStatistics:
         """Figures of these values and the `later` ones together."""
-        finite, low, high = self.finite + later.finite, np.fmin(self.min, later.min), np.fmax(self.max, later.max)
+        finite = self.finite + later.finite
         share = later.finite / np.maximum(finite, 1)
         with np.errstate(all="ignore"):  # values near the largest float64 may overflow: then there is no mean or std
             delta = later.mean - self.mean
@@ -85,11 +78,9 @@ class ColumnStatistics:
         return replace(
             self,
             dtype=str(np.result_type(self.dtype, later.dtype)),
-            count=self.count + later.count,
-            nan=self.nan + later.nan,
-            infinite=self.infinite + later.infinite,
-            min=low,
-            max=high,
+            **{name: getattr(self, name) + getattr(later, name) for name in ("count", "nan", "infinite")},
+            min=np.fmin(self.min, later.min),
+            max=np.fmax(self.max, later.max),
             mean=mean,
             m2=m2,
         )
@@ -98,11 +89,11 @@ class ColumnStatistics:
         """Plain values; per-element figures nested like a value, numbers that JSON lacks as "inf", "-inf" or null."""
         with np.errstate(all="ignore"):
             std = np.sqrt(self.m2 / self.finite)
-        mean = np.where(self.finite > 0, self.mean, np.nan)
+        mean, pooled = np.where(self.finite > 0, self.mean, np.nan), math.prod(self.shape) > MAX_ELEMENTS
         figures = {"nan": self.nan, "infinite": self.infinite, "min": self.min, "max": self.max, "mean": mean, "std": std}
-        shape = () if self.pooled else self.shape
+        shape = () if pooled else self.shape
         nested = {name: plain_numbers(values.reshape(shape).tolist()) for name, values in figures.items()}
-        return {"dtype": self.dtype, "shape": list(self.shape), "pooled": self.pooled, "count": self.count, **nested}
+        return {"dtype": self.dtype, "shape": list(self.shape), "pooled": pooled, "count": self.count, **nested}
 
 
 def _moments(rows: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> ColumnStatistics:
@@ -143,57 +134,38 @@ class ColumnsBuilder:
 
 @dataclass(slots=True)
 class Spread:
-    """Counts of values that come in blocks: of each by itself while they are few, else of runs of neighbours.
+    """Counts of finite values that come in blocks: of each value while they are few, else of ranges of neighbours."""
 
-    The bits of a float64 are an integer, here in the order of the values. A run is all values whose integers agree but for the
-    last `shift` bits, which grow where there would be more than RUNS. So the result is the same in any blocks, and nothing is
-    subtracted or divided that could overflow, or be 0. NaN and infinities are left out.
-    """
-
-    least: int = np.iinfo(np.int64).max  # as such integers: of all values
-    most: int = np.iinfo(np.int64).min
-    shift: int = 0
-    runs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # ascending
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    low: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (K,) ascending
+    high: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (K,) of each range, below the next `low`
+    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # (K,)
 
     def add(self, values: NDArray[Any]) -> None:
         """Count `values` (N,)."""
-        known = values.astype(np.float64) + 0.0  # no negative zeros
-        bits = _in_order(known[np.isfinite(known)].view(np.int64))
-        if len(bits):
-            self.least, self.most = min(self.least, int(bits.min())), max(self.most, int(bits.max()))
-            runs, counts = np.unique(bits >> self.shift, return_counts=True)
-            self._keep(np.concatenate([self.runs, runs]), np.concatenate([self.counts, counts]))
+        known = values.astype(np.float64)
+        found, times = np.unique(known[np.isfinite(known)] + 0.0, return_counts=True)  # no negative zeros
+        at = np.searchsorted(self.high, found)  # the first range that does not end before
+        within = np.append(self.low, np.inf)[at] <= found
+        np.add.at(self.counts, at[within], times[within])
+        new = found[~within]
+        order = np.argsort(low := np.concatenate([self.low, new]))
+        self.low, self.high = low[order], np.concatenate([self.high, new])[order]
+        self.counts = np.concatenate([self.counts, times[~within]])[order]
+        if len(self.counts) > MOST_RUNS:
+            self.low, self.high, self.counts = self._joined(MOST_RUNS // 4)
 
-    def _keep(self, runs: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        self.runs, at = np.unique(runs, return_inverse=True)
-        self.counts = np.bincount(at, counts, len(self.runs)).astype(np.int64)
-        if len(self.runs) > RUNS:
-            apart = np.sort((self.runs[1:] ^ self.runs[:-1]).view(np.uint64))  # neighbours join where they differ in lower bits
-            more = int(apart[-RUNS]).bit_length()
-            self.shift += more
-            self._keep(self.runs >> more, self.counts)
+    def _joined(self, parts: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+        """The ranges in about `parts` of one count each; one that has more is a part by itself."""
+        ends = np.cumsum(self.counts)
+        alone = np.cumsum((self.counts * parts > ends[-1]) | (len(ends) <= parts))
+        part = (ends - 1) * parts // ends[-1] + alone + np.append(0, alone[:-1])
+        first = np.flatnonzero(np.diff(part, prepend=-1))
+        return self.low[first], self.high[np.append(first[1:], len(part)) - 1], np.add.reduceat(self.counts, first)
 
     def as_json(self) -> dict[str, list[Any]]:
-        """The values in parts, ascending: what each is between, and how many are in it.
-
-        Each value by itself up to PARTS; of more, quantiles: so many parts of about one count, and a run of more by itself.
-        """
-        if not len(self.runs):
-            return {"low": [], "high": [], "counts": []}
-        ends = np.cumsum(self.counts)
-        alone = np.cumsum((self.counts * PARTS > ends[-1]) | (len(ends) <= PARTS))
-        part = (ends - 1) * PARTS // ends[-1] + alone + np.append(0, alone[:-1])
-        first = np.flatnonzero(np.diff(part, prepend=-1))
-        lowest = self.runs[first] << self.shift
-        highest = (self.runs[np.append(first[1:], len(part)) - 1] << self.shift) + ((1 << self.shift) - 1)
-        low, high = (_in_order(edge.clip(self.least, self.most)).view(np.float64).tolist() for edge in (lowest, highest))
-        return {"low": low, "high": high, "counts": np.add.reduceat(self.counts, first).tolist()}
-
-
-def _in_order(bits: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bits of float64 as integers in the order of the values, and back."""
-    return bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
+        """The values in parts, ascending: what each is between, and how many are in it; each value by itself up to PARTS."""
+        found = self._joined(PARTS) if len(self.counts) else (self.low, self.high, self.counts)
+        return {name: part.tolist() for name, part in zip(("low", "high", "counts"), found, strict=True)}
 
 
 @dataclass(slots=True)

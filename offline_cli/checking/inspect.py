@@ -10,13 +10,11 @@ episodes (`episode`, `head`).
 from __future__ import annotations
 
 import os
-import stat
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.expectations import check_expected, parsed_expectations
@@ -31,7 +29,6 @@ from offline_cli.stop_signals import check
 from offline_cli.storage.local_files import SIGNS, read_plain
 
 if TYPE_CHECKING:
-    from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
     from offline_cli.converting.reading import EpisodeStream
     from offline_cli.episodes.batch import EpisodeBatch
     from offline_cli.formats.source import Source
@@ -43,8 +40,6 @@ ABOUT_READING: Final = (  # what a manifest alone does not answer
 )
 SHOWN_STEPS: Final = 5  # of an episode, at either end
 TIMELINE: Final = 32  # parts of an episode whose means are shown
-
-__all__ = ["Inspection", "inspect"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +96,6 @@ class Inspection:
             "length": dict(self.length),
             "columns": dict(self.columns),
             "meanings": self.meanings.as_json(),
-            "wrong_shards": None if self.wrong_shards is None else list(self.wrong_shards),
             "assumptions": dict(sorted(self.assumptions.items())),
         }
 
@@ -111,6 +105,11 @@ KEYS: Final = (
     *("observation_space_text", "action_space_text"),
 )
 """Those of `as_dict`."""
+FACTS: Final = (
+    *("format", "observation_space", "action_space", "spaces_inferred", "action_scale", "meanings"),
+    *("episodes_lost", "assumptions", "complete"),
+)
+"""Fields that manifests, and but for two streams, have by the same name."""
 
 
 @checked
@@ -140,9 +139,9 @@ def inspect(
     unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
     """
     options = dict(locals())
-    expected = parsed_expectations(options["expect"] or {}, KEYS)
+    expected = parsed_expectations(expect or {}, KEYS)
     options["deep"] |= any(one.name.partition(".")[0] == "columns" for one in expected)
-    found = _of_local_dataset(sources, options) or _of_sources(sources, options, on_progress)
+    found = _of_local_dataset(sources, options) or _of_sources(sources, options)
     check_expected(expected, found.as_dict(), where=", ".join(found.sources))
     return found
 
@@ -151,8 +150,8 @@ def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspectio
     """Figures of one committed dataset in a folder of this machine, of which nothing else is said; None for all other sources,
     damaged manifests among them: opening them says what is wrong.
     """
-    listed = [sources] if isinstance(sources, str | os.PathLike) else sources
-    if not isinstance(listed, list | tuple) or len(listed) != 1 or not isinstance(listed[0], str | os.PathLike):
+    listed = sources if isinstance(sources, list | tuple) else [sources]
+    if len(listed) != 1 or not isinstance(listed[0], str | os.PathLike):
         return None
     folder = os.fspath(listed[0])
     is_url = not folder or folder.startswith("~") or any(sign in folder for sign in SIGNS)
@@ -165,60 +164,61 @@ def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspectio
         manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place)
     except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
         return None
-    return _with_shards(_from_manifest(folder, manifest), manifest, partial(_size, folder), is_gated=bool(options["expect"]))
+    data = os.path.join(folder, DATA)
+    files = os.scandir(data) if os.path.isdir(data) else ()
+    sizes = {f"{DATA}/{file.name}": file.stat().st_size for file in files if file.is_file()}
+    return _of_manifest(folder, manifest, sizes, is_gated=bool(options["expect"]))
 
 
-def _size(folder: str, path: str) -> int | None:
-    """Bytes of a file by its path in the dataset; None: there is no such file."""
-    try:
-        found = os.stat(os.path.join(folder, path))
-    except OSError:
-        return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+def _of_manifest(location: str, manifest: Manifest, sizes: Mapping[str, int] | None, *, is_gated: bool) -> Inspection:
+    """The figures in a manifest, and its shards that are not there, or of another size. `sizes`: bytes by path; None: unknown.
 
-
-def _with_shards(found: Inspection, manifest: Manifest, size_of: Callable[[str], int | None], *, is_gated: bool) -> Inspection:
-    """`found`, with the shards that are not there, or of another size. Raises BadData, naming all, under a gate."""
-    sizes = ((shard, size_of(shard.path)) for shard in manifest.shards)
-    wrong = tuple(
-        f"{shard.path} is missing" if size is None else f"{shard.path} has {size} bytes, not {shard.bytes}"
-        for shard, size in sizes
-        if size != shard.bytes
-    )
+    Raises BadData, naming all such shards, under a gate.
+    """
+    wrong = [
+        f"{shard.path} has {sizes[shard.path]} bytes, not {shard.bytes}" if shard.path in sizes else f"{shard.path} is missing"
+        for shard in (() if sizes is None else manifest.shards)
+        if sizes is not None and sizes.get(shard.path) != shard.bytes
+    ]
     if wrong and is_gated:
         fix = "restore the files from a copy, or see what `offline-cli repair` can keep"
-        raise BadData.of(wrong, where=found.sources[0], fix=fix)
-    return replace(found, wrong_shards=wrong)
+        raise BadData.of(wrong, where=location, fix=fix)
+    return Inspection(
+        sources=(location,),
+        **{name: getattr(manifest, name) for name in FACTS},
+        **asdict(manifest.counts),
+        environment=manifest.environment.id if manifest.environment else None,
+        returns=manifest.statistics["return"],
+        length=manifest.statistics["length"],
+        from_manifest=True,
+        shards=len(manifest.shards),
+        wrong_shards=None if sizes is None else wrong,
+    )
 
 
-def _of_sources(sources: Sources, options: Mapping[str, Any], on_progress: OnProgress) -> Inspection:
+def _of_sources(sources: Sources, options: Mapping[str, Any]) -> Inspection:
     """Figures of any sources: of one dataset from its manifest, else by reading them."""
-    from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
-    from offline_cli.converting.reading import read_opened
+    from offline_cli.converting.reading import read_episodes
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
 
     tables = TableOptions.of(options)
     opened = open_sources(sources, from_=options["from_"], tables=tables, storage_options=options["storage_options"])
     manifest = opened[0].info.manifest if len(opened) == 1 else None
-    reads_all = manifest is None or options["deep"]
-    look = _CloserLook(
-        options["head"],
-        options["episode"],
-        histograms=SpreadBuilder() if reads_all else None,
-        figures=ColumnsBuilder() if reads_all else None,
-    )
+    look = _CloserLook(options["head"], options["episode"], is_deep=manifest is None or options["deep"])
     if manifest is None:
-        how: dict[str, Any] = {"on_error": options["on_error"], "memory_limit": tables.memory_limit, "on_progress": on_progress}
-        with read_opened(opened, **how) as stream:
+        how = {name: options[name] for name in ("on_error", "on_progress")}
+        with read_episodes(opened=opened, tables=tables, **how) as stream:
             return look.added_to(_by_reading(stream, look))
-    place, found = cast(Any, opened[0]).dataset.location, _from_manifest(opened[0].info.location, manifest)
+    source: Any = opened[0]
+    place, sizes = source.dataset.location, None
     if place.is_local or options["expect"]:
         sizes = {file.path[len(place.path.rstrip("/")) + 1 :]: file.size() for file in place.join(DATA).files()}
-        found = _with_shards(found, manifest, sizes.get, is_gated=bool(options["expect"]))
-    _look_at_dataset(opened[0], look, on_progress)
+    found = _of_manifest(source.info.location, manifest, sizes, is_gated=bool(options["expect"]))
+    if not look.is_done:
+        _look_at_dataset(source, look, options["on_progress"])
     found = look.added_to(found)
-    return replace(found, wrong_shards=()) if found.wrong_shards is None and reads_all else found
+    return replace(found, wrong_shards=[]) if found.wrong_shards is None and look.is_deep else found
 
 
 def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress) -> None:
@@ -226,34 +226,12 @@ def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress)
     from offline_cli.tally import Rejects, Tally
 
     with closing(source):
-        for part in () if look.is_done else source.fragments(Tally(), Rejects()):
+        for part in source.fragments(Tally(), Rejects()):
             check()
             look.add(part.batch)
             on_progress(Progress("reading", source.done, source.size, source.unit))
             if look.is_done:
                 return
-
-
-def _from_manifest(location: str, manifest: Manifest) -> Inspection:
-    statistics = manifest.statistics
-    return Inspection(
-        format=manifest.format,
-        sources=(location,),
-        **asdict(manifest.counts),
-        observation_space=manifest.observation_space,
-        action_space=manifest.action_space,
-        spaces_inferred=manifest.spaces_inferred,
-        action_scale=manifest.action_scale,
-        environment=manifest.environment.id if manifest.environment else None,
-        returns=statistics["return"],
-        length=statistics["length"],
-        meanings=manifest.meanings,
-        episodes_lost=manifest.episodes_lost,
-        assumptions=manifest.assumptions,
-        complete=manifest.complete,
-        from_manifest=True,
-        shards=len(manifest.shards),
-    )
 
 
 def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
@@ -263,27 +241,23 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
     for batch in stream:
         builder.add(batch)
         look.add(batch)
-    statistics, counts = builder.as_json(), builder.counts(stream.tally.assumptions)
+    statistics, tally = builder.as_json(), stream.tally
+    known: dict[str, Any] = {
+        "format": ", ".join(dict.fromkeys(stream.formats)),
+        "assumptions": {**tally.assumptions, **stream.lost_by_reason},
+    }
     return Inspection(
-        format=", ".join(dict.fromkeys(stream.formats)),
         sources=tuple(stream.locations),
-        **asdict(counts),
-        observation_space=stream.observation_space,
-        action_space=stream.action_space,
-        spaces_inferred=stream.spaces_inferred,
-        action_scale=stream.action_scale,
-        environment=stream.environment_id,
+        **known,
+        **{name: getattr(stream, name) for name in FACTS if name not in known},
+        **asdict(builder.counts(tally.assumptions)),
+        environment=stream.environment.id if stream.environment else None,
         returns=statistics["return"],
         length=statistics["length"],
-        meanings=stream.meanings,
-        duplicates_dropped=stream.tally.duplicates_dropped,
+        duplicates_dropped=tally.duplicates_dropped,
         rows_quarantined=stream.rejects.count,
-        episodes_lost=stream.episodes_lost,
-        assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
-        dropped_columns=tuple(stream.tally.dropped_columns),
-        dropped_reasons=dict(stream.tally.dropped_columns),
-        modules={},
-        complete=stream.complete,
+        dropped_columns=tuple(tally.dropped_columns),
+        dropped_reasons=dict(tally.dropped_columns),
         from_manifest=False,
     )
 
@@ -291,51 +265,50 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
 # ---- what the steps are read for ----
 
 
-@dataclass(slots=True)
 class _CloserLook:
     """What is kept of the batches that pass by."""
 
-    head: int | None  # so many first episodes
-    episode: str | None  # the one of this id, or of this id in the table that it is from
-    histograms: SpreadBuilder | None  # None: no batch is wanted for them, nor for agents and modules
-    figures: ColumnsBuilder | None = None  # of columns, as `histograms`
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    found: dict[str, Any] | None = None
-    agents: Counter[str] = field(default_factory=Counter)
-    modules: Counter[str] = field(default_factory=Counter)
+    def __init__(self, head: int | None, episode: str | None, *, is_deep: bool) -> None:
+        """`head`: so many first episodes; `episode`: an id, ours or that in the table; `is_deep`: figures of all."""
+        from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
+
+        self._head, self._episode, self.is_deep = head, episode, is_deep
+        self._spreads, self._figures = SpreadBuilder(), ColumnsBuilder()
+        self._agents, self._modules = Counter[str](), Counter[str]()
+        self._rows: list[dict[str, Any]] = []
+        self._found: dict[str, Any] | None = None
 
     @property
     def is_done(self) -> bool:
         """Whether no further batch can change anything."""
-        are_found = len(self.rows) >= (self.head or 0) and (self.episode is None or self.found is not None)
-        return are_found and self.histograms is None
+        are_found = len(self._rows) >= (self._head or 0) and (self._episode is None or self._found is not None)
+        return are_found and not self.is_deep
 
     def add(self, batch: EpisodeBatch) -> None:
         """Take what is wanted of `batch`."""
-        if self.episode is not None and self.found is None:
-            ids = batch.ids if self.episode in batch.ids else _ids_in_tables(batch)
-            if self.episode in ids:
-                number = ids.index(self.episode)
-                self.found = _described(batch.select(slice(number, number + 1)))
-        if len(self.rows) < (self.head or 0):
-            self.rows += _rows(batch.select(slice(0, (self.head or 0) - len(self.rows))))
-        if self.figures is not None:
-            self.figures.add(batch)
-        if self.histograms is not None:
-            self.histograms.add(batch)
-            self.agents.update(name for name in batch.agent_ids or () if name is not None)
-            self.modules.update(name for name in batch.module_ids or () if name is not None)
+        if self._episode is not None and self._found is None:
+            ids = batch.ids if self._episode in batch.ids else _ids_in_tables(batch)
+            if self._episode in ids:
+                number = ids.index(self._episode)
+                self._found = _described(batch.select(slice(number, number + 1)))
+        if len(self._rows) < (self._head or 0):
+            self._rows += _rows(batch.select(slice(0, (self._head or 0) - len(self._rows))))
+        if self.is_deep:
+            self._figures.add(batch)
+            self._spreads.add(batch)
+            self._agents.update(name for name in batch.agent_ids or () if name is not None)
+            self._modules.update(name for name in batch.module_ids or () if name is not None)
 
     def added_to(self, found: Inspection) -> Inspection:
         """`found` with all this. Raises UsageError where the episode that was asked for is not there."""
-        if self.episode is not None and self.found is None:
+        if self._episode is not None and self._found is None:
             fix = "offline-cli inspect SRC --head 20 lists ids; the id that an episode has in its table is taken too"
-            raise UsageError(f"no episode is called {self.episode!r}", where=", ".join(found.sources), fix=fix)
-        if self.figures is not None:
-            found = replace(found, columns=self.figures.as_json())
-        if self.histograms is not None:
-            found = replace(found, agents=dict(self.agents), modules=dict(self.modules), histograms=self.histograms.as_json())
-        return replace(found, shown_episode=self.found, first_episodes=None if self.head is None else self.rows)
+            raise UsageError(f"no episode is called {self._episode!r}", where=", ".join(found.sources), fix=fix)
+        if self.is_deep:
+            agents, modules = dict(self._agents), dict(self._modules)
+            deep: dict[str, Any] = {"columns": self._figures.as_json(), "histograms": self._spreads.as_json()}
+            found = replace(found, agents=agents, modules=modules, **deep)
+        return replace(found, shown_episode=self._found, first_episodes=None if self._head is None else self._rows)
 
 
 def _ids_in_tables(batch: EpisodeBatch) -> list[Any]:

@@ -16,18 +16,17 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import COMPRESSION
 from offline_cli.columns import Columns
-from offline_cli.converting.reading import read_opened
+from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import (
-    BATCHES,
     DATA,
     MANIFEST,
     QUARANTINE,
@@ -38,11 +37,10 @@ from offline_cli.datasets.file_names import (
     shard_name,
 )
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import Environment, Manifest, Shard, now, with_defaults
+from offline_cli.datasets.manifest import Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import free_place, is_own_part, keep_names, numbered, set_aside, shard_files
 from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
-from offline_cli.environments import spaces_of_env
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.rllib.columns import RllibColumnsSource
@@ -56,8 +54,6 @@ from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import open_uploads, whole_file, write_whole
-
-__all__ = ["LEFT_OUT", "RepairResult", "repair"]
 
 LEFT_OUT: Final = "broken-shard-left-out"
 """Among the assumptions of a manifest: how many."""
@@ -139,24 +135,17 @@ def repair(
     plan.read(on_progress)
     result = plan.result(dry_run=dry_run, seconds=time.monotonic() - began)
     if plan.broken and not (drop_broken and plan.sound):
-        raise _refused(plan, result)
+        named = "; ".join(f"{place.name}: {why}" for place, why in plan.broken[:3]) + "; ..." * (len(plan.broken) > 3)
+        what, fix = f"no shard is whole, and nothing would be left: {named}", RESTORE
+        if plan.sound:
+            what = f"{len(plan.broken):,} of {len(plan.broken) + len(plan.sound):,} shards are broken: {named}"
+            fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
+        raise BadData(what, where=folder.url, fix=fix, result={**result.as_dict(), "changed": False})
     if result.changed and not dry_run:
         plan.act()
     elif not dry_run:
         keep_names(folder)  # who made it right may have been killed before that
     return result
-
-
-def _refused(plan: _Repair, result: RepairResult) -> BadData:
-    named = "; ".join(f"{place.name}: {why}" for place, why in plan.broken[:3]) + ("; ..." if len(plan.broken) > 3 else "")
-    with_option = result.as_dict()
-    told = {name: with_option.pop(name) for name in ("out", "format", "broken", "dry_run", "seconds")} | {"changed": False}
-    what, fix = f"no shard is whole, and nothing would be left: {named}", RESTORE
-    if plan.sound:
-        told["with_drop_broken"] = with_option
-        what = f"{len(plan.broken):,} of {len(plan.broken) + len(plan.sound):,} shards are broken: {named}"
-        fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
-    return BadData(what, where=plan.folder.url, fix=fix, result=told)
 
 
 class _Repair:
@@ -168,17 +157,25 @@ class _Repair:
         self._note_bytes, self._manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
         self._note = WritingNote.if_any(self._note_bytes, where=folder.join(WRITING).url)  # None also: it cannot be read
         if self._note is not None:
-            self._refuse_writer(self._note)
+            try:
+                refuse_if_at_work(self._note, folder.join(WRITING))
+            except Locked as error:
+                error.fix = (
+                    "wait for it, or end it, and repair then; of one on another machine that has ended, --force-unlock first"
+                )
+                raise
         self._manifest: Manifest | None = None  # None also where it cannot be read
-        try:
+        with suppress(BadData):
             if self._manifest_bytes:
                 self._manifest = Manifest.from_bytes(self._manifest_bytes, where=folder.join(MANIFEST).url)
-        except BadData:
-            pass
         self._listed = {shard.path: shard for shard in (self._manifest.shards if self._manifest else ())}
         data, self._shards = folder.join(DATA), shard_files(folder)
-        if self._note_bytes is None and self._manifest_bytes is None and not self._shards:
-            raise self._nothing()
+        is_other = self._note is not None and self._note.writes == TRAIN_BATCHES.noun
+        if is_other or (self._note_bytes is None and self._manifest_bytes is None and not self._shards):
+            if not folder.exists():
+                raise folder.missing()
+            fix = "name the folder of a dataset, the one with manifest.json or _writing.json in it; batches are written again"
+            raise NoData("no dataset is here, nor anything left of one", where=folder.url, fix=fix)
         self._others = [  # in data/, that readers of it would include
             file
             for file in (data.files() if data.exists() else [])
@@ -196,24 +193,6 @@ class _Repair:
         self.broken: list[tuple[Location, str]] = []  # shards that cannot be part of it, and why
         self.sound: list[Adopted] = []
         self._statistics = EpisodeStatistics()
-
-    def _refuse_writer(self, note: WritingNote) -> None:
-        try:
-            refuse_if_at_work(note, self.folder.join(WRITING))
-        except Locked as error:
-            fix = "wait for it, or end it, and repair then; of one on another machine that has ended, --force-unlock first"
-            raise Locked(error.what, where=error.where, fix=fix, details=error.details) from error
-        if note.writes == TRAIN_BATCHES.noun:
-            raise self._nothing()
-
-    def _nothing(self) -> Exception:
-        if not self.folder.exists():
-            return self.folder.missing()
-        if self._note is not None or self.folder.join(BATCHES).exists():
-            fix = "write it again from its recordings: offline-cli apply ... --overwrite"
-            return NoData(f"a {TRAIN_BATCHES.noun} is here, which is not repaired", where=self.folder.url, fix=fix)
-        fix = "name the folder of a dataset, the one with manifest.json or _writing.json in it"
-        return NoData("no dataset is here, nor anything left of one", where=self.folder.url, fix=fix)
 
     def _path(self, shard: Location) -> str:
         return f"{DATA}/{shard.name}"
@@ -251,14 +230,12 @@ class _Repair:
         self._parts = self._parts_of_shards(env)
 
     def _of(self, generation: str) -> list[Location]:
-        """The shards of a write, by number; gaps between them are broken, one entry each."""
+        """The shards of a write, by number; those between them that are not there are broken."""
         files = self._shards.get(generation, {})
-        for before, number in pairwise([-1, *sorted(files)]):
-            if number > before + 1:
-                more = f", and so are the {number - before - 2:,} after it" if number > before + 2 else ""
-                place = self.folder.join(shard_name(generation, before + 1))
-                if place.path not in {one.path for one, _ in self.broken}:
-                    self.broken.append((place, f"it is missing{more}"))
+        gaps = sorted({*range(max(files, default=-1))}.difference(files))
+        missing = [self.folder.join(shard_name(generation, number)) for number in gaps]
+        known = {place.path for place, _ in self.broken}
+        self.broken += [(place, "it is missing") for place in missing if place.path not in known]
         return [file for _, file in sorted(files.items())]
 
     def _parts_of_note(self, note: WritingNote) -> dict[str, Any]:
@@ -291,7 +268,7 @@ class _Repair:
         env = None if asked is None else asked.among([(self.folder.url, None)])
         source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, self.folder.url)
         try:
-            stream = read_opened([source], on_error="skip", env=env, env_spaces=None if env is None else spaces_of_env(env))
+            stream = read_episodes(opened=[source], on_error="skip", env=env)
         except NoData as err:
             raise BadData("no episode can be read from the shards", where=self.folder.url, fix=err.fix) from err
         stream.close()  # only its spaces are needed
@@ -364,7 +341,7 @@ class _Repair:
         """How many shards no manifest listed before."""
         return sum(one.shard.path not in self._listed for one in self.sound)
 
-    def _new_manifest(self, shards: Sequence[Shard]) -> Manifest:
+    def _new_manifest(self) -> Manifest:
         parts, left_out = dict(self._parts), len(self.broken)
         assumptions = {**parts.pop("assumptions"), **({LEFT_OUT: left_out} if left_out else {})}
         provenance = {name: value for name, value in parts.pop("provenance").items() if name != UNFINISHED_WRITING}
@@ -380,7 +357,7 @@ class _Repair:
             **parts,
             complete=False,  # of what was asked for, shards say nothing
             counts=self._statistics.counts(assumptions),
-            shards=tuple(shards),
+            shards=tuple(adopted.shard for adopted in self.sound),
             statistics=self._statistics.as_json(),
             assumptions=assumptions,
             provenance=with_defaults(provenance, started=now()),
@@ -389,7 +366,7 @@ class _Repair:
 
     def result(self, *, dry_run: bool, seconds: float) -> RepairResult:
         """The report to the caller."""
-        manifest, aside = self._kept or self._new_manifest([adopted.shard for adopted in self.sound]), self._aside
+        manifest, aside = self._kept or self._new_manifest(), self._aside
         removed = (*(file.url for file in self._half_written), *map(str, self._uploads))
         gone = {place.path for place, _ in self.broken} - {place.path for place in aside}
         return RepairResult(
@@ -436,7 +413,7 @@ class _Repair:
 
     def _write_manifest(self, lock: WritingLock) -> None:
         folder = self.folder
-        manifest = self._new_manifest([adopted.shard for adopted in self.sound])
+        manifest = self._new_manifest()
         keep_names(folder.join(DATA), folder.join(QUARANTINE))  # whose writer may have been killed before that
         with lock.guard():  # shards may have taken long
             if self._manifest_bytes is not None:

@@ -22,10 +22,10 @@ def _list_formats(ctx: typer.Context, wanted: bool) -> None:
 
     found = known_formats()
     if ctx.obj.as_json:
-        write(sys.stdout, render.to_json(found.as_dict()))
+        write(sys.stdout, render.to_json(found))
     else:
-        kinds = (("--from", found.readers), ("--to", found.sinks))
-        rows = [(option, one.name, one.words, one.package, one.keeps) for option, formats in kinds for one in formats]
+        kinds = (("--from", found["readers"]), ("--to", found["sinks"]))
+        rows = [(option, *one.values()) for option, formats in kinds for one in formats]
         render.show_grid(("option", "name", "format", "package", "keeps"), rows)
     raise typer.Exit
 

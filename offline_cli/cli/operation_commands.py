@@ -107,7 +107,7 @@ def split(
 
     Parts are drawn at random, by a seed, or by the values of a column. No episode is cut, or in two parts; the rest is in none.
     """
-    from offline_cli.converting.operations.selecting import split
+    from offline_cli.converting.operations.splitting import split
 
     call_and_show(ctx, split)
 

@@ -1,22 +1,18 @@
-"""Converts any source to a dataset of ours: reads, stitches and writes, and reports every assumption it had to make.
+"""Converts any source to a dataset of ours, or to a file of another format, and reports every assumption it had to make.
 
 The output does not depend on `workers`: files are read ahead by threads, much JSON by processes, and episodes are written in
 the order in which they become whole. An existing output is not touched without `overwrite` or `resume`. An error before the
 first shard is complete leaves nothing behind; later, complete shards stay for `resume`, which reads the sources again and
 writes the episodes that are not in those shards.
-
-A dry run measures the size on disk: the first episodes are written in a temporary folder, with the same options, and the bytes
-of their shards are extrapolated to the rest in proportion.
 """
 
 from __future__ import annotations
 
 import os
 import shlex
-import tempfile
 import time
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +39,7 @@ from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink
 from offline_cli.converting.whole_episodes import CHOSEN, AddedTo
 from offline_cli.datasets.appending import Base
 from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.target_folder import check_apart, dataset_to_append_to, exclusive
@@ -65,28 +62,8 @@ from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.trees import flatten
 
-__all__ = ["ConvertResult", "Preview", "assumptions_of", "convert", "interrupted", "listed", "not_written", "provenance_of"]
-
-SAMPLE = 16 << 20  # bytes of arrays that are written to extrapolate the rest from
 SHOWN_STEPS = 3
 SHOWN_NUMBERS = 8  # of one value
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What is in the episodes that would be written."""
-
-    episodes: int
-    steps: int
-    estimated_bytes: int  # of all shards
-    observation_space: str
-    action_space: str
-    mappings: Sequence[Mapping[str, str]]  # of each table: its columns by ours
-    first_episode: Mapping[str, Any]  # id, length, return, flags and the first steps, as JSON values
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, without the counts, which the result of the conversion has too."""
-        return {name: getattr(self, name) for name in self.__slots__ if name not in ("episodes", "steps")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +90,7 @@ class ConvertResult:
     spaces_inferred: bool
     on_error: str  # the treatment of rows that could not be read: "fail" | "skip" | "quarantine"
     dry_run: bool  # nothing was written
-    preview: Preview | None  # only of a dry run
+    preview: Mapping[str, Any] | None  # of a dry run: both spaces in words, mappings of tables, the first episode
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,7 +100,6 @@ class ConvertResult:
             **plain,
             "rejected": [dict(reject) for reject in self.rejected],
             "assumptions": dict(sorted(self.assumptions.items())),
-            "preview": self.preview and self.preview.as_dict(),
         }
 
 
@@ -195,18 +171,13 @@ def convert(
     sink.check_options(options)
     with read_episodes(
         places,
-        from_=options["from_"],
-        on_error=options["on_error"],
+        **{name: options[name] for name in ("from_", "on_error", "action_scale", "workers", "drop_reset_rows", "drop")},
         env=asked_env,
-        action_scale=options["action_scale"],
         limit=limit,
-        workers=options["workers"],
         tables=tables,
         episode_limit=EpisodeLimit.within(tables.memory_limit),
         extras=CHOSEN[options["extras"]],
         added_to=None if base is None else _added_to(target, base, drop_reset_rows=options["drop_reset_rows"]),
-        drop_reset_rows=options["drop_reset_rows"],
-        drop=options["drop"],
         engine=engine_spec,
         storage_options=storage_options,
         on_progress=on_progress,
@@ -220,33 +191,28 @@ def convert(
         }
         known = None if base is None else base.manifest
         context = SinkContext(
-            observation_space=stream.observation_space,
-            action_space=stream.action_space,
-            action_scale=stream.action_scale,
+            **{
+                name: getattr(stream, name)
+                for name in ("observation_space", "action_space", "action_scale", "meanings", "tally")
+            },
+            **{name: options[name] for name in ("max_rows_per_file", "max_bytes_per_file", "overwrite", "resume")},
             environment=_environment(stream, base, env),
-            meanings=stream.meanings,
             spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
             provenance=provenance_of(places, stream, command),
             compression=options["compression"] or (COMPRESSION if known is None else known.compression),
-            max_rows_per_file=options["max_rows_per_file"],
-            max_bytes_per_file=options["max_bytes_per_file"],
             temp_dir=checked_folder(options["temp_dir"]),
             base=base,
-            tally=stream.tally,
             identity={name: content_hash_of(value) for name, value in identity.items()},
-            overwrite=options["overwrite"],
-            resume=options["resume"],
         )
         writer = sink.open(target, context)  # raises for a dataset of another format, spaces or scale
-        shown = None
-        before = sum(shard.episodes for shard in base.shards) if base is not None else 0
+        shown, there = None, () if base is None else base.shards
+        before = sum(shard.episodes for shard in there)
         if options["dry_run"]:
-            alone = replace(context, overwrite=False, resume=False, base=None)
-            shown = _preview(stream, lambda place: sink.open(place, alone))
-            there = () if base is None else base.shards
-            counts = shown.episodes + before, shown.steps + sum(shard.steps for shard in there), len(there)
+            sizes, shown = _preview(stream, writer)
+            counts = sizes[0] + before, sizes[1] + sum(shard.steps for shard in there), len(there)
         else:
             counts = _write(stream, writer, target)
+        tally, rejects = stream.tally, stream.rejects
         return ConvertResult(
             out=target.url,
             format=sink.name,
@@ -254,19 +220,19 @@ def convert(
             episodes_appended=None if base is None else counts[0] - before,
             steps=counts[1],
             shards=counts[2],
-            rows_in=stream.tally.rows_in,
-            duplicates_dropped=stream.tally.duplicates_dropped,
-            fragments_stitched=stream.tally.fragments_stitched,
-            rows_quarantined=stream.rejects.count,
+            rows_in=tally.rows_in,
+            duplicates_dropped=tally.duplicates_dropped,
+            fragments_stitched=tally.fragments_stitched,
+            rows_quarantined=rejects.count,
             episodes_lost=stream.episodes_lost,
-            rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in stream.rejects.first),
-            rejected_in_all=stream.rejects.problems,
-            assumptions={**stream.tally.assumptions, **stream.lost_by_reason},
-            dropped_columns=tuple(stream.tally.dropped_columns),
-            dropped_reasons=dict(stream.tally.dropped_columns),
+            rejected=tuple({"where": one.where, "code": one.code, "what": one.reason} for one in rejects.first),
+            rejected_in_all=rejects.problems,
+            assumptions={**tally.assumptions, **stream.lost_by_reason},
+            dropped_columns=tuple(tally.dropped_columns),
+            dropped_reasons=dict(tally.dropped_columns),
             action_scale=stream.action_scale,
             spaces_inferred=stream.spaces_inferred,
-            on_error=str(stream.rejects.on_error),
+            on_error=options["on_error"],
             dry_run=options["dry_run"],
             preview=shown,
             seconds=time.monotonic() - started,
@@ -276,27 +242,25 @@ def convert(
 def _write(stream: EpisodeStream, writer: Sink, target: Location) -> tuple[int, int, int]:
     """Write and commit all of `stream`; how many episodes, steps and files there are. Raises Interrupted for Ctrl-C."""
     try:
+        stream.set_aside_to(writer.quarantine)
         with writer:
-            stream.set_aside_to(writer.quarantine)
             for batch in stream:
-                left = not_written(batch, writer)
-                if left.all():
-                    writer.write(batch)
-                elif left.any():
-                    writer.write(batch.select(np.flatnonzero(left)))
-            stream.rejects.hand_on()
+                write_episodes(writer, batch)
             written = committed(writer, assumptions=assumptions_of(stream), episodes_lost=stream.episodes_lost)
             return written.episodes, written.steps, written.files
     except KeyboardInterrupt as interrupt:
         raise interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
 
 
-def not_written(batch: EpisodeBatch, writer: Sink) -> NDArray[np.bool_]:
-    """(E,) the episodes that are in no shard of the write that is resumed."""
-    known = writer.ids_written
-    if not known or known.isdisjoint(batch.ids):
-        return np.ones(len(batch), np.bool_)
-    return np.fromiter((name not in known for name in batch.ids), np.bool_, len(batch))
+def write_episodes(writer: Sink, batch: EpisodeBatch, chosen: NDArray[np.bool_] | None = None) -> None:
+    """Write the episodes of `batch`, or those `chosen` (E,), that are in no shard of the write that is resumed."""
+    left = np.ones(len(batch), np.bool_) if chosen is None else chosen
+    if not writer.ids_written.isdisjoint(batch.ids):
+        left = left & [name not in writer.ids_written for name in batch.ids]
+    if left.all():
+        writer.write(batch)
+    elif left.any():
+        writer.write(batch.select(np.flatnonzero(left)))
 
 
 def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
@@ -313,18 +277,12 @@ def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
 
 def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
     """The error of a command that was interrupted while it wrote: what was kept, and how to resume."""
+    what, fix = "interrupted; the shards that were complete are kept", "run the same command again with --resume"
     if not is_ours:
-        what = "interrupted; what was written is incomplete"
-        return Interrupted(what, where=target.url, fix="remove it, and run the command again")
-    if target.exists() and target.join("_writing.json").exists():
-        return Interrupted(
-            "interrupted; the shards that were complete are kept",
-            where=target.url,
-            fix="run the same command again with --resume, or with --overwrite to begin again",
-        )
-    return Interrupted(
-        "interrupted before a shard was complete; nothing was kept", where=target.url, fix="run the command again"
-    )
+        what, fix = "interrupted; what was written is incomplete", "remove it, and run the command again"
+    elif not target.join(WRITING).exists():
+        what, fix = "interrupted before a shard was complete; nothing was kept", "run the command again"
+    return Interrupted(what, where=target.url, fix=fix)
 
 
 def listed(places: Sequence[Location]) -> list[Any]:
@@ -400,44 +358,17 @@ def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> E
 # ---- what a dry run shows ----
 
 
-def _preview(stream: EpisodeStream, writer: Callable[[Location], Sink]) -> Preview:
-    """Read all of `stream`; `writer` makes the writer that would write it, at another place.
-
-    Raises what reading and writing would raise. Without any episode its figures are 0.
-    """
-    first: Mapping[str, Any] = {}
-    found = steps = size = sampled = written = 0
-    stream.set_aside_to(lambda _: None)
-    with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder, writer(open_location(folder).join("sample")) as sample:
-        for batch in stream:
-            first = first or _described(batch)
-            found, steps, size = found + len(batch), steps + batch.num_steps, size + batch.nbytes
-            if sampled < SAMPLE:
-                part = _within(batch, SAMPLE - sampled)
-                sample.write(part)
-                sampled += part.nbytes
-                batch = batch.select(slice(len(part), len(batch)))
-            if len(batch):
-                sample.rehearse(batch)
-        if sampled:
-            written = committed(sample, assumptions={}, episodes_lost=None).bytes
-    return Preview(
-        episodes=found,
-        steps=steps,
-        estimated_bytes=round(written * size / sampled) if sampled else 0,
-        observation_space=describe(stream.observation_space),
-        action_space=describe(stream.action_space),
-        mappings=tuple(one.columns for one in stream.sources if one.columns is not None),
-        first_episode=first,
-    )
-
-
-def _within(batch: EpisodeBatch, limit: int) -> EpisodeBatch:
-    """The first episodes, of about `limit` bytes and at least one."""
-    if batch.nbytes <= limit:
-        return batch
-    share = np.searchsorted(batch.starts, batch.num_steps * limit / batch.nbytes)
-    return batch.select(slice(0, max(1, int(share))))
+def _preview(stream: EpisodeStream, sink: Sink) -> tuple[tuple[int, int], dict[str, Any]]:
+    """Read all of `stream`: how many episodes and steps there are, and `ConvertResult.preview`. Raises as writing would."""
+    first: dict[str, Any] = {}
+    episodes = steps = 0
+    for batch in stream:
+        first = first or _described(batch)
+        episodes, steps = episodes + len(batch), steps + batch.num_steps
+        sink.rehearse(batch)
+    spaces = {name: describe(getattr(stream, name)) for name in ("observation_space", "action_space")}
+    mappings = [one.columns for one in stream.sources if one.columns is not None]
+    return (episodes, steps), {**spaces, "mappings": mappings, "first_episode": first}
 
 
 def _described(batch: EpisodeBatch) -> dict[str, Any]:

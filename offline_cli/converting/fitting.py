@@ -4,8 +4,8 @@
   Sources that declare different spaces are an error, unless `env` decides; a space that a manifest calls inferred gives way to
   that of the environment. Leaves then get the spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage sees int32
   actions in an int64 space.
-* `misfits`, `Extremes`: whether data fits the spaces that are said to be its own.
-* `check_fits`: whether a policy learned from data can play in an environment. Bounds are not compared.
+* `check_fits`, `Extremes`: whether data fits the spaces that are said to be its own, and which spaces it fits.
+* `misfits`: whether a policy learned from data can play in an environment. Bounds are not compared.
 """
 
 from __future__ import annotations
@@ -30,26 +30,18 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
 from offline_cli.trees import Tree, flatten, map_leaves
 
-__all__ = [
-    "Declared",
-    "Extremes",
-    "as_space",
-    "check_fits",
-    "check_same_extra",
-    "check_same_shapes",
-    "declared",
-    "extra_dtypes",
-    "extra_kinds",
-    "misfits",
-    "two_spaces",
-    "unused_choices",
-]
-
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
 TWO_DATASETS = "convert the two kinds of recording into two datasets"
 OTHER_EXTRAS = f"convert or merge them with --extras common, which keeps what both have; or {TWO_DATASETS}"
+MOST_CHOICES: Final = 1 << 16  # different actions that are counted
+FEWEST_ACTIONS: Final = 64  # that a space has before those that never occur are worth a word
+SHOWN_CHOICES: Final = 256  # in a message
+SANE_ACTIONS: Final = 1 << 31  # that a space may have where it follows from the data
 
 _log = logging.getLogger(__name__)
+
+
+# ---- a policy in an environment ----
 
 
 def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> list[str]:
@@ -83,10 +75,7 @@ def _fits(data: Space, environment: Space, inferred: bool) -> bool:
     return bool(data == environment)
 
 
-MOST_CHOICES: Final = 1 << 16  # different actions that are counted
-FEWEST_ACTIONS: Final = 64  # that a space has before those that never occur are worth a word
-SHOWN_CHOICES: Final = 256  # in a message
-SANE_ACTIONS: Final = 1 << 31  # that a space may have where it follows from the data
+# ---- spaces of data ----
 
 
 @dataclass(slots=True)
@@ -103,60 +92,25 @@ class Extremes:
         """Add one more batch."""
         if not batch.num_steps:
             return
-        self._obs.append(map_leaves(_extremes, batch.obs))
-        self._actions.append(map_leaves(_extremes, batch.actions))
-        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions)):
+        for name, tree, seen in ((Columns.OBS, batch.obs, self._obs), (Columns.ACTIONS, batch.actions, self._actions)):
+            seen.append(map_leaves(_extremes, tree))
             if isinstance(tree, np.ndarray) and tree.shape[1:] in ((), (1,)) and tree.dtype.kind in "iu":
                 known = self.choices.get(name, tree[:0])
                 self.choices[name] = np.union1d(known, tree) if len(known) <= MOST_CHOICES else known
-        self.see_extra(extra_dtypes(batch))
+        self.see_extra(batch)
 
-    def see_extra(self, dtypes: Mapping[str, np.dtype[Any]]) -> None:
-        """Numbers of two dtypes get one that holds both."""
-        for path, dtype in dtypes.items():
+    def see_extra(self, batch: EpisodeBatch) -> None:
+        """Add the dtypes of extra model outputs alone; numbers of two dtypes get one that holds both."""
+        for path, dtype in extra_dtypes(batch).items():
             known = self.extra_dtypes.get(path, dtype)
             both_numbers = known.kind in NUMBERS and dtype.kind in NUMBERS
             self.extra_dtypes[path] = np.result_type(known, dtype) if both_numbers else known
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
-        obs = map_leaves(lambda *parts: np.concatenate(parts), *self._obs)
-        actions = map_leaves(lambda *parts: np.concatenate(parts), *self._actions)
+        obs, actions = (map_leaves(lambda *parts: np.concatenate(parts), *seen) for seen in (self._obs, self._actions))
         # integer vectors of observations stay Box: pixels and counters are not categories
         return infer_space(obs, discrete=True, vectors=False), infer_space(actions, discrete=True)
-
-
-def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    """Raise BadEpisode, naming the first episode of each, where no dataset can have both; dtypes of numbers may differ."""
-    if first is other:
-        return
-    for name, mine, theirs in (("obs", first.obs, other.obs), ("actions", first.actions, other.actions)):
-        if _shapes(mine) != _shapes(theirs):
-            what = f"two kinds of episodes: {name} is {_in_words(mine)}, and {_in_words(theirs)}"
-            raise BadEpisode(what, where=f"episodes {first.ids[0]} and {other.ids[0]}", fix=TWO_DATASETS)
-    check_same_extra(first, other)
-
-
-def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
-    mine, theirs = extra_kinds(first.extra), extra_kinds(other.extra)
-    if mine != theirs:
-        path = next(path for path in (*mine, *theirs) if mine.get(path) != theirs.get(path))
-        what = f"two kinds of episodes: extra {path} is {mine.get(path, 'missing')}, and {theirs.get(path, 'missing')}"
-        raise BadEpisode(what, where=f"episodes {first.ids[0]} and {other.ids[0]}", fix=OTHER_EXTRAS)
-
-
-def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
-    """Of the extra model outputs, by dotted path of the leaf."""
-    return {path: leaf.dtype for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
-
-
-def extra_kinds(extra: Mapping[str, Tree]) -> dict[str, str]:
-    """What dtypes and shapes of extra model outputs can be in one column, as text, by path."""
-    leaves = [(path, leaf) for name, tree in extra.items() for path, leaf in flatten(tree, name)]
-    return {
-        path: f"{'number' if leaf.dtype.kind in NUMBERS else leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves
-    }
 
 
 def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
@@ -166,10 +120,10 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
 
 
 def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo], ours: str) -> int:
-    """How many actions or observations (`ours`) of a table's inferred space are in no row, where these are three of four: ids,
-    which nobody counted; a note says so.
+    """How many actions or observations (`ours`) of a table's inferred space occur in no row, where these are three of four.
 
-    `choices`: (K,) that occur. Raises BadMapping for actions where no policy can have an output for each.
+    They are ids, then, and a note says how to number them. `choices`: (K,) that occur. Raises BadMapping for more
+    actions than a policy can have outputs.
     """
     said, where = next(((source.columns, source.location) for source in sources if source.columns is not None), (None, ""))
     if said is None or choices is None or not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -177,16 +131,72 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
     count = int(space.n if isinstance(space, spaces.Discrete) else space.nvec.max())
     if count < FEWEST_ACTIONS or 4 * len(choices) > count:
         return 0
-    column, more = said.get(ours, ours), " or more" * (len(choices) > MOST_CHOICES)
+    column, part = said.get(ours, ours), "action" if ours == Columns.ACTIONS else "observation"
     key = column if column.isidentifier() else json.dumps(column, ensure_ascii=False)
     names = ", ".join(f'"{choice}"' for choice in choices[:SHOWN_CHOICES]) + ", ..." * (len(choices) > SHOWN_CHOICES)
-    kind, part = ("actions", "action") if ours == Columns.ACTIONS else ("observations", "observation")
-    what = f"column {column}: {len(choices):,}{more} {kind} occur, and numbers from 0 to {count - 1} make {count:,}"
+    what = f"column {column}: {len(choices):,} {part}s occur of the {count:,} from 0 to {count - 1}"
     fix = f"number them in the mapping: [categories] {key} = [{names}]; or say their space: [spaces] {part}"
     if count > SANE_ACTIONS and ours == Columns.ACTIONS:
         raise BadMapping(what, where=where, fix=fix)
     _log.warning("note: %s; if they are ids, %s", what, fix)
     return 0 if len(choices) > MOST_CHOICES else count - len(choices)
+
+
+# ---- episodes of one dataset ----
+
+
+def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
+    """Raise BadEpisode, naming the first episode of each, where no dataset can have both; dtypes of numbers may differ."""
+    if found := difference(shapes(first), shapes(other)):
+        raise _two_kinds(found, first, other, TWO_DATASETS)
+    check_same_extra(first, other)
+
+
+def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
+    """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
+    if found := difference(extra_kinds(first), extra_kinds(other)):
+        raise _two_kinds(found, first, other, OTHER_EXTRAS)
+
+
+def _two_kinds(what: str, first: EpisodeBatch, other: EpisodeBatch, fix: str) -> BadEpisode:
+    where = f"episodes {first.ids[0]} and {other.ids[0]}"
+    return BadEpisode(f"two kinds of episodes: {what}", where=where, fix=fix)
+
+
+def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """The first path at which two structures differ, as text; empty where they do not."""
+    path = next((path for path in {**mine, **theirs} if mine.get(path) != theirs.get(path)), None)
+    return "" if path is None else f"{path} is {mine.get(path, 'missing')}, and {theirs.get(path, 'missing')}"
+
+
+def shapes(batch: EpisodeBatch) -> dict[str, str]:
+    """Of observations and actions, as text, by path."""
+    trees = ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions))
+    return {path: f"of shape {leaf.shape[1:]}" for name, tree in trees for path, leaf in flatten(tree, name)}
+
+
+def extra_kinds(batch: EpisodeBatch) -> dict[str, str]:
+    """What dtypes and shapes of extra model outputs can be in one column, as text, by path."""
+    leaves = [(path, leaf) for name, tree in batch.extra.items() for path, leaf in flatten(tree, f"extra {name}")]
+    kinds = {path: "number" if leaf.dtype.kind in NUMBERS else str(leaf.dtype) for path, leaf in leaves}
+    return {path: f"{kinds[path]} of shape {leaf.shape[1:]}" for path, leaf in leaves}
+
+
+def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
+    """Of the extra model outputs, by dotted path of the leaf."""
+    return {path: leaf.dtype for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
+
+
+def in_words(tree: Tree) -> str:
+    """Structure, dtypes and shapes of one step."""
+    if isinstance(tree, Mapping):
+        return "{" + ", ".join(f"{key}: {in_words(part)}" for key, part in tree.items()) + "}"
+    if isinstance(tree, tuple):
+        return "(" + ", ".join(in_words(part) for part in tree) + ")"
+    return f"{tree.dtype} of shape {tree.shape[1:]}"
+
+
+# ---- data in its spaces ----
 
 
 def as_space(tree: Tree, space: Space) -> Tree:
@@ -224,7 +234,7 @@ def check_fits(
         what, row = problems[0]
         other = "or correct what it says" if not said_by.startswith("--env ") else "or leave --env out to infer spaces"
         raise SpaceMismatch(
-            f"{what}; {said_by} says {describe(space)}, the data is {_in_words(tree)}",
+            f"{what}; {said_by} says {describe(space)}, the data is {in_words(tree)}",
             where=where(row),
             fix=f"name the environment that was recorded with --env, {other}",
             details={"problems": [what for what, _ in problems]},
@@ -251,44 +261,18 @@ def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterat
             if leaf.dtype.kind == "f":
                 bad |= leaf != np.floor(leaf)  # true of NaN too
             if bad.any():
-                row, at, value = _first(leaf, bad)
-                yield f"{path} holds {value}, which is not a category{meanings.column(path, at, leaf.shape[1:])}", row
-
-
-def _first(leaf: NDArray[Any], bad: NDArray[np.bool_]) -> tuple[int, Sequence[int], Any]:
-    """The first row of `leaf` with a `bad` value, the index in it, and that value."""
-    place = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    row, *at = (int(index) for index in place)
-    return row, at, leaf[place]
-
-
-def _shapes(tree: Tree) -> dict[str, tuple[int, ...]]:
-    return {path: leaf.shape[1:] for path, leaf in flatten(tree)}
-
-
-def _in_words(tree: Tree) -> str:
-    if isinstance(tree, Mapping):
-        return "{" + ", ".join(f"{key}: {_in_words(part)}" for key, part in tree.items()) + "}"
-    if isinstance(tree, tuple):
-        return "(" + ", ".join(_in_words(part) for part in tree) + ")"
-    return f"{tree.dtype} of shape {tree.shape[1:]}"
+                row, *at = place = tuple(int(index) for index in np.unravel_index(int(np.argmax(bad)), bad.shape))
+                column = meanings.column(path, at, leaf.shape[1:])
+                yield f"{path} holds {leaf[place]}, which is not a category{column}", row
 
 
 # ---- what sources declare ----
 
 
-class _Said(NamedTuple):
-    by: str  # who
-    where: str  # of the source
-    space: Space | None
-
-
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """Observation and action space, as far as they are declared."""
 
-    observation: Space | None
-    action: Space | None
+    spaces: tuple[Space | None, Space | None]
     said_by: tuple[str, str]  # who declares each of them
     by_env: bool  # whether the environment declares one of them, in place of the sources
 
@@ -302,37 +286,24 @@ def declared(
 ) -> Declared:
     """What `sources`, their `first` episodes and `env` with its spaces declare, and the dataset that they are `added_to`.
 
-    Raises SpaceMismatch.
+    The space of an environment counts where nobody else declares one, or others differ. Raises SpaceMismatch.
     """
     alone = env_spaces is None and added_to is None
     certain = [one for one in sources if alone or not one.spaces_inferred]
-    known = [(one.said_by, one.location, one.spaces) for one in ([] if added_to is None else [added_to]) + certain]
+    pairs = [(one.said_by, one.location, one.spaces) for one in (certain if added_to is None else [added_to, *certain])]
     if not sources[0].spaces_inferred:
-        known.append((THE_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
-    found = [
-        _one_space(
-            name,
-            [_Said(by, where, pair[part]) for by, where, pair in known],
-            env_spaces and _Said(f"--env {env}", "", env_spaces[part]),
-        )
-        for part, name in enumerate(("observation", "action"))
-    ]
-    by_env = env_spaces is not None and any(one.space is space for one, space in zip(found, env_spaces, strict=True))
-    return Declared(found[0].space, found[1].space, (found[0].by, found[1].by), by_env)
-
-
-def _one_space(name: str, said: Sequence[_Said], of_env: _Said | None) -> _Said:
-    """The space that all declarations agree on; that of the environment where there is none, or where they differ."""
-    known = [entry for entry in said if entry.space is not None]
-    if not known:
-        return of_env or _Said(THE_SOURCE, "", None)
-    different = next((entry for entry in known if not same_space(entry.space, known[0].space)), None)
-    if different is None:
-        by_env = of_env is not None and known[0].space is of_env.space  # a reader that was given them
-        return of_env if by_env and of_env is not None else known[0]
-    if of_env is None:
-        raise two_spaces(name, (known[0].where, known[0].space), (different.where, different.space))
-    return of_env
+        pairs.append((THE_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
+    chosen, said_by, by_env = list[Space | None](), list[str](), False
+    for part, name in enumerate(("observation", "action")):
+        known = [(by, where, pair[part]) for by, where, pair in pairs if pair[part] is not None]
+        unlike = next((one for one in known if not same_space(one[2], known[0][2])), None)
+        if unlike is not None and env_spaces is None:
+            raise two_spaces(name, known[0][1:], unlike[1:])
+        if env_spaces is not None and (not known or unlike is not None or known[0][2] is env_spaces[part]):
+            known, by_env = [(f"--env {env}", "", env_spaces[part])], True  # maybe of a reader that was given them
+        chosen.append(known[0][2] if known else None)
+        said_by.append(known[0][0] if known else THE_SOURCE)
+    return Declared((chosen[0], chosen[1]), (said_by[0], said_by[1]), by_env)
 
 
 def two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space | None]) -> SpaceMismatch:

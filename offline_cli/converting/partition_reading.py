@@ -11,17 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from offline_cli.engines.engine import Engine, EngineSpec
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.source import BYTES, Fragments, ReadOptions, Source, WrappedSource
 from offline_cli.progress import no_progress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import same_space
 from offline_cli.tally import OnError, Rejects, RejectsAhead, Tally
-
-__all__ = ["PartitionedSource", "on_workers"]
 
 PART_BYTES: Final = 16 << 20  # of files, in a partition
 FEWEST: Final = 32  # partitions of small files
@@ -33,31 +29,21 @@ def on_workers(opened: Sequence[Source], spec: EngineSpec, options: ReadOptions,
     engine = scope.enter(spec.engine())
     if engine.is_local:
         return opened
-    return [scope.enter(closing(_on_workers(source, engine, options))) for source in opened]
+    return [scope.enter(closing(_divided(source, engine, options))) for source in opened]
 
 
-def _on_workers(source: Source, engine: Engine, options: ReadOptions) -> Source:
+def _divided(source: Source, engine: Engine, options: ReadOptions) -> Source:
     """Itself where it cannot be divided."""
     size = source.size
     count = MOST if size is None or source.unit != BYTES else max(FEWEST, min(size // PART_BYTES, MOST))
     parts = source.partitions(count)
     for part in parts:
         part.prepare(replace(options, workers=1, on_progress=no_progress))
-    return source if len(parts) < 2 else PartitionedSource(source, parts, engine)
+    return source if len(parts) < 2 else _PartitionedSource(source, parts, engine)
 
 
 @dataclass(slots=True)
-class _Read:
-    """What a worker has read since it last said so."""
-
-    fragments: Fragments | None  # None: the end of the partition
-    tally: Tally
-    rejects: RejectsAhead
-    done: int
-
-
-@dataclass(slots=True)
-class PartitionedSource(WrappedSource):
+class _PartitionedSource(WrappedSource):
     """See `Source`."""
 
     parts: Sequence[Source]
@@ -70,14 +56,16 @@ class PartitionedSource(WrappedSource):
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`."""
-        self.done, spaces = 0, _SpacesOnce()
+        self.done = 0
         with self.scope.part() as held:
-            for read in held.enter(self.engine.streamed(partial(_reads, rejects.on_error), self.parts)):
-                tally.merge(read.tally)
-                read.rejects.tell(rejects)
-                self.done += read.done
-                if read.fragments is not None:
-                    yield replace(read.fragments, batch=spaces.of(read.fragments.batch))
+            for fragments, counted, rejected, done in held.enter(
+                self.engine.streamed(partial(_read, rejects.on_error), self.parts)
+            ):
+                tally.merge(counted)
+                rejected.tell(rejects)
+                self.done += done
+                if fragments is not None:
+                    yield fragments
 
     def partitions(self, count: int) -> Sequence[Self]:
         """See `Source`."""
@@ -89,30 +77,19 @@ class PartitionedSource(WrappedSource):
         self.source.close()
 
 
-class _SpacesOnce:
-    """Gives equal spaces of batches one after the other as one object, because they are compared by identity first."""
-
-    def __init__(self) -> None:
-        self._known: list[Any] = [None, None]
-
-    def of(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch`, with the spaces of the one before where they are equal."""
-        found = [batch.observation_space, batch.action_space]
-        self._known = [old if same_space(old, new) else new for old, new in zip(self._known, found, strict=True)]
-        return replace(batch, observation_space=self._known[0], action_space=self._known[1])
-
-
 # ---- on a worker ----
 
 
-def _reads(on_error: OnError, source: Source) -> Iterator[_Read]:
-    """What is read of one partition, piece by piece."""
+def _read(on_error: OnError, source: Source) -> Iterator[tuple[Fragments | None, Tally, RejectsAhead, int]]:
+    """One partition, piece by piece: fragments, and what was counted, rejected and read since the last; without fragments the
+    end of the partition.
+    """
     tally, ahead, done = Tally(), RejectsAhead(on_error), 0
     with closing(source):
         for fragments in source.fragments(tally, ahead):
-            yield _Read(fragments, _taken(tally), _told(ahead), source.done - done)
+            yield fragments, _taken(tally), _told(ahead), source.done - done
             done = source.done
-    yield _Read(None, _taken(tally), _told(ahead), source.done - done)
+    yield None, _taken(tally), _told(ahead), source.done - done
 
 
 def _taken(tally: Tally) -> Tally:
@@ -124,11 +101,9 @@ def _taken(tally: Tally) -> Tally:
 
 
 def _told(ahead: RejectsAhead) -> RejectsAhead:
-    """What was rejected since, likewise; raw rows travel only where they are kept."""
-    found = RejectsAhead(ahead.on_error)
+    """What was rejected since it was last taken; raw rows travel only where they are kept."""
+    found, keeps = RejectsAhead(ahead.on_error), ahead.on_error is OnError.QUARANTINE
     ahead.pass_on(found)
-    keeps = ahead.on_error is OnError.QUARANTINE
-    found.told = [
-        (error, (raw if isinstance(raw, str) else bytes(raw)) if keeps else b"", rows) for error, raw, rows in found.told
-    ]
+    texts = ((error, raw if isinstance(raw, str) else bytes(raw), rows) for error, raw, rows in found.told)
+    found.told = [(error, raw if keeps else b"", rows) for error, raw, rows in texts]
     return found

@@ -19,13 +19,12 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
 from offline_cli.converting.partition_reading import on_workers
-from offline_cli.converting.whole_episodes import AddedTo, ExtraOutputs, WholeEpisodes
+from offline_cli.converting.whole_episodes import AddedTo, Extras, WholeEpisodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
@@ -46,9 +45,6 @@ from offline_cli.storage.locations import Sources
 from offline_cli.tally import INCOMPLETE, MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
 from offline_cli.trees import flatten
 
-__all__ = ["EpisodeStream", "Extras", "read_episodes", "read_opened"]
-
-Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 
 
@@ -66,8 +62,6 @@ class EpisodeStream:
     meanings: Meanings  # of columns: what the sources say together
     environment: EnvironmentSpec | None  # that was asked for, or what all sources agree in
     sources: Sequence[SourceInfo]  # what each declares, in their order
-    tally: Tally
-    rejects: Rejects
     _episodes: WholeEpisodes
     _said_by: tuple[str, str]  # who declares each space
     _all_say_spaces: bool  # a batch may declare no others
@@ -95,10 +89,35 @@ class EpisodeStream:
                 first = fitted if first is None else first
                 _check_structure(first, fitted)
                 yield fitted
-                del batch, fitted
+                del batch, fitted  # nothing is held while the next is read
                 self._episodes.give_back()
         if falls := self.tally.assumptions[T_FALLS] - sum(one.inherited[T_FALLS] for one in self.sources):
             tell_falls(falls)
+
+    def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
+        spaces = self.observation_space, self.action_space
+        if self._all_say_spaces:
+            _check_same_spaces(batch, *spaces)
+        batch = _checked(batch, spaces, self._said_by, self._episodes.stitcher.place_of, self.meanings)
+        return conform(batch, *spaces, self._episodes.extra_dtypes)
+
+    def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
+        """Under `--on-error quarantine`, pass the rows set aside to `keep`, in groups, while the episodes are read.
+
+        Reading starts anew. Without this call the rows are only counted.
+        """
+        self._episodes.set_aside_to(keep)
+
+    @property
+    def tally(self) -> Tally:
+        """What reading has counted so far."""
+        return self._episodes.tally
+
+    @property
+    def rejects(self) -> Rejects:
+        """The bad rows so far."""
+        return self._episodes.rejects
 
     def drawn_from(self) -> str:
         """Which of `locations` the batch at hand is of; of an episode with parts in several, the one that completes it."""
@@ -106,33 +125,34 @@ class EpisodeStream:
 
     @property
     def locations(self) -> list[str]:
-        """Of the sources."""
+        """The place of each source."""
         return [one.location for one in self.sources]
 
     @property
     def formats(self) -> list[str]:
-        """Of the sources."""
+        """The format of each source."""
         return [one.format for one in self.sources]
 
     @property
     def manifests(self) -> list[Manifest]:
-        """Of those of the sources that are datasets of ours."""
+        """The manifests of those sources that are our datasets."""
         return [one.manifest for one in self.sources if one.manifest is not None]
 
     @property
     def commands(self) -> list[str]:
-        """That made those of the sources which are datasets of ours."""
+        """The commands that made those sources that are our datasets."""
         return [line for one in self.sources for line in one.commands]
 
     @property
     def mapping_documents(self) -> list[Mapping[str, Any]]:
-        """Whole mappings, each once: those of datasets among the sources too."""
-        found = [document for one in self.sources for document in one.mappings]
-        return [document for number, document in enumerate(found) if document not in found[:number]]
+        """Mappings of tables, each once; of our datasets those of their sources."""
+        found: list[Mapping[str, Any]] = []
+        found += (document for one in self.sources for document in one.mappings if document not in found)
+        return found
 
     @property
     def complete(self) -> bool:
-        """False: a dataset among the sources was committed before all that was asked for was in it."""
+        """False where one of our datasets was committed before all that was asked for was in it."""
         return all(manifest.complete for manifest in self.manifests)
 
     @property
@@ -140,11 +160,6 @@ class EpisodeStream:
         """The environment of all sources, made in one way; None: not known, or not one."""
         said = [one.environment for one in self.sources]
         return said[0] if all(one == said[0] for one in said) else None
-
-    @property
-    def environment_id(self) -> str | None:
-        """Of the environment."""
-        return None if self.environment is None else self.environment.id
 
     @property
     def incomplete(self) -> list[str]:
@@ -176,23 +191,11 @@ class EpisodeStream:
         before = [manifest.episodes_lost for manifest in self.manifests]
         return None if None in before else sum(filter(None, before)) + self.rejects.lost.total()
 
-    def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
-        """Pass the rows set aside to `keep`: those so far now, later ones in groups, the last with `rejects.hand_on()`."""
-        self._episodes.waiting.hand_to(keep)
-        self.rejects.keep = keep
-
-    def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
-        if self._all_say_spaces:
-            _check_same_spaces(batch, self.observation_space, self.action_space)
-        batch = _structured(batch, (self.observation_space, self.action_space))
-        _check_batch(batch, (self.observation_space, self.action_space), self._said_by, self._episodes.place_of, self.meanings)
-        return conform(batch, self.observation_space, self.action_space, self._episodes.extra_dtypes)
-
 
 def read_episodes(
-    sources: Sources,
+    sources: Sources = (),
     *,
+    opened: Sequence[Source] | None = None,
     from_: str = SOURCE_FORMAT,
     on_error: str = OnError.FAIL,
     env: str | AskedEnvironment | EnvironmentSpec | None = None,
@@ -211,81 +214,37 @@ def read_episodes(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
-    """The episodes of all `sources`, in their order.
+    """The episodes of all `sources`, in their order; or of those that are `opened` already.
 
     `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
     say (`AskedEnvironment.chosen`); `env_spaces`: its spaces, where they are known. `action_scale`: for sources that do not
     declare it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: files
-    read at a time.
-    `tables`, `apart`: see `open_sources`. `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that
-    are kept; None: all, which have to be the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is
-    read twice, and resets that were recorded as steps are left out (`reset_rows.py`). `drop`: see `open_sources`. `engine`:
-    whose workers read.
+    read at a time. `from_`, `tables`, `apart`, `drop`: see `open_sources`; the memory limit is that of `tables`.
+    `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that are kept; None: all, which have to be
+    the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is read twice, and resets that were recorded
+    as steps are left out (`reset_rows.py`). `engine`: whose workers read.
     Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
     action scales, or of two meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     if action_scale not in (None, *SCALES):
-        raise UsageError(
-            f"no action scale is called {action_scale!r}", where="--action-scale", fix=f"use {' or '.join(SCALES)}"
-        )
-    opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options, drop=drop)
+        what, fix = f"no action scale is called {action_scale!r}", f"use {' or '.join(SCALES)}"
+        raise UsageError(what, where="--action-scale", fix=fix)
+    if opened is None:
+        opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options, drop=drop)
+    memory_limit = MEMORY_LIMIT if tables is None else tables.memory_limit
     with Scope() as scope:
         for source in opened:
             scope.enter(closing(source))
-        if isinstance(env, str):
-            env = AskedEnvironment(env)
+        env = AskedEnvironment(env) if isinstance(env, str) else env
         if isinstance(env, AskedEnvironment):
             env = env.among((source.info.location, source.info.environment) for source in opened)
         if env is not None and env_spaces is None:
             env_spaces = spaces_of_env(env)
-        scope.moved()
-    return read_opened(
-        opened,
-        on_error=on_error,
-        env=env,
-        env_spaces=env_spaces,
-        action_scale=action_scale,
-        limit=limit,
-        workers=workers,
-        memory_limit=MEMORY_LIMIT if tables is None else tables.memory_limit,
-        episode_limit=episode_limit,
-        extras=extras,
-        added_to=added_to,
-        drop_reset_rows=drop_reset_rows,
-        engine=engine,
-        temp_dir=None if tables is None else tables.temp_dir,
-        on_progress=on_progress,
-    )
-
-
-def read_opened(
-    opened: Sequence[Source],
-    *,
-    on_error: str = OnError.FAIL,
-    env: EnvironmentSpec | None = None,
-    env_spaces: tuple[Space, Space] | None = None,
-    action_scale: str | None = None,
-    limit: int | None = None,
-    workers: int = WORKERS,
-    memory_limit: int = MEMORY_LIMIT,
-    episode_limit: EpisodeLimit | None = None,
-    extras: Extras = None,
-    added_to: AddedTo | None = None,
-    drop_reset_rows: bool = False,
-    engine: EngineSpec | None = None,
-    temp_dir: str | None = None,
-    on_progress: OnProgress = no_progress,
-) -> EpisodeStream:
-    """As `read_episodes`, of open sources; `env_spaces` are those of `env`."""
-    name = None if env is None else env.id
-    with Scope() as scope:
         options = ReadOptions(env_spaces, workers, limit, on_progress, memory_limit)
-        for source in [scope.enter(closing(one)) for one in opened]:
+        for source in opened:
             source.prepare(options)
         if engine is not None and limit is None:
             opened = on_workers(opened, engine, options, scope)
-        said = [source.info for source in opened]
-        everywhere = said if added_to is None else [added_to.info, *said]
         episodes = WholeEpisodes(
             opened,
             OnError(on_error),
@@ -293,37 +252,35 @@ def read_opened(
             limit,
             memory_limit=memory_limit,
             episode_limit=episode_limit,
-            temp_dir=temp_dir,
             extras=None if extras is None else extras(opened),
             added_to=added_to,
             drop_reset_rows=drop_reset_rows,
         )
-        scope.enter(closing(episodes.waiting))
+        said = [source.info for source in opened]
+        everywhere = said if added_to is None else [added_to.info, *said]
         first = episodes.first()
-        meanings, assumed = joined([(one.location, one.meanings) for one in everywhere], _columns_of(first))
+        meanings, meanings_assumed = joined([(one.location, one.meanings) for one in everywhere], _columns_of(first))
+        name = None if env is None else env.id
         if env_spaces is not None:
-            _check_batch(first, env_spaces, (f"--env {name}",) * 2, episodes.place_of, meanings)
+            _checked(first, env_spaces, (f"--env {name}",) * 2, episodes.stitcher.place_of, meanings)
         known = declared(said, first, name, env_spaces, None if added_to is None else added_to.info)
-        observation, action = known.observation, known.action
-        inferred = observation is None or action is None
+        (observation, action), inferred = known.spaces, False
         if observation is None or action is None:
-            guessed = episodes.inferred_spaces()
-            observation, action = observation or guessed[0], action or guessed[1]
-            for column, kind, was in (
-                (Columns.OBS, "observations", known.observation),
-                (Columns.ACTIONS, "actions", known.action),
+            guessed, inferred = episodes.inferred_spaces(), True
+            for was, space, column, kind in zip(
+                (observation, action), guessed, (Columns.OBS, Columns.ACTIONS), ("observations", "actions"), strict=True
             ):
-                space, choices = guessed[column == Columns.ACTIONS], episodes.extremes.choices.get(column)
-                unused = 0 if was is not None else unused_choices(space, choices, said, column)
-                episodes.tally.assume(f"unused-{kind}", unused)
+                choices = episodes.extremes.choices.get(column)
+                episodes.assume(f"unused-{kind}", 0 if was is not None else unused_choices(space, choices, said, column))
+            observation, action = observation or guessed[0], action or guessed[1]
         else:
             spaces = observation, action
-            episodes.compare_later_sources(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
+            episodes.agree_on_extras(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
         if added_to is not None and added_to.first is not None:
             episodes.fit_into(added_to.first)
-        episodes.tally.assume("meaning-assumed", assumed)  # reading may have begun anew before
+        episodes.assume("meaning-assumed", meanings_assumed)
         played_in = [one.environment for one in everywhere if one.environment is not None]
-        episodes.tally.assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
+        episodes.assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
         spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in said))
         return EpisodeStream(
             observation_space=observation,
@@ -333,8 +290,6 @@ def read_opened(
             meanings=meanings,
             environment=env or _environment(everywhere),
             sources=said,
-            tally=episodes.tally,
-            rejects=episodes.rejects,
             _episodes=episodes,
             _said_by=known.said_by,
             _all_say_spaces=not known.by_env and not spaces_inferred,
@@ -355,29 +310,28 @@ def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -
             raise two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
 
 
-def _structured(batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatch:
-    return replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
-
-
-def _check_batch(
+def _checked(
     batch: EpisodeBatch,
     spaces: tuple[Space, Space],
     said_by: tuple[str, str],
     place_of: Callable[[str, int], str],
     meanings: Meanings,
-) -> None:
-    """Raise SpaceMismatch, naming the episode with the value that does not fit; `place_of` gives its place."""
-    shaped = _structured(batch, spaces)
+) -> EpisodeBatch:
+    """`batch` in the structure of `spaces`. Raises SpaceMismatch, naming the episode and the place of the value that does not
+    fit.
+    """
+    shaped = replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
     trees = (("observations", shaped.obs, batch.obs_starts), ("actions", shaped.actions, batch.starts))
     for (name, tree, starts), space, by in zip(trees, spaces, said_by, strict=True):
 
-        def where(row: int | None, starts: NDArray[np.int64] = starts) -> str:
+        def where(row: int | None, starts: Any = starts) -> str:
             entry = 0 if row is None else int(np.searchsorted(starts, row, side="right")) - 1
             step = 0 if row is None else row - int(starts[entry])
             said = "" if row is None else f", step {step}"
             return f"{place_of(batch.ids[entry], min(step, int(batch.lengths[entry]) - 1))}, episode {batch.ids[entry]}{said}"
 
         check_fits(tree, space, name=name, said_by=by, where=where, meanings=meanings)
+    return shaped
 
 
 def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str:
@@ -396,16 +350,16 @@ def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str
 
 def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
     """The environment of all sources, and how it was made, as far as they agree."""
-    first, *others = (source.environment for source in sources)
-    if first is None or any(other is None or other.id != first.id for other in others):
+    specs = [source.environment for source in sources]
+    known = [spec for spec in specs if spec is not None]
+    if len(known) < len(specs) or len({spec.id for spec in known}) > 1:
         return None
-    kwargs = all(other.kwargs == first.kwargs for other in others if other is not None)
-    wrappers = all(other.wrappers == first.wrappers for other in others if other is not None)
+    first = known[0]
+    kwargs, wrappers = (all(getattr(spec, n) == getattr(first, n) for spec in known) for n in ("kwargs", "wrappers"))
     return EnvironmentSpec(first.id, first.kwargs if kwargs else {}, first.wrappers if wrappers else ())
 
 
 def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    difference = "" if first is other else first.structure_difference(other)
-    if difference:
+    if first is not other and (difference := first.structure_difference(other)):
         what, where = f"episodes of two structures cannot be in one dataset: {difference}", f"{first.ids[0]} and {other.ids[0]}"
         raise BadEpisode(what, where=f"episodes {where}", fix="convert the two kinds of recording into two datasets")

@@ -25,8 +25,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.tally import MISSING_FINAL, Tally
 from offline_cli.trees import leaves, map_leaves
 
-__all__ = ["ResetKind", "Resets", "without_reset"]
-
 FEWEST: Final = 3  # episodes that follow another one; fewer show nothing
 LOOKED_AT: Final = 1000  # episodes whose changes are compared
 ELEMENTS: Final = 256  # of an observation, whose changes are compared
@@ -39,13 +37,23 @@ class ResetKind(StrEnum):
     OBSERVATION = "reset-observation"  # SAME_STEP
 
 
+class _Ends(NamedTuple):
+    """Of E episodes, what is compared."""
+
+    first: NDArray[np.uint64]  # (E,) hash of the first observation
+    final: NDArray[np.uint64]  # (E,) of the final one
+    repeats: NDArray[np.bool_]  # (E,) the final one is the one before
+    unrewarded: NDArray[np.bool_]  # (E,) the first reward is 0 or NaN
+    lengths: NDArray[np.int64]  # (E,) steps
+
+
 @dataclass(slots=True)
 class Resets:
     """The environment's resets among whole episodes of one source, which are all seen, in order, before `found` is asked."""
 
     ids: list[str] = field(default_factory=list)  # of the first episodes
     _ends: list[_Ends] = field(default_factory=list)  # of each batch
-    _near: list[NDArray[np.float64]] = field(default_factory=list)  # observations of the first episodes, at most `_room` more
+    _near: list[NDArray[np.float64]] = field(default_factory=list)  # observations at the ends of the first episodes
     _room: int = LOOKED_AT
     _found: tuple[ResetKind, NDArray[np.bool_]] | None = None
     _passed: int = 0  # episodes that `without` was given
@@ -96,10 +104,10 @@ class Resets:
         kind, marked = self._found
         here = marked[self._passed : self._passed + len(batch)]
         self._passed += len(batch)
-        tally.assume(kind.value, int(np.count_nonzero(here)))
-        rest = without_reset(batch, kind, here)
+        rest, count = without_reset(batch, kind, here), int(np.count_nonzero(here))
+        tally.assume(kind.value, count)
         tally.assume("zero-length-episode", int(np.count_nonzero(rest.lengths == 0)))
-        tally.assume(MISSING_FINAL, int(np.count_nonzero(here)) if kind is ResetKind.OBSERVATION else 0)
+        tally.assume(MISSING_FINAL, count if kind is ResetKind.OBSERVATION else 0)
         return rest if rest.lengths.all() else rest.select(rest.lengths > 0)
 
 
@@ -107,24 +115,9 @@ def without_reset(batch: EpisodeBatch, kind: ResetKind, here: NDArray[np.bool_])
     """All episodes of `batch`, each of a step or more, those of a mask (E,) without their reset."""
     if kind is ResetKind.ROW:
         return batch.without_first_steps(here)
-    final = batch.obs_starts[1:][here] - 1
-
-    def repeated(leaf: NDArray[Any]) -> NDArray[Any]:
-        leaf = leaf.copy()
-        leaf[final] = leaf[final - 1]
-        return leaf
-
-    return replace(batch, obs=map_leaves(repeated, batch.obs)).with_assumed_finals(here)
-
-
-class _Ends(NamedTuple):
-    """Of E episodes, what is compared."""
-
-    first: NDArray[np.uint64]  # (E,) hash of the first observation
-    final: NDArray[np.uint64]  # (E,) of the final one
-    repeats: NDArray[np.bool_]  # (E,) the final one is the one before
-    unrewarded: NDArray[np.bool_]  # (E,) the first reward is 0 or NaN
-    lengths: NDArray[np.int64]  # (E,) steps
+    rows = np.arange(batch.num_steps + len(batch))
+    rows[batch.obs_starts[1:][here] - 1] -= 1  # final observations repeat those before
+    return replace(batch, obs=map_leaves(lambda leaf: leaf[rows], batch.obs)).with_assumed_finals(here)
 
 
 def _ends_of(batch: EpisodeBatch) -> tuple[_Ends, NDArray[np.float64]]:
@@ -141,7 +134,7 @@ def _ends_of(batch: EpisodeBatch) -> tuple[_Ends, NDArray[np.float64]]:
 
 def _hashes(rows: NDArray[np.float64]) -> NDArray[np.uint64]:
     """(E,) of the values of each row of (E, elements)."""
-    bits = np.ascontiguousarray(rows).view(np.uint64)
+    bits: NDArray[Any] = np.ascontiguousarray(rows).view(np.uint64)
     factors = np.random.default_rng(0).integers(1, 1 << 63, rows.shape[1], np.uint64) | np.uint64(1)
     return np.asarray(((bits ^ (bits >> np.uint64(29))) * factors).sum(axis=1, dtype=np.uint64))
 

@@ -22,21 +22,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.open_episode import (
-    OpenEpisode,
-    after_end,
-    as_json,
-    broken,
-    chains,
-    gap,
-    lacks_final,
-    start_kind,
-)
+from offline_cli.converting.open_episode import OpenEpisode, after_end, as_json, broken, chains, lacks_final, start_kind
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
@@ -57,8 +49,6 @@ from offline_cli.tally import (
     Rejects,
     Tally,
 )
-
-__all__ = ["Stitcher"]
 
 
 @dataclass(slots=True)
@@ -133,7 +123,6 @@ class Stitcher:
         """The episodes without an end, as truncated ones, once every source has been read; the first `limit` of them."""
         done: list[EpisodeBatch] = []
         passed = 0
-        self._passed.met(self._open)  # all at once; below they are looked up one by one
         for name, episode in list(self._open.items()):
             if passed == limit:
                 break
@@ -146,7 +135,7 @@ class Stitcher:
                 what = "it was whole before these steps, which repeat a part of it or continue after its end"
                 self._refuse(episode, after_end(name, episode.place, what))
             elif episode.waiting:
-                self._refuse(episode, gap(name, episode))
+                self._refuse(episode, episode.gap())
             elif name in self._passed and self._is_earlier(name, episode):
                 self._drop_duplicate(episode.joined(), 0, episode.place)
             elif name in self._passed:
@@ -155,16 +144,11 @@ class Stitcher:
                 self.tally.assume(UNFINISHED, places=_place(episode.place, name))
                 done.append(self._close(name, truncated=True))
                 passed += 1
-        else:
-            self._count_unseen()
+        else:  # of episodes of which every row was lost, the ids are all that is known
+            unseen = [name for name in self.rejects.incomplete if name not in self._refused]
+            self.rejects.lose_episodes(Lost.BAD_ROW, len(unseen) - len(self._passed.met(unseen)))
         self._open.clear()
         yield from _gather(done)
-
-    def _count_unseen(self) -> None:
-        """Episodes of which every row was lost: their ids are all that is known of them."""
-        names = [name for name in self.rejects.incomplete if name not in self._refused]
-        if names:
-            self.rejects.lose_episodes(Lost.BAD_ROW, len(names) - len(self._passed.met(names)))
 
     def _is_earlier(self, name: str, episode: OpenEpisode) -> bool:
         """Whether an unfinished episode is one that a dataset has, as a truncated one."""
@@ -223,26 +207,25 @@ class Stitcher:
             error.details[ANOTHER_PART] = True
             self._set_aside(error, [piece])
             return []
-        episode = self._open.setdefault(name, OpenEpisode(place=place, location=self.tally.location))
+        episode = self._open.setdefault(name, OpenEpisode(place, self.tally.location))
         episode.after_end |= start_kind(piece) == StartKind.AFTER_END
-        if name in self.rejects.incomplete:
-            self._refuse(episode, self._lost_a_row(name, place), piece)
-            return []
-        difference = episode.structure_difference(piece)
-        if difference:
-            what = f"its rows at {episode.place} are of another structure: {difference}"
-            self._refuse(episode, broken(name, what, place, MIXED), piece)
-            return []
-        start = _start(episode, piece)
-        if start is None:
-            self._refuse(episode, broken(name, f"its rows do not continue those at {episode.place}", place, GAP), piece)
-            return []
-        if not episode.add(piece, start, place):
-            self._refuse(episode, self._two_episodes(name, place), piece)
+        if misfit := self._misfit(name, episode, piece, place):
+            self._refuse(episode, misfit, piece)
             return []
         if self.limit is not None:
             self.limit.check_steps(episode.length, piece, name, episode.place)
         return self._completed(name, episode) if episode.is_done else []
+
+    def _misfit(self, name: str, episode: OpenEpisode, piece: EpisodeBatch, place: str) -> BadData | None:
+        """Why `piece` is no part of `episode`; None where it is, and was added."""
+        if name in self.rejects.incomplete:
+            return self._lost_a_row(name, place)
+        if difference := episode.structure_difference(piece):
+            return broken(name, f"its rows at {episode.place} are of another structure: {difference}", place, MIXED)
+        start = episode.start_of(piece)
+        if start is None:
+            return broken(name, f"its rows do not continue those at {episode.place}", place, GAP)
+        return None if episode.add(piece, start, place) else self._two_episodes(name, place)
 
     def _completed(self, name: str, episode: OpenEpisode) -> list[EpisodeBatch]:
         if episode.waiting:
@@ -269,21 +252,19 @@ class Stitcher:
         return self._pass(whole, None, episode.place)
 
     def _count_joints(self, episode: OpenEpisode) -> None:
+        name = episode.pieces[0].ids[0]
         self.tally.fragments_stitched += len(episode.pieces) - 1
-        self.tally.assume("repeated-steps", episode.refilled, places=_place(episode.place, episode.pieces[0].ids[0]))
-        for before, after in zip(episode.pieces, episode.pieces[1:], strict=False):
-            self._count_joint(before, after)
-
-    def _count_joint(self, before: EpisodeBatch, after: EpisodeBatch) -> None:
-        if not lacks_final(before) and not chains(before, after):
-            start = 0 if before.t_started is None else int(before.t_started[0])
-            step = f", step {start + before.num_steps}" if start_kind(before) == StartKind.AT_T else ""
-            self.tally.assume("broken-chain", places=lambda: [f"episode {before.ids[0]}{step}"])
+        self.tally.assume("repeated-steps", episode.refilled, places=_place(episode.place, name))
+        for before, after in pairwise(episode.pieces):
+            if not lacks_final(before) and not chains(before, after):
+                start = 0 if before.t_started is None else int(before.t_started[0])
+                step = f", step {start + before.num_steps}" if start_kind(before) == StartKind.AT_T else ""
+                self.tally.assume("broken-chain", places=partial(list, [f"episode {name}{step}"]))
 
     # ---- what cannot be an episode ----
 
     def _refuse(self, episode: OpenEpisode, error: BadData, *more: EpisodeBatch) -> None:
-        pieces = [*episode.pieces, *episode.waiting.values(), *more]
+        pieces = [*episode.all_pieces, *more]
         name = pieces[0].ids[0]
         self._refused.add(name)
         self._open.pop(name, None)
@@ -305,12 +286,8 @@ class Stitcher:
         if self._open[name].after_end:
             return after_end(name, place)
         first = self.place_of(name) if name in self._passed else self._open[name].place
-        return BadEpisode(
-            f"two different episodes have the id {name}",
-            where=f"{first} and {place}",
-            fix="give each recording its own ids, or --on-error skip to leave the second one out",
-            details={PROBLEM: CONFLICT},
-        )
+        what, fix = f"two different episodes have the id {name}", "give each recording its own ids, or --on-error skip"
+        return BadEpisode(what, where=f"{first} and {place}", fix=fix, details={PROBLEM: CONFLICT})
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
@@ -329,13 +306,6 @@ def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
         return batch
     whole = batch if batch.final_missing is None else batch.with_assumed_finals(batch.final_missing)
     return replace(whole, t_started=None, start_kind=None, final_missing=None)
-
-
-def _start(episode: OpenEpisode, piece: EpisodeBatch) -> int | None:
-    kind = start_kind(piece)
-    if kind == StartKind.AT_T:
-        return 0 if piece.t_started is None else int(piece.t_started[0])
-    return episode.start_of(piece, follows=kind == StartKind.CONTINUES)
 
 
 def _at(place: str, name: str) -> EpisodePlace:

@@ -1,14 +1,12 @@
 """The whole episodes of opened sources: `stitched` reads them, `WholeEpisodes` reads ahead as far as spaces are unknown.
 
 `ExtraOutputs` says which extra model outputs of several sources are kept, before structures are compared: outputs that an
-algorithm does not use must not decide whether sources can be combined for training. A reader names the outputs that it needs,
-or takes those that all sources share (same names, dtypes and shapes); `left_out` reports why the others are missing.
+algorithm does not use must not decide whether sources can be combined for training.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -17,7 +15,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from offline_cli.converting.fitting import Extremes, check_same_extra, check_same_shapes, extra_dtypes
+from offline_cli.converting.fitting import Extremes, check_same_extra, check_same_shapes, extra_dtypes, in_words
 from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
@@ -28,13 +26,8 @@ from offline_cli.formats.source import ROWS, Fragments, Source, SourceInfo
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.spaces import Space
 from offline_cli.stop_signals import check
-from offline_cli.storage.local_files import TempFile
 from offline_cli.tally import INCOMPLETE, OnError, Reject, Rejects, Tally
-from offline_cli.trees import Tree, flatten
 
-__all__ = ["CHOSEN", "AddedTo", "ExtraOutputs", "WaitingRejects", "WholeEpisodes", "first_batch", "stitched"]
-
-FIX = "leave the source out, or train through pieces that do not use this output"
 KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the memory for data
 
 
@@ -47,19 +40,20 @@ class ExtraOutputs:
     _first: tuple[str, frozenset[str]] | None = None  # the first source, and what it has of `names`
 
     @classmethod
-    def shared(cls, sources: Sequence[Source], *, needed: Collection[str] = ()) -> ExtraOutputs:
-        """Those that are `needed`, and those that all `sources` have in one form.
-
-        Reads the first batch of each source. Raises what reading raises.
-        """
-        forms = {source.info.location: _forms(first_batch(source)) for source in sources}
+    def shared(cls, sources: Sequence[Source]) -> ExtraOutputs:
+        """Those that all `sources` have in one form. Reads the first batch of each source. Raises what reading raises."""
+        firsts = {source.info.location: first_batch(source) for source in sources}
+        forms = {
+            place: {} if batch is None else {name: in_words(tree) for name, tree in batch.extra.items()}
+            for place, batch in firsts.items()
+        }
         names = dict.fromkeys(name for known in forms.values() for name in known)
-        differing = {
+        left_out = {
             name: ", ".join(f"{known.get(name, 'none')} in {place}" for place, known in forms.items())
             for name in names
-            if name not in needed and len({known.get(name) for known in forms.values()}) > 1
+            if len({known.get(name) for known in forms.values()}) > 1
         }
-        return cls((*needed, *(name for name in names if name not in differing)), differing)
+        return cls([name for name in names if name not in left_out], left_out)
 
     def of(self, batch: EpisodeBatch, location: str) -> EpisodeBatch:
         """`batch`, from the source `location`, with the outputs that are kept. Raises BadEpisode where it lacks one."""
@@ -69,15 +63,13 @@ class ExtraOutputs:
             name = min(known ^ kept.keys())
             has, lacks = (first, location) if name in known else (location, first)
             what = f"the extra model output {name!r} is used, and only some of the sources have it: {has} has, {lacks} does not"
-            raise BadEpisode(what, where=lacks, fix=FIX, details={PROBLEM: "mixed-structures"})
+            fix = "leave the source out, or train through pieces that do not use this output"
+            raise BadEpisode(what, where=lacks, fix=fix, details={PROBLEM: "mixed-structures"})
         return batch if len(kept) == len(batch.extra) else replace(batch, extra=kept)
 
 
-CHOSEN: Final[Mapping[str, Callable[[Sequence[Source]], ExtraOutputs | None] | None]] = {
-    "union": None,
-    "common": ExtraOutputs.shared,
-    "drop": lambda _: ExtraOutputs(()),
-}
+Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
+CHOSEN: Final[Mapping[str, Extras]] = {"union": None, "common": ExtraOutputs.shared, "drop": lambda _: ExtraOutputs(())}
 """What chooses the outputs to keep, by what an option calls it; None: all are kept, and have to be the same ones."""
 
 
@@ -86,16 +78,6 @@ def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatc
     with closing(source), closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
         first: Fragments | None = next(fragments, None)
     return None if first is None else first.batch
-
-
-def _forms(first: EpisodeBatch | None) -> dict[str, str]:
-    """The form of each extra model output of a batch, as text."""
-    return {} if first is None else {name: _form(tree) for name, tree in first.extra.items()}
-
-
-def _form(tree: Tree) -> str:
-    parts = [(path, f"{leaf.dtype} {leaf.shape[1:]}" if leaf.shape[1:] else f"{leaf.dtype}") for path, leaf in flatten(tree)]
-    return ", ".join(f"{path}: {form}" if path else form for path, form in parts)
 
 
 # ---- reading and stitching ----
@@ -152,41 +134,6 @@ def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
     return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})
 
 
-class WaitingRejects:
-    """Rows set aside before there is a dataset to write them into, on disk: they may be as many as there are rows."""
-
-    def __init__(self, temp_dir: str | None) -> None:
-        """`temp_dir`: where the file is made; None: the system's place for temporary files. Nothing is made before `add`."""
-        self._temp_dir = temp_dir
-        self._file: TempFile | None = None
-        self._sizes: list[int] = []
-
-    def add(self, rejects: list[Reject]) -> None:
-        """Raises StorageError."""
-        if self._file is None:
-            self._file = TempFile(self._temp_dir, holding="rows set aside").__enter__()
-        data = pickle.dumps(rejects)
-        self._file.append(data)
-        self._sizes.append(len(data))
-
-    def hand_to(self, keep: Callable[[list[Reject]], None]) -> None:
-        """All of them, in their order, as many at a time as were added together; none is left."""
-        offset = 0
-        try:
-            for size in self._sizes:
-                assert self._file is not None
-                keep(pickle.loads(self._file.read(offset, size)))  # noqa: S301 our own bytes, from a file without a name
-                offset += size
-        finally:
-            self.close()
-
-    def close(self) -> None:
-        """Drop all; more can be added afterwards."""
-        if self._file is not None:
-            self._file.__exit__(None, None, None)
-        self._file, self._sizes = None, []
-
-
 # ---- one reading, read ahead ----
 
 
@@ -203,7 +150,7 @@ class AddedTo:
 class WholeEpisodes:
     """One reading of `sources`; `tally` and `rejects` are complete when the episodes have been drawn.
 
-    Sources without an episode raise.
+    Sources without an episode raise. Rows that `quarantine` sets aside are only counted before `set_aside_to` is called.
     """
 
     sources: Sequence[Source]
@@ -215,20 +162,18 @@ class WholeEpisodes:
     extras: ExtraOutputs | None = None  # None: all extra model outputs are kept
     added_to: AddedTo | None = None  # the dataset that the episodes are added to
     drop_reset_rows: bool = False  # all is read once more, to find them
-    temp_dir: str | None = None  # where rows that were set aside wait
     tally: Tally = field(default_factory=Tally)
     rejects: Rejects = field(default_factory=Rejects)
     extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values, once spaces are inferred
     extremes: Extremes = field(default_factory=Extremes)  # that they are inferred from
-    waiting: WaitingRejects = field(init=False)  # what `rejects` has passed on so far
     location: str = ""  # the source of the batch that was passed on last
+    _assumed: Counter[str] = field(default_factory=Counter)  # by the caller, of all the sources
     _ahead: deque[tuple[str, EpisodeBatch]] = field(default_factory=deque)  # drawn already, with their sources
     _rest: Iterator[tuple[str, EpisodeBatch]] = field(default_factory=lambda: iter(()))
-    _stitcher: Stitcher = field(init=False)
+    stitcher: Stitcher = field(init=False)
     _resets: dict[str, Resets] = field(default_factory=dict)  # by location; what is left out of each batch that is drawn
 
     def __post_init__(self) -> None:
-        self.waiting = WaitingRejects(self.temp_dir)
         if self.episode_limit is not None:
             one_heap_near(self.memory_limit)
             for source in self.sources if self.limit is None else ():
@@ -241,21 +186,24 @@ class WholeEpisodes:
             self._resets = found
             self._begin()
 
-    def _begin(self) -> None:
-        """Read from the start, in place of a reading that may have stopped in the middle."""
+    def _begin(self, keep: Callable[[list[Reject]], None] | None = None) -> None:
+        """Read from the start, in place of a reading that may have stopped in the middle. `keep`: gets the rows set aside."""
         for source in self.sources:
             source.close()
-        self.tally, self.rejects, self._ahead = Tally(), Rejects(self.on_error, keep=self.waiting.add), deque()
+        on_error = OnError.SKIP if keep is None and self.on_error is OnError.QUARANTINE else self.on_error
+        self.rejects, self._ahead = Rejects(on_error, keep=keep), deque()
+        self.tally.rows_in = self.tally.duplicates_dropped = self.tally.fragments_stitched = 0
+        self.tally.dropped_columns.clear()
+        self.tally.assumptions = self._assumed.copy()
         for source in self.sources:
             self.tally.assumptions += source.info.inherited
             if source.info.manifest is not None and not source.info.manifest.complete:
                 self.tally.assume(INCOMPLETE)
-        self.waiting.close()
         earlier = None if self.added_to is None else self.added_to.episodes
-        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
+        self.stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
         for resets in self._resets.values():
             resets.look()
-        self._rest = self._drawn(stitched(self.sources, self._stitcher, self.on_progress, self.extras, self.limit))
+        self._rest = self._drawn(stitched(self.sources, self.stitcher, self.on_progress, self.extras, self.limit))
 
     def _drawn(self, batches: Iterator[EpisodeBatch]) -> Iterator[tuple[str, EpisodeBatch]]:
         for batch in batches:
@@ -271,6 +219,17 @@ class WholeEpisodes:
             self.location, batch = one
             yield batch
             del one, batch  # nothing is held while the next is read
+        self.rejects.hand_on()
+
+    def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
+        """Under QUARANTINE, read from the start, and pass the rows set aside to `keep`, in groups."""
+        if self.on_error is OnError.QUARANTINE:
+            self._begin(keep)
+
+    def assume(self, kind: str, times: int) -> None:
+        """Count assumptions on all the sources, whichever reading of them is the last."""
+        self.tally.assume(kind, times)
+        self._assumed[kind] += times
 
     def give_back(self) -> None:
         """Return free memory to the system, where the process is near a limit that somebody keeps to."""
@@ -288,15 +247,10 @@ class WholeEpisodes:
             return self._ahead[0][1]
         if self.tally.duplicates_dropped and self.added_to is not None and self.added_to.first is not None:
             return self.added_to.first
-        bad, aside = self.rejects.unreadable, self.rejects.count - self.rejects.unreadable
-        said = [f"{bad:,} rows could not be read"] * bool(bad) + [f"{aside:,} were left out with their episodes"] * bool(aside)
-        what = f"no episode is in the source{'; ' * bool(said)}{', and '.join(said)}"
-        fix = "--on-error fail shows the first bad row" if said else "check that the recording wrote any steps"
-        raise NoData(what, where=", ".join(source.info.location for source in self.sources), fix=fix)
-
-    def place_of(self, episode: str, step: int) -> str:
-        """File and row, or the source alone where rows are not known, of a step of an episode that was drawn."""
-        return self._stitcher.place_of(episode, step)
+        lost = f": {self.rejects.count:,} rows could not be read, or are of such episodes" if self.rejects.count else ""
+        fix = "--on-error fail shows the first bad row" if lost else "check that the recording wrote any steps"
+        where = ", ".join(source.info.location for source in self.sources)
+        raise NoData(f"no episode is in the source{lost}", where=where, fix=fix)
 
     def inferred_spaces(self) -> tuple[Space, Space]:
         """Observation and action space that all episodes fit. Raises BadEpisode where no space has the shapes of all.
@@ -317,7 +271,7 @@ class WholeEpisodes:
             self._begin()
         return self.extremes.spaces()
 
-    def compare_later_sources(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:
+    def agree_on_extras(self, check_spaces: Callable[[EpisodeBatch], None]) -> None:
         """Find dtypes that hold the extra model outputs of all sources, by their first batches: spaces do not cover these.
 
         `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode where the sources have different
@@ -326,14 +280,14 @@ class WholeEpisodes:
         first = self.first()
         if self.limit is not None or len(self.sources) == 1 or not first.num_steps:
             return
-        self.extremes.see_extra(extra_dtypes(first))
+        self.extremes.see_extra(first)
         for source in self.sources[1:]:
             batch = first_batch(source, OnError.SKIP)
             if batch is not None and batch.num_steps:
                 check_spaces(batch)
                 batch = batch if self.extras is None else self.extras.of(batch, source.info.location)
                 check_same_extra(first, batch)
-                self.extremes.see_extra(extra_dtypes(batch))
+                self.extremes.see_extra(batch)
         self.extra_dtypes = self.extremes.extra_dtypes
 
     def fit_into(self, dataset: EpisodeBatch) -> None:

@@ -68,15 +68,6 @@ def a_manifest_that_counts_wrong(make: Make) -> Path:
     return make.edit_manifest(make.dataset(), change)
 
 
-@made({"statistics-mismatch": 2})
-def a_manifest_with_other_figures(make: Make) -> Path:
-    def change(found: dict[str, Any]) -> None:
-        found["statistics"]["length"]["mean"] += 1e-6
-        found["statistics"]["return"]["quantiles"]["50"] += 1
-
-    return make.edit_manifest(make.dataset(format="columns"), change)
-
-
 @made({"unlisted-file": 1})
 def a_file_that_the_manifest_does_not_list(make: Make) -> Path:
     folder = make.dataset()

@@ -127,12 +127,6 @@ def an_episode_without_a_step(make: Make) -> Path:
     return make.items(make.packed(make.batch((4, 0, 5))))
 
 
-@made({"agent-twice": 1, "agent-of-two-modules": 1})
-def an_agent_twice_in_a_game_by_two_modules(make: Make) -> Path:
-    agents = replace(make.batch(), agent_ids=("a", "b", "a"), module_ids=("m", "m", "n"), multi_agent_ids=("g",) * 3)
-    return make.items(make.packed(agents))
-
-
 @made({"missing-final-observation": 3})
 def rows_without_next_observations(make: Make) -> Path:
     return make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})

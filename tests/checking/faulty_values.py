@@ -77,11 +77,6 @@ def an_observation_that_never_changes_and_rewards_of_one(make: Make) -> Path:
     return make.dataset(make.batch(obs=obs, rewards=np.ones(12)))
 
 
-@made({"saturated-dimension": 1})
-def actions_that_were_clipped(make: Make) -> Path:
-    return make.dataset(make.batch(boxes=True, actions=np.linspace(-3, 3, 12, dtype=np.float32)[:, None].clip(-2, 2)))
-
-
 @made({"spaces-inferred": 1})
 def rows_without_spaces(make: Make) -> Path:
     return make.rows(make.columns())

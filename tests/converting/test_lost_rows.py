@@ -13,6 +13,7 @@ import pytest
 
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.errors import BadData
+from offline_cli.tally import Reject
 
 LAST = 3
 
@@ -53,8 +54,10 @@ def tables(folder: Path, *files: dict[str, Any] | bytes) -> Path:
     return folder
 
 
-def read(source: Path, on_error: str = "quarantine") -> tuple[dict[str, int], EpisodeStream]:
+def read(source: Path, on_error: str = "quarantine", kept: list[Reject] | None = None) -> tuple[dict[str, int], EpisodeStream]:
     stream = read_episodes(str(source), on_error=on_error, from_="auto")
+    if kept is not None:
+        stream.set_aside_to(kept.extend)
     return {name: int(steps) for batch in stream for name, steps in zip(batch.ids, batch.lengths, strict=True)}, stream
 
 
@@ -67,14 +70,16 @@ def without_reward(row: int) -> list[float | None]:
 def test_an_episode_that_lost_a_row_is_set_aside_whole(row: int, t: bool, new_obs: bool, on_error: str, tmp_path: Path) -> None:
     bad = steps("b", t=t, new_obs=new_obs, rewards=without_reward(row))
     files = [steps("a", t=t, new_obs=new_obs), bad, steps("c", t=t, new_obs=new_obs)]
-    found, stream = read(tables(tmp_path, *files), on_error)
+    kept: list[Reject] = []
+    found, stream = read(tables(tmp_path, *files), on_error, kept)
     assert found == {"a": 4, "c": 4}
     assert stream.rejects.count == 4
     assert "unfinished-episode" not in stream.tally.assumptions
     assert "broken-chain" not in stream.tally.assumptions
     if on_error == "quarantine":
-        assert stream.rejects.kept[0].where.endswith(f"1.parquet row {row}")
-        assert all(b'"eps_id": "b"' in kept.raw for kept in stream.rejects.kept[1:])
+        assert stream.rejects.first[0].where.endswith(f"1.parquet row {row}")
+        assert len(kept) > 1
+        assert all(b'"eps_id": "b"' in one.raw for one in kept[1:])
 
 
 def test_without_the_option_the_first_bad_row_ends_the_reading(tmp_path: Path) -> None:
@@ -90,7 +95,7 @@ def test_a_damaged_file_leaves_the_next_episode_in_doubt_unless_timesteps_show_i
     files = [steps("a", t=t), b"PAR1 and no more", steps("c", t=t)]
     found, stream = read(tables(tmp_path, *files))
     assert found == whole
-    assert stream.rejects.kept[0].where.endswith("1.parquet")
+    assert stream.rejects.first[0].where.endswith("1.parquet")
 
 
 @pytest.mark.parametrize(("ids", "new_obs"), [(True, False), (False, True)])

@@ -71,7 +71,8 @@ def test_inference_loses_no_episode_whatever_it_can_hold(keep: int, tmp_path: Pa
 def test_spaces_of_an_environment_are_taken_where_the_source_has_none(tmp_path: Path) -> None:
     stream, batch = read(recording(tmp_path / "r", episode_columns("a")), env="CartPole-v1")
     assert not stream.spaces_inferred
-    assert stream.environment_id == "CartPole-v1"
+    assert stream.environment is not None
+    assert stream.environment.id == "CartPole-v1"
     assert batch.actions.dtype == np.int64
     assert batch.action_space == spaces.Discrete(2)
 

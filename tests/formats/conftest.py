@@ -18,12 +18,16 @@ from offline_cli.formats.tables import TableOptions
 def read_table(tmp_path: Path) -> Callable[..., tuple[EpisodeStream, EpisodeBatch | None]]:
     """A function that reads a table to its end: the stream, for its counts, and all episodes; a mapping may be TOML text."""
 
-    def read(source: Path | str, mapping: str | None = None, **said: Any) -> tuple[EpisodeStream, EpisodeBatch | None]:
+    def read(
+        source: Path | str, mapping: str | None = None, *, keep: Any = None, **said: Any
+    ) -> tuple[EpisodeStream, EpisodeBatch | None]:
         if mapping is not None and "\n" in mapping:
             (tmp_path / "mapping.toml").write_text(mapping, encoding="utf-8")
             mapping = str(tmp_path / "mapping.toml")
         options = {name: said.pop(name) for name in list(said) if name in TableOptions.__dataclass_fields__}
         stream = read_episodes(str(source), tables=TableOptions(mapping, **options), **said)
+        if keep is not None:
+            stream.set_aside_to(keep)
         batches = list(stream)
         return stream, EpisodeBatch.concat(batches) if batches else None
 

@@ -115,6 +115,6 @@ def test_a_file_of_another_kind_is_set_aside_by_name(tmp_path: Path) -> None:
     files = [steps("a"), steps("b", obs=[[1.0]] * 3, new_obs=[[1.0]] * 3), steps("c")]
     batch, stream = read(tmp_path, *files, on_error="quarantine")
     assert sorted(batch.ids) == ["a", "c"]
-    assert stream.rejects.kept[0].where.endswith("1.parquet row 0")
+    assert stream.rejects.first[0].where.endswith("1.parquet row 0")
     with pytest.raises(BadEpisode):
         read(tmp_path, *files)

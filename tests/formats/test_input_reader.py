@@ -213,7 +213,7 @@ def test_write_gets_each_episode_with_rllibs_columns(given: Any, table: str, tmp
 def test_a_writer_that_cannot_say_what_it_wrote_neither_resumes_nor_replaces(
     given: Any, table: str, tmp_path: Path, option: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"--{option} with a writer that does not report what it has written"):
+    with pytest.raises(UsageError, match=f"--{option} with the sink"):
         convert(table, tmp_path / "out", to="python:given_objects:Written", **{option: True})
 
 

@@ -21,7 +21,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode, MemoryLimitExceeded
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.storage.locations import open_location
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.tally import OnError, Reject, Rejects, Tally
 
 STEPS = 4
 OBS = np.arange(2 * (STEPS + 1), dtype=np.float32).reshape(STEPS + 1, 2)
@@ -212,11 +212,13 @@ def test_under_quarantine_bad_rows_are_kept_with_the_rest_of_their_episode_and_t
     good["obs"], good["new_obs"] = [pack(row) for row in OBS[:STEPS]], [pack(row) for row in OBS[1:]]
     both = {name: [*bad[name], *good[name]] for name in good}
     stream = read_episodes(str(write(tmp_path / "a.parquet", both)), on_error="quarantine")
+    kept: list[Reject] = []
+    stream.set_aside_to(kept.extend)
     assert {name: batch.lengths[e] for batch in stream for e, name in enumerate(batch.ids)} == {"good": STEPS}
     assert stream.rejects.count == STEPS
     assert not stream.tally.assumptions
-    assert stream.rejects.kept[0].where.endswith("a.parquet row 3, column obs")
-    assert b'"eps_id": "bad"' in stream.rejects.kept[1].raw
+    assert kept[0].where.endswith("a.parquet row 3, column obs")
+    assert b'"eps_id": "bad"' in kept[1].raw
 
 
 def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from hdf5_trees import assert_same, read, robomimic, tree, write
 
 from offline_cli import write_dataset
 from offline_cli.converting.convert import convert
-from offline_cli.converting.operations.selecting import split
+from offline_cli.converting.operations.splitting import split
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 
@@ -40,7 +40,7 @@ def test_demonstrations_come_in_the_order_of_their_numbers_with_their_last_obser
     last = batch.obs["pos"][batch.obs_starts[1:] - 1]
     np.testing.assert_array_equal(last, np.stack([arrays[f"data/demo_{i}/next_obs/pos"][-1] for i in range(11)]))
     assert batch.terminated.all()
-    assert (stream.action_scale, stream.environment_id) == ("normalized", "Lift")
+    assert (stream.action_scale, stream.environment and stream.environment.id) == ("normalized", "Lift")
     assert stream.action_space == spaces.Box(-1, 1, (4,), np.float64)
     np.testing.assert_array_equal(batch.extra["step_dones"][:7], arrays["data/demo_0/dones"])
 

@@ -15,6 +15,7 @@ from pyarrow import csv
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, BadMapping, OfflineCliError
+from offline_cli.tally import Reject
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -66,12 +67,12 @@ def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, 
 def test_an_episode_that_lost_a_row_is_set_aside_whole(on_error: str, read_table: Read, write_lines: Write) -> None:
     lines = rows()
     lines[3] = "e1,0,broken,1,0,1,0"
-    stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error=on_error)
+    kept: list[Reject] = []
+    stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error=on_error, keep=kept.extend)
     assert theirs(batch) == {"e0", "e2"}
     assert stream.rejects.count == 3  # the row, and the two others of its episode
-    kept = [reject.raw for reject in stream.rejects.kept]
     if on_error == "quarantine":
-        assert json.loads(kept[0]) == {"ep": "e1", "t": "0", "x": "broken", "y": "1", "a": "0", "r": "1", "d": "0"}
+        assert json.loads(kept[0].raw) == {"ep": "e1", "t": "0", "x": "broken", "y": "1", "a": "0", "r": "1", "d": "0"}
     else:
         assert kept == []
 

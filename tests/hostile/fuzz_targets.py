@@ -20,7 +20,7 @@ import pyarrow as pa
 from gymnasium import spaces
 
 from offline_cli.cli.render import to_json
-from offline_cli.converting.reading import read_opened
+from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.codec import decode, decode_batch
 from offline_cli.errors import BadData, BadMapping, OfflineCliError, SpaceMismatch, UnsupportedSpace
@@ -135,7 +135,7 @@ def objects(data: bytes) -> None:
 
 def sample_batch(data: bytes) -> None:
     """A file of SampleBatch lines, all the way to whole episodes."""
-    stream = read_opened([SampleBatchSource([File(data)], PLACE)], on_error=OnError.QUARANTINE)
+    stream = read_episodes(opened=[SampleBatchSource([File(data)], PLACE)], on_error=OnError.QUARANTINE)
     for batch in stream:
         _ = batch.returns
 
@@ -221,7 +221,7 @@ def json_table(data: bytes) -> None:
 def _table(data: bytes, kind: str) -> None:
     """By the names that RLlib gives to columns."""
     source = TableSource([File(data)], PLACE, options=TableOptions(), kind=kind)
-    for batch in read_opened([source], on_error=OnError.QUARANTINE):
+    for batch in read_episodes(opened=[source], on_error=OnError.QUARANTINE):
         _ = batch.returns
 
 

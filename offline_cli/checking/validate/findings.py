@@ -18,45 +18,61 @@ from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, U
 from offline_cli.parquet.reading import OTHER_SHARD
 from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
-__all__ = ["PLACES", "Findings", "ListeningRejects", "ListeningTally", "Problem", "Validation"]
-
 PLACES: Final = 10  # shown of each problem
-EPISODES: Final = 100_000  # whose ids each problem names at most
-LONGEST_ID: Final = 256  # letters of an id that is named
-
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report themselves."""
-
 LASTING: Final = frozenset(
     {"broken-chain", "dones-disagree", "gap-in-t", "missing-final-observation", "missing-rewards", T_FALLS, UNFINISHED}
 )
 """Assumptions that are problems of the dataset, too, that was written by them."""
-
 RENAMED: Final[dict[str, tuple[str, Severity]]] = {
     "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
     "duplicate-row": ("repeated-steps", "note"),
 }
 """Assumptions that are problems of another name."""
+KEYS: Final = ("code", "severity", "where", "what", "fix", "count", "source", "details")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Problem:
     """One kind of problem in one source."""
 
+    source: str  # the folder, files or URL that was given
     code: str  # docs/validate.md lists them
     severity: Severity
-    where: str  # the first place
-    what: str
-    fix: str
-    count: int  # of what: see the code
-    source: str  # the folder, files or URL that was given
-    details: Mapping[str, Any] = field(default_factory=dict)
-    """places: the first 10; of: how many there are in all; episodes: ids of those concerned, where they are known, and
-    episodes_in_all, where these are more; inherited: how many a dataset has from what it was made from."""
+    count: int = 0  # of what: see the code
+    places: list[str] = field(default_factory=list)  # the first 10
+    episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
+    example: str = ""  # the first one, as text
+    remedy: str = ""  # in place of that of the code
+    more: dict[str, Any] = field(default_factory=dict)  # `inherited`: how many a dataset has from what it was made from
+
+    @property
+    def where(self) -> str:
+        """The first place."""
+        return self.places[0] if self.places else self.source
+
+    @property
+    def what(self) -> str:
+        """Count and meaning."""
+        known = CODES[self.code]
+        what = f"{self.count:,} {known.unit}{'s' * (self.count != 1)}: {known.meaning}"
+        return f"{what}: {self.example}" if self.example else what
+
+    @property
+    def fix(self) -> str:
+        """What to do."""
+        return self.remedy or CODES[self.code].fix
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """Places, ids of episodes where they are known, and more."""
+        episodes = {"episodes": list(self.episodes)} if self.episodes else {}
+        return {"places": self.places, **episodes, **self.more}
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return {name: getattr(self, name) for name in KEYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +85,8 @@ class Validation:
     episodes: int  # whole ones, duplicates left out
     steps: int
     rows: int  # of tables, lines of JSON, packed episodes
-    deep: bool  # hashes of shards were compared
+    deep: bool  # the rows set aside were read too
     strict: bool  # warnings count as failures
-    hashes_unchecked: int  # shards whose sha256 was not compared
     seconds: float
     agents: Mapping[str, int] = field(default_factory=dict)  # episodes by agent id, where they have one
     modules: Mapping[str, int] = field(default_factory=dict)  # and by module id
@@ -93,16 +108,10 @@ class Validation:
 
     def check(self) -> None:
         """Raise InvalidData unless `passed`; it names the worst, and its `result` is `as_dict()`."""
-        failing = self._failing()
-        if not failing:
-            return
-        worst, more = failing[0], len(failing) - 1
-        raise InvalidData(
-            f"{worst.code}: {worst.what}" + (f" (and {more} more problem{'s' * (more > 1)})" if more else ""),
-            where=worst.where,
-            fix=worst.fix,
-            result=self.as_dict(),
-        )
+        if failing := self._failing():
+            worst, more = failing[0], len(failing) - 1
+            what = f"{worst.code}: {worst.what}" + (f" (and {more} more problem{'s' * (more > 1)})" if more else "")
+            raise InvalidData(what, where=worst.where, fix=worst.fix, result=self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
@@ -114,24 +123,11 @@ class Validation:
         return {**known, **agents, **lists, **severities, "problems": problems, "passed": self.passed}
 
 
-@dataclass(slots=True)
-class _Entry:
-    severity: Severity
-    count: int = 0
-    of: int | None = None  # how many there are in all
-    places: list[str] = field(default_factory=list)
-    episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
-    unnamed: int = 0  # more of these, which are not kept
-    example: str = ""  # the first one, as text
-    fix: str = ""
-    details: dict[str, Any] = field(default_factory=dict)
-
-
 class Findings:
     """What was found so far."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], _Entry] = {}  # by source and code
+        self._found: dict[tuple[str, str], Problem] = {}  # by source and code
 
     def add(
         self,
@@ -151,18 +147,13 @@ class Findings:
         `places` is drawn from only as far as places are shown. `example` describes the first one. `episodes`: ids of all that
         are concerned.
         """
-        entry = self._entries.setdefault((source, code), _Entry(severity or CODES[code].severity))
+        entry = self._found.setdefault((source, code), Problem(source, code, severity or CODES[code].severity))
         entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
         entry.count += count
-        if len(entry.places) < PLACES:
-            entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
-        entry.example, entry.fix = entry.example or example, entry.fix or as_convert_would(fix)
-        entry.details.update(details or {})
-        for name in episodes:
-            if len(entry.episodes) < EPISODES and len(name) <= LONGEST_ID:
-                entry.episodes[name] = None
-            else:
-                entry.unnamed += name not in entry.episodes
+        entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
+        entry.example, entry.remedy = entry.example or example, entry.remedy or as_convert_would(fix)
+        entry.more.update(details or {})
+        entry.episodes.update(dict.fromkeys(episodes))
 
     def add_found(self, source: str, found: Iterable[Found]) -> None:
         """Count what checks found in `source`."""
@@ -175,51 +166,23 @@ class Findings:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        if code == OTHER_SHARD:  # whose error advises to run `validate`
-            self.add(source, code, count, [error.where])
-        else:
-            self.add(source, code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
-
-    def set_total(self, source: str, code: str, of: int) -> None:
-        """Set the total that the count is out of, where the code was found."""
-        if (source, code) in self._entries:
-            self._entries[source, code].of = of
+        advises_to_validate = code == OTHER_SHARD
+        more: dict[str, Any] = {} if advises_to_validate else {"example": error.what_in_one_line, "fix": error.fix}
+        self.add(source, code, count, [error.where], **more)
 
     def has(self, source: str, *codes: str) -> bool:
         """Whether any of these was found in `source`; without codes, whether any error was."""
-        found = {code: entry for (place, code), entry in self._entries.items() if place == source}
-        return any(code in found for code in codes) if codes else any(entry.severity == "error" for entry in found.values())
+        found = [one for one in self._found.values() if one.source == source]
+        return any(one.code in codes if codes else one.severity == "error" for one in found)
 
     def problems(self, sources: Iterable[str]) -> tuple[Problem, ...]:
         """All of them, by source in that order, the worst first."""
         order, codes = {source: i for i, source in enumerate(sources)}, list(CODES)
-        found = sorted(
-            self._entries.items(),
-            key=lambda item: (order.get(item[0][0], len(order)), SEVERITIES.index(item[1].severity), codes.index(item[0][1])),
-        )
-        return tuple(_problem(source, code, entry) for (source, code), entry in found)
 
+        def rank(one: Problem) -> tuple[int, int, int]:
+            return order.get(one.source, len(order)), SEVERITIES.index(one.severity), codes.index(one.code)
 
-def _problem(source: str, code: str, entry: _Entry) -> Problem:
-    known = CODES[code]
-    of = "" if entry.of is None else f" of {entry.of:,}"
-    what = f"{entry.count:,}{of} {known.unit}{'s' * ((entry.of or entry.count) != 1)}: {known.meaning}"
-    return Problem(
-        code=code,
-        severity=entry.severity,
-        where=entry.places[0] if entry.places else source,
-        what=f"{what}: {entry.example}" if entry.example else what,
-        fix=entry.fix or known.fix,
-        count=entry.count,
-        source=source,
-        details={
-            "places": list(entry.places),
-            **({} if entry.of is None else {"of": entry.of}),
-            **({"episodes": list(entry.episodes)} if entry.episodes else {}),
-            **({"episodes_in_all": len(entry.episodes) + entry.unnamed} if entry.unnamed else {}),
-            **entry.details,
-        },
-    )
+        return tuple(sorted(self._found.values(), key=rank))
 
 
 class ListeningTally(Tally):
@@ -229,7 +192,6 @@ class ListeningTally(Tally):
         super().__init__()
         self._findings = findings
         self._counted: dict[str, Counter[str]] = {}  # by source: what is reported at the end
-        self._dropped: dict[str, dict[str, str]] = {}  # by source: columns left out, and why
 
     def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
         """Count and report."""
@@ -255,30 +217,20 @@ class ListeningTally(Tally):
         for place in () if places is None else places():
             yield f"{self.location}, {place}" if place.startswith("episode ") else place
 
-    def drop_column(self, name: str, reason: str) -> None:
-        """Count, and keep the name by source."""
-        known = name in self.dropped_columns
-        super().drop_column(name, reason)
-        if not known:
-            self._dropped.setdefault(self.location, {})[name] = reason
-
     def drop_duplicate(self, place: Callable[[], str]) -> None:
         """Count and report."""
         super().drop_duplicate(place)
         self._findings.add(self.location, "duplicate-episode", 1, self._placed(lambda: [place()]))
 
     def tell_counted(self) -> None:
-        """Report the other assumptions as one note for each source."""
+        """Report the other assumptions as one note for each source; columns that were left out by name."""
         for source, counts in self._counted.items():
-            kinds = {kind: count for kind, count in sorted(counts.items()) if count > 0}
-            if not kinds:
-                continue
-            dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
-            named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
-            if dropped:
-                named += f" ({', '.join(f'{name}: {reason}' for name, reason in dropped.items())})"
-            details = {"kinds": kinds, **({"dropped_columns": dropped} if dropped else {})}
-            self._findings.add(source, "assumption", sum(kinds.values()), example=named, details=details)
+            if kinds := {kind: count for kind, count in sorted(counts.items()) if count > 0}:
+                named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
+                dropped = dict(self.dropped_columns) if DROPPED in kinds else {}
+                named += f" ({', '.join(f'{name}: {reason}' for name, reason in dropped.items())})" if dropped else ""
+                details = {"kinds": kinds, **({"dropped_columns": dropped} if dropped else {})}
+                self._findings.add(source, "assumption", sum(kinds.values()), example=named, details=details)
 
 
 class ListeningRejects(Rejects):

@@ -7,14 +7,9 @@ reported once, and not read. Shards are read twice: once for their sha256.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import numpy as np
-import orjson
-
-from offline_cli.checking.repair import LEFT_OUT
 from offline_cli.checking.validate.findings import Findings
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
 from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
@@ -35,9 +30,6 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import open_uploads
 from offline_cli.tally import Lost
 
-__all__ = ["OwnFolder"]
-
-DIGITS: Final = 1e-9
 SPOILING: Final = ("duplicate-episode", "zero-length-episode", "unfinished-episode", "repeated-steps", "incomplete-episode")
 """Beside errors, what leaves something out of the figures, so that they differ for a reason that is reported already."""
 
@@ -51,7 +43,6 @@ class OwnFolder:
     memory_limit: int = MEMORY_LIMIT
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
-    unhashed: int = 0  # shards whose sha256 is not compared
 
     def _add(self, code: str, *places: str, count: int | None = None, **more: Any) -> None:
         self.findings.add(self.location.url, code, len(places) if count is None else count, places, **more)
@@ -108,7 +99,8 @@ class OwnFolder:
     def _facts(self, manifest: Manifest, *, allow_lost: bool) -> None:
         """The manifest by itself."""
         if not manifest.complete:
-            self._add("incomplete-dataset", self.location.url, **_incomplete(manifest))
+            fix = "" if UNFINISHED_WRITING in manifest.provenance else REPAIRED_FIX
+            self._add("incomplete-dataset", self.location.url, fix=fix)
         if manifest.episodes_lost:
             lost = ((kind, manifest.assumptions.get(kind)) for kind in Lost)
             example = ", ".join(f"{kind} {count:,}" for kind, count in lost if count)
@@ -125,18 +117,17 @@ class OwnFolder:
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
         for shard in manifest.shards:
             check()
-            place, self.unhashed = self.location.join(shard.path), self.unhashed + 1
+            place = self.location.join(shard.path)
             try:
-                size = place.size()
+                size, digest = fingerprint(place)
             except StorageNotFound:
                 self._add("missing-shard", place.url)
                 continue
+            on_progress(Progress("hashing", (hashed := hashed + size) // 1000, max(hashed, total) // 1000, "kB"))
             if size != shard.bytes:
                 self._add("shard-size", f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}")
                 continue
-            self.unhashed, hashed = self.unhashed - 1, hashed + size
-            on_progress(Progress("hashing", hashed // 1000, total // 1000, "kB"))
-            if fingerprint(place)[1] != shard.sha256:
+            if digest != shard.sha256:
                 self._add(OTHER_SHARD, place.url)
                 continue
             try:
@@ -166,45 +157,7 @@ class OwnFolder:
         if manifest is None or self.findings.has(source) or self.findings.has(source, *SPOILING):
             return
         counts = seen.counts({})
-        names = ("episodes", "steps", "terminated", "truncated")
-        for name, have, said in ((name, getattr(counts, name), getattr(manifest.counts, name)) for name in names):
+        for name in ("episodes", "steps", "terminated", "truncated"):
+            have, said = getattr(counts, name), getattr(manifest.counts, name)
             if have != said:
                 self._add("count-mismatch", f"{source}, {have:,} {name}, the manifest says {said:,}")
-        figures = seen.as_json()
-        for name, mine, theirs in (
-            ("return", figures["return"], manifest.statistics["return"]),
-            ("length", figures["length"], manifest.statistics["length"]),
-        ):
-            if not _same_figures(mine, theirs):
-                words = f"{name}: {orjson.dumps(mine).decode()}, the manifest says {orjson.dumps(theirs).decode()}"
-                self._add("statistics-mismatch", f"{source}, {words}")
-
-
-def _incomplete(manifest: Manifest) -> dict[str, Any]:
-    """What to say of an incomplete dataset; it names only remedies that would be accepted."""
-    if UNFINISHED_WRITING in manifest.provenance:
-        return {}  # --resume continues from there
-    left_out = manifest.assumptions.get(LEFT_OUT, 0)
-    if left_out:
-        return {"example": f"repair left out {left_out:,} {'shard' if left_out == 1 else 'shards'}", "fix": REPAIRED_FIX}
-    if "repaired" in manifest.provenance:
-        example = "repair built the manifest anew from every shard, and nothing says whether there were to be more"
-        return {"severity": "note", "example": example, "fix": f"compare the counts with what was asked for; {REPAIRED_FIX}"}
-    return {
-        "severity": "error",
-        "example": "nothing in the manifest says what is missing, or how that came about",
-        "fix": "write the dataset again from its source, or read its shards without the manifest, as data/",
-    }
-
-
-def _same_figures(mine: Any, theirs: Any) -> bool:
-    """Whether two distributions agree to nine digits of their largest figure."""
-    left, right = (np.array(list(_numbers(one)), np.float64) for one in (mine, theirs))
-    scale = np.abs(left[np.isfinite(left)]).max(initial=0.0)
-    return len(left) == len(right) and np.allclose(left, right, rtol=DIGITS, atol=DIGITS * scale, equal_nan=True)
-
-
-def _numbers(figures: Any) -> Iterator[Any]:
-    """Count, min, max, mean, std and quantiles by percent, null as NaN and "inf" as infinity."""
-    yield from (figures[name] for name in ("count", "min", "max", "mean", "std"))
-    yield from (value for _, value in sorted(figures["quantiles"].items()))

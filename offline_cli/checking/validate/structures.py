@@ -1,4 +1,4 @@
-"""What episodes must share to be one dataset: structure, spaces, action scale; and the agents of games.
+"""What episodes must share to be one dataset: structure, spaces, action scale.
 
 All episodes of one source have one structure and one pair of spaces. Dtypes of observations and actions may differ (they get
 those of the spaces); an extra model output has no space to say which dtype is right, so a dtype that differs is another
@@ -7,19 +7,25 @@ structure. Between sources it is not: numbers of two dtypes get one that holds b
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from offline_cli.checking.validate.values import Found, Spaces
-from offline_cli.converting.fitting import extra_kinds
+from offline_cli.converting.fitting import difference, extra_kinds, shapes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.known_episodes import KnownIds
 from offline_cli.spaces import describe, same_space
 from offline_cli.trees import flatten
 
-__all__ = ["Agents", "Structures"]
-
 Forms = dict[str, str]  # of leaves, by path
+
+
+class _First(NamedTuple):
+    """The first batch of all sources."""
+
+    source: str
+    extra: Forms
+    shapes: Forms
+    spaces: Spaces
 
 
 class Structures:
@@ -29,30 +35,32 @@ class Structures:
         """`by_env`: an environment is named, so that the spaces that sources and episodes declare do not count."""
         self._by_env = by_env
         self._first_of: dict[str, tuple[Forms, Spaces]] = {}  # by source, with the spaces that its episodes declare
-        self._first: tuple[str, Forms, Forms, Spaces] | None = None  # of all: source, extra outputs, shapes, spaces
+        self._first: _First | None = None
         self._scale: tuple[str, str] | None = None
 
     def problems(self, source: str, batch: EpisodeBatch, spaces: Spaces, *, declared: bool, inferred: bool) -> Iterator[Found]:
         """How `batch` differs. `spaces`: those of its source, or else its own; `declared`: the source has both, and shapes are
         compared with those instead; `inferred`: they were inferred.
         """
-        shapes, extra = _shapes(batch), extra_kinds(batch.extra)
-        mine = {**({} if declared else shapes), **_dtypes(batch)}
-        first, own = self._first_of.setdefault(source, (mine, (batch.observation_space, batch.action_space)))
-        self._first = self._first or (source, extra, shapes, spaces)
-        place, its_extra, its_shapes, its_spaces = self._first
-        other = _difference(mine, first)
-        if not other and place != source:
-            other = _difference(extra, its_extra, "extra ")
-            other = other or ("" if None not in spaces and None not in its_spaces else _difference(shapes, its_shapes))
-            other = other and f"{other} in {place}"
+        shaped, extra = shapes(batch), extra_kinds(batch)
+        mine = {**({} if declared else shaped), **_dtypes(batch)}
+        own = batch.observation_space, batch.action_space
+        structure, said = self._first_of.setdefault(source, (mine, own))
+        first = self._first = self._first or _First(source, extra, shaped, spaces)
+        is_later = first.source != source
+        other = difference(mine, structure)
+        if not other and is_later:
+            known = None not in spaces and None not in first.spaces
+            other = difference(extra, first.extra) or ("" if known else difference(shaped, first.shapes))
+            other = other and f"{other} in {first.source}"
         if other:
             yield Found.of_all("mixed-structures", batch, other)
         if self._by_env:
             return
-        other = "" if inferred else _other_spaces((batch.observation_space, batch.action_space), own)
-        if not other and place != source and (other := _other_spaces(spaces, its_spaces, known=True)):
-            other += f" in {place}"
+        other = "" if inferred else _other_spaces(own, said)
+        if not other and is_later:
+            other = _other_spaces(spaces, first.spaces, known=True)
+            other = other and f"{other} in {first.source}"
         if other:
             yield Found.of_all("mixed-spaces", batch, other)
 
@@ -70,44 +78,6 @@ def _other_spaces(mine: Spaces, first: Spaces, *, known: bool = False) -> str:
     return ""
 
 
-def _difference(mine: Forms, first: Forms, name: str = "") -> str:
-    """The first path at which two structures differ, as text; empty where they do not."""
-    path = next((path for path in {**mine, **first} if mine.get(path) != first.get(path)), None)
-    return "" if path is None else f"{name}{path} is {mine.get(path, 'absent')}, before {first.get(path, 'absent')}"
-
-
-def _shapes(batch: EpisodeBatch) -> Forms:
-    trees = (("obs", batch.obs), ("actions", batch.actions))
-    return {path: f"of shape {list(leaf.shape[1:])}" for name, tree in trees for path, leaf in flatten(tree, name)}
-
-
 def _dtypes(batch: EpisodeBatch) -> Forms:
     leaves = (leaf for name, tree in batch.extra.items() for leaf in flatten(tree, f"extra {name}"))
-    return {path: f"{leaf.dtype} of shape {list(leaf.shape[1:])}" for path, leaf in leaves}
-
-
-class Agents:
-    """Whether the episodes of several agents fit each other: one of each agent in a game, one module that an agent acts by."""
-
-    def __init__(self) -> None:
-        self.episodes: Counter[str] = Counter()  # by agent
-        self.modules: Counter[str] = Counter()  # by module
-        self._played = KnownIds()  # games, each with one of its agents
-        self._module_of: dict[str, str | None] = {}
-
-    def problems(self, batch: EpisodeBatch) -> Iterator[Found]:
-        """Look at the ids of its episodes."""
-        none = (None,) * len(batch)
-        self.modules.update(name for name in batch.module_ids or () if name is not None)
-        self.episodes.update(name for name in batch.agent_ids or () if name is not None)
-        ids = zip(batch.ids, batch.multi_agent_ids or none, batch.agent_ids or none, batch.module_ids or none, strict=True)
-        for name, game, agent, module in ids if batch.agent_ids is not None else ():
-            if agent is None:
-                continue
-            if game is not None and f"{game}\n{agent}" in self._played:
-                yield Found("agent-twice", 1, iter([f"episode {name}: agent {agent} of {game}"]), [name])
-            elif game is not None:
-                self._played.add([f"{game}\n{agent}"])
-            before = self._module_of.setdefault(agent, module)
-            if before != module:
-                yield Found("agent-of-two-modules", 1, iter([f"episode {name}: {module}, before {before}"]), [name])
+    return {path: f"{leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves}

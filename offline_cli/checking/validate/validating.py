@@ -20,7 +20,7 @@ import numpy as np
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
-from offline_cli.checking.validate.structures import Agents, Structures
+from offline_cli.checking.validate.structures import Structures
 from offline_cli.checking.validate.values import Dimensions, value_problems
 from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
 from offline_cli.converting.reset_rows import Resets
@@ -42,8 +42,6 @@ from offline_cli.spaces import Space, only_discrete
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import leaves
-
-__all__ = ["validate"]
 
 
 @checked
@@ -74,27 +72,27 @@ def validate(
     options = dict(locals())
     began = time.monotonic()
     asked_env, tables = AskedEnvironment.of(options), TableOptions.of(options)
-    findings, folders, sources_of = Findings(), list[OwnFolder](), dict[str, Source | None]()
+    findings, folders, sources_of = Findings(), dict[str, OwnFolder](), dict[str, Source | None]()
     places = expand(sources, storage_options)
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
     for is_folder, group in groupby(places, key=Location.is_dir):  # as `open_sources` groups files that follow each other
         for members in [[place] for place in group] if is_folder else [list(group)]:
-            if is_folder and holds_dataset(members[0]):
-                folder = OwnFolder(members[0], findings, tables.memory_limit)
+            place = members[0]
+            if is_folder and holds_dataset(place):
+                folder = folders[place.url] = OwnFolder(place, findings, tables.memory_limit)
                 folder.check(deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
                 if folder.manifest is not None and from_ not in ("auto", folder.manifest.format):
                     what = f"--from {from_} for a dataset of {folder.manifest.format}"
-                    raise UsageError(what, where=members[0].url, fix="leave out --from")
-                folders.append(folder)
-                sources_of[members[0].url] = folder.source()
+                    raise UsageError(what, where=place.url, fix="leave out --from")
+                sources_of[place.url] = folder.source()
                 continue
             try:
                 opened = open_sources(members, from_=from_, tables=tables, storage_options=storage_options)
                 sources_of |= {source.info.location: source for source in opened}
             except BadData as error:
-                findings.add_error(members[0].url, error, "unreadable-source")
-                sources_of[members[0].url] = None
+                findings.add_error(place.url, error, "unreadable-source")
+                sources_of[place.url] = None
     with Scope() as scope:
         readable = {name: scope.enter(closing(source)) for name, source in sources_of.items() if source is not None}
         declared = ((name, source.info.environment) for name, source in readable.items())
@@ -102,68 +100,47 @@ def validate(
         read_as = ReadOptions(None if spec is None else spaces_of_env(spec), memory_limit=tables.memory_limit)
         for source in readable.values():
             source.prepare(read_as)
-        owners = {folder.location.url: folder for folder in folders}
         structures = Structures(by_env=spec is not None)
-        checks = {
-            name: _Checks(source, findings, structures, owners.get(name), read_as.spaces, options["action_scale"])
+        checked = {
+            name: _CheckedSource(source, findings, structures, folders.get(name), read_as.spaces, options["action_scale"])
             for name, source in readable.items()
         }
-        tally = _read(checks, findings, on_progress)
+        tally = _read(checked, findings, on_progress)
     return Validation(
         problems=findings.problems(list(sources_of)),
         sources=tuple(sources_of),
         formats=tuple(source.info.format for source in readable.values()),
-        episodes=sum(check.episodes for check in checks.values()),
-        steps=sum(check.steps for check in checks.values()),
+        episodes=sum(one.episodes for one in checked.values()),
+        steps=sum(one.steps for one in checked.values()),
         rows=tally.rows_in,
         deep=options["deep"],
         strict=options["strict"],
-        hashes_unchecked=sum(folder.unhashed for folder in folders),
         seconds=round(time.monotonic() - began, 3),
-        agents=sum((check.agents.episodes for check in checks.values()), Counter()),
-        modules=sum((check.agents.modules for check in checks.values()), Counter()),
+        agents=sum((one.agents for one in checked.values()), Counter()),
+        modules=sum((one.modules for one in checked.values()), Counter()),
     )
 
 
-def _read(checks: Mapping[str, _Checks], findings: Findings, on_progress: OnProgress) -> Tally:
+def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress: OnProgress) -> Tally:
     """The one pass over all sources that can be read; what it counted."""
     tally = ListeningTally(findings)
     try:
-        tally.location = next(iter(checks), "")
-        tally.assume("meaning-assumed", joined([(name, check.meanings) for name, check in checks.items()])[1])
+        tally.location = next(iter(checked), "")
+        tally.assume("meaning-assumed", joined([(name, source.info.meanings) for name, source in checked.items()])[1])
     except BadConfig as error:
         findings.add_error(error.details["sources"][1], error, "mixed-meanings")
-    watched = [_ReadOn(check, findings) for check in checks.values()]
-    for batch in stitched(watched, Stitcher(tally, ListeningRejects(findings, tally)), on_progress):
-        checks[tally.location].see(batch)
-    for check in checks.values():
-        check.finish()
-    for name, check in checks.items():  # now that its figures are compared, which a problem of its own would spoil
-        tally.inherit(name, check.source.info.inherited)
+    for batch in stitched([*checked.values()], Stitcher(tally, ListeningRejects(findings, tally)), on_progress):
+        checked[tally.location].see(batch)
+    for source in checked.values():
+        source.finish()
+    for name, source in checked.items():  # now that its figures are compared, which a problem of its own would spoil
+        tally.inherit(name, source.info.inherited)
     tally.tell_counted()
     return tally
 
 
-class _ReadOn(WrappedSource):
-    """A source whose errors about its data are reported, and end this source only."""
-
-    def __init__(self, checks: _Checks, findings: Findings) -> None:
-        super().__init__(checks.source)
-        self._checks, self._findings = checks, findings
-
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """As the source's own."""
-        tally.location = self.info.location
-        try:
-            for fragments in self.source.fragments(tally, rejects):
-                self._checks.has_any |= len(fragments.batch) > 0
-                yield fragments
-        except BadData as error:
-            self._findings.add_error(self.info.location, error, "unreadable-source")
-
-
-class _Checks:
-    """The checks of the whole episodes of one source, and its size."""
+class _CheckedSource(WrappedSource):
+    """A source with the checks of its whole episodes. An error about its data is reported, and ends this source only."""
 
     def __init__(
         self,
@@ -177,13 +154,24 @@ class _Checks:
         """`structures`: of all sources; `folder`: where it is a dataset of ours; `env_spaces`: those of `--env`; `scale`: of
         actions, as the caller gives it.
         """
-        source.info.check_scale(scale)
-        self.source, self._findings, self._structures, self._folder = source, findings, structures, folder
-        self._name, self.meanings = source.info.location, source.info.meanings
-        self._inferred = source.info.manifest is not None and source.info.spaces_inferred
-        self._said, self._scale = env_spaces or source.info.spaces, scale or source.info.action_scale
-        self.agents, self.episodes, self.steps, self.has_any = Agents(), 0, 0, False
+        super().__init__(source)
+        self.info.check_scale(scale)
+        self._findings, self._structures, self._folder, self._name = findings, structures, folder, self.info.location
+        self._inferred = self.info.manifest is not None and self.info.spaces_inferred
+        self._said, self._scale = env_spaces or self.info.spaces, scale or self.info.action_scale
+        self.agents, self.modules = Counter[str](), Counter[str]()  # episodes by name
+        self.episodes, self.steps, self._has_any = 0, 0, False
         self._dimensions, self._resets, self._statistics = Dimensions(), Resets(), EpisodeStatistics()
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """As the source's own."""
+        tally.location = self._name
+        try:
+            for fragments in self.source.fragments(tally, rejects):
+                self._has_any |= len(fragments.batch) > 0
+                yield fragments
+        except BadData as error:
+            self._findings.add_error(self._name, error, "unreadable-source")
 
     def see(self, batch: EpisodeBatch) -> None:
         """Check whole episodes."""
@@ -191,16 +179,13 @@ class _Checks:
         if not self.episodes:
             self._begin(batch, spaces)
         self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
-        declared = None not in self._said
-        for found in (
-            value_problems(batch, spaces, self._scale, self.meanings),
-            self._structures.problems(self._name, batch, spaces, declared=declared, inferred=self._inferred),
-            self.agents.problems(batch),
-        ):
-            self._findings.add_found(self._name, found)
-        self._dimensions.see(batch, spaces, self._scale)
-        self._resets.see(batch)
-        self._statistics.add(batch)
+        self._findings.add_found(self._name, value_problems(batch, spaces, self._scale, self.info.meanings))
+        other = self._structures.problems(self._name, batch, spaces, declared=None not in self._said, inferred=self._inferred)
+        self._findings.add_found(self._name, other)
+        self.agents.update(name for name in batch.agent_ids or () if name is not None)
+        self.modules.update(name for name in batch.module_ids or () if name is not None)
+        for seen in (self._dimensions.see, self._resets.see, self._statistics.add):
+            seen(batch)
 
     def _begin(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
         """Look at what the first episodes show of all."""
@@ -220,17 +205,12 @@ class _Checks:
 
     def finish(self) -> None:
         """Report what only all episodes together show."""
-        if not self.has_any and not self._findings.has(self._name):
+        if not self._has_any and not self._findings.has(self._name):
             self._add("no-episodes")
-        self._findings.add_found(self._name, self._dimensions.problems(self.meanings))
+        self._findings.add_found(self._name, self._dimensions.problems(self.info.meanings))
         if self._folder is not None:
             self._folder.compare(self._statistics)
         if (found := self._resets.found()) is not None:
             kind, marked = found
             places = (f"{self._name}, episode {name}" for name in compress(self._resets.ids, marked.tolist()))
             self._findings.add(self._name, kind.value, int(np.count_nonzero(marked)), places)
-            self._findings.set_total(self._name, kind.value, self.episodes)
-        for plural in ("observations", "actions", "rewards", "extras"):
-            total = self.steps + (self.episodes if plural == "observations" else 0)
-            for code in (f"nan-in-{plural}", f"infinite-in-{plural}", f"{plural[:-1]}-outside-space"):
-                self._findings.set_total(self._name, code, total)

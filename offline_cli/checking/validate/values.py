@@ -7,15 +7,11 @@
   outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist is
   an error in both.
 * Actions of the scale `normalized` lie in [-1, 1] where their Box has a bound on every side and holds floats.
-* A dimension is saturated where a tenth or more of its values, but not all, lie on a finite bound of its Box, as after
-  clipping; one that knows no value between its bounds (one-hot, on/off) is not.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,13 +27,8 @@ from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import flatten
 
-__all__ = ["BadRows", "Dimensions", "Found", "Spaces", "value_problems"]
-
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
-Leaf = tuple[str, NDArray[Any]]
 
-SHARE: Final = 0.1  # of values on a bound
-MAX_ELEMENTS: Final = 1024  # above, a value is an image: its pixels are not counted one by one
 NOT_NORMALIZED: Final = (
     "convert with --action-scale env, where they are in the environment's units; otherwise clip them to [-1, 1]"
 )
@@ -61,40 +52,45 @@ class Found(NamedTuple):
         return cls(code, len(batch), places, list(batch.ids), severity, example)
 
 
-@dataclass(slots=True)
 class BadRows:
-    """Rows with one kind of problem among those of a tree, whose leaves are checked one after the other."""
+    """Rows with bad values among those of one tree, by problem."""
 
-    batch: EpisodeBatch
-    starts: NDArray[np.int64]  # (E+1,): rows of each episode; those of observations, or of steps
-    meanings: Meanings
-    rows: NDArray[np.bool_] | None = None  # None: no bad one so far
-    _leaves: list[tuple[str, NDArray[Any], NDArray[np.bool_]]] = field(default_factory=list)  # those that have some
+    def __init__(self, batch: EpisodeBatch, starts: NDArray[np.int64], meanings: Meanings) -> None:
+        """`starts` (E+1,): rows of each episode; those of observations, or of steps."""
+        self._batch, self._starts, self._meanings = batch, starts, meanings
+        self._leaves: dict[tuple[str, Severity | None, str], list[tuple[str, NDArray[Any], NDArray[np.bool_]]]] = {}
 
-    def mark(self, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_]) -> None:
-        """Add the bad values (rows, *shape) of one leaf."""
-        rows = np.asarray(bad.reshape(len(bad), -1).any(axis=1))
-        if rows.any():
-            self.rows = rows if self.rows is None else np.logical_or(self.rows, rows)
-            self._leaves.append((path, leaf, bad))
+    def mark(
+        self, code: str, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_], severity: Severity | None = None, fix: str = ""
+    ) -> bool:
+        """Add the bad values (rows, *shape) of one leaf; whether there are any."""
+        if any_bad := bool(bad.any()):
+            self._leaves.setdefault((code, severity, fix), []).append((path, leaf, bad))
+        return any_bad
 
-    def found(self, code: str, severity: Severity | None = None, fix: str = "") -> Iterator[Found]:
-        """The problem, if there is any."""
-        if self.rows is not None:
-            episodes = np.unique(np.searchsorted(self.starts, np.flatnonzero(self.rows), side="right") - 1)
-            ids = [self.batch.ids[episode] for episode in episodes.tolist()]
-            yield Found(code, int(np.count_nonzero(self.rows)), self._places(), ids, severity, fix=fix)
+    def found(self) -> Iterator[Found]:
+        """The problems."""
+        for (code, severity, fix), marked in self._leaves.items():
+            rows = np.flatnonzero(np.logical_or.reduce([_any(bad) for _, _, bad in marked]))
+            episodes = np.unique(np.searchsorted(self._starts, rows, side="right") - 1)
+            ids = [self._batch.ids[episode] for episode in episodes.tolist()]
+            yield Found(code, len(rows), self._places(marked), ids, severity, fix=fix)
 
-    def _places(self) -> Iterator[str]:
+    def _places(self, marked: Sequence[tuple[str, NDArray[Any], NDArray[np.bool_]]]) -> Iterator[str]:
         """Episode, step and the first bad value of each bad row, in order within each leaf."""
-        for path, leaf, bad in self._leaves:
-            for row in np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1)).tolist():
+        for path, leaf, bad in marked:
+            for row in np.flatnonzero(_any(bad)).tolist():
                 at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
-                name = self.meanings.named(path, [int(index) for index in at], leaf.shape[1:])
-                episode = int(np.searchsorted(self.starts, row, side="right")) - 1
-                start = 0 if self.batch.t_started is None else int(self.batch.t_started[episode])
-                step = row - int(self.starts[episode]) + start
-                yield f"episode {self.batch.ids[episode]}, step {step}: {name} is {leaf[(row, *at)]!s}"
+                name = self._meanings.named(path, [int(index) for index in at], leaf.shape[1:])
+                episode = int(np.searchsorted(self._starts, row, side="right")) - 1
+                start = 0 if self._batch.t_started is None else int(self._batch.t_started[episode])
+                step = row - int(self._starts[episode]) + start
+                yield f"episode {self._batch.ids[episode]}, step {step}: {name} is {leaf[(row, *at)]!s}"
+
+
+def _any(bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(rows,) whether a row has a bad value."""
+    return np.asarray(bad.reshape(len(bad), -1).any(axis=1))
 
 
 def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Meanings) -> Iterator[Found]:
@@ -109,40 +105,47 @@ def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Mea
         ("reward", Columns.REWARDS, batch.rewards, batch.starts, None),
         ("extra", "", dict(batch.extra), batch.starts, None),
     ):
-        leaves = list(flatten(tree, name))
-        yield from _not_finite(leaves, f"{kind}s", BadRows(batch, starts, meanings), BadRows(batch, starts, meanings))
-        if space is None:
-            continue
-        parts, have = leaf_spaces(space, name), {path: leaf.shape[1:] for path, leaf in leaves}
-        if have != {path: tuple(part.shape or ()) for path, part in parts.items()}:
-            shapes = ", ".join(f"{path} of shape {list(shape)}" for path, shape in have.items())
-            yield Found.of_all("space-mismatch", batch, f"{name} of {describe(space)} has {shapes}")
-            continue
-        yield from _outside(kind, leaves, parts, scale, BadRows(batch, starts, meanings), BadRows(batch, starts, meanings))
-        yield from _other_dtypes(leaves, parts, BadRows(batch, starts, meanings))
+        leaves, rows = dict(flatten(tree, name)), BadRows(batch, starts, meanings)
+        for path, leaf in leaves.items():
+            if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
+                rows.mark(f"nan-in-{kind}s", path, leaf, np.isnan(leaf))
+                rows.mark(f"infinite-in-{kind}s", path, leaf, np.isinf(leaf))
+        parts = {} if space is None else leaf_spaces(space, name)
+        shapes = {path: leaf.shape[1:] for path, leaf in leaves.items()}
+        if space is not None and shapes != {path: tuple(part.shape or ()) for path, part in parts.items()}:
+            words = ", ".join(f"{path} of shape {list(shape)}" for path, shape in shapes.items())
+            yield Found.of_all("space-mismatch", batch, f"{name} of {describe(space)} has {words}")
+        elif space is not None:
+            scaled = scale if kind == "action" else ENV_SCALE
+            for path, leaf in leaves.items():
+                _outside(kind, path, leaf, parts[path], scaled, rows)
+            yield from _other_dtypes(batch, leaves, parts, rows)
+        yield from rows.found()
 
 
-def _not_finite(leaves: list[Leaf], plural: str, nan: BadRows, infinite: BadRows) -> Iterator[Found]:
-    for path, leaf in leaves:
-        if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
-            nan.mark(path, leaf, np.isnan(leaf))
-            infinite.mark(path, leaf, np.isinf(leaf))
-    yield from nan.found(f"nan-in-{plural}")
-    yield from infinite.found(f"infinite-in-{plural}")
+def _outside(kind: str, path: str, leaf: NDArray[Any], space: Space, scale: str, rows: BadRows) -> None:
+    is_box = isinstance(space, spaces.Box)
+    bad = _beyond(leaf, *bounds_of(space, scale), whole=not is_box)
+    if bad is None:
+        return
+    severity: Severity = "error" if not is_box or (kind == "action" and scale == ENV_SCALE) else "warning"
+    fix = "correct the space, or the values" if not is_box else NOT_NORMALIZED if scale == NORMALIZED_SCALE else ""
+    rows.mark(f"{kind}-outside-space", path, leaf, bad, severity, fix)
 
 
-def _outside(
-    kind: str, leaves: list[Leaf], parts: dict[str, Space], scale: str, categories: BadRows, boxes: BadRows
+def _other_dtypes(
+    batch: EpisodeBatch, leaves: Mapping[str, NDArray[Any]], parts: Mapping[str, Space], rows: BadRows
 ) -> Iterator[Found]:
-    for path, leaf in leaves:
-        is_box = isinstance(parts[path], spaces.Box)
-        bad = _beyond(leaf, *bounds_of(parts[path], scale if kind == "action" else ENV_SCALE), whole=not is_box)
-        if bad is not None:
-            (boxes if is_box else categories).mark(path, leaf, bad)
-    code = f"{kind}-outside-space"
-    yield from categories.found(code, "error", "correct the space, or the values")
-    severity: Severity = "error" if kind == "action" and scale == ENV_SCALE else "warning"
-    yield from boxes.found(code, severity, NOT_NORMALIZED if kind == "action" and scale == NORMALIZED_SCALE else "")
+    """Mark values that the dtype of the space cannot hold; where there are none, dtypes that differ."""
+    other, strange, lossy = [], False, False
+    for path, leaf in leaves.items():
+        dtype = np.dtype(parts[path].dtype)
+        if leaf.dtype.newbyteorder("=") != dtype.newbyteorder("="):
+            strange |= leaf.dtype.kind != dtype.kind and not {leaf.dtype.kind, dtype.kind} <= {"i", "u"}
+            other.append(f"{path} is {leaf.dtype}, its space {dtype}")
+            lossy |= rows.mark("value-not-in-dtype", path, leaf, _changed_by(leaf, dtype))
+    if other and not lossy:
+        yield Found.of_all("dtype-differs", batch, "; ".join(other), "warning" if strange else "note")
 
 
 def bounds_of(space: Space, scale: str) -> tuple[Any, Any]:
@@ -160,32 +163,11 @@ def _beyond(leaf: NDArray[Any], low: Any, high: Any, *, whole: bool) -> NDArray[
     if leaf.dtype.kind not in "biuf" or not len(leaf):
         return None
     values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
-    floats = values.dtype.kind == "f"
     with np.errstate(invalid="ignore"):
-        if not (whole and floats):
-            least, most = values.min(axis=0), values.max(axis=0)  # NaN where there is one: then check every value
-            if not (least != least).any() and not ((least < low) | (most > high)).any():
-                return None
-        bad = (values < low) | (values > high)
-        if whole and floats:
-            bad |= values != np.floor(values)
-    if floats:
-        bad &= np.isfinite(values)
-    return np.asarray(bad) if bad.any() else None
-
-
-def _other_dtypes(leaves: list[Leaf], parts: dict[str, Space], lost: BadRows) -> Iterator[Found]:
-    """Values that the dtype of the space cannot hold; else dtypes that differ."""
-    other, strange = [], False
-    for path, leaf in leaves:
-        dtype = np.dtype(parts[path].dtype)
-        if leaf.dtype.newbyteorder("=") != dtype.newbyteorder("="):
-            strange |= leaf.dtype.kind != dtype.kind and not {leaf.dtype.kind, dtype.kind} <= {"i", "u"}
-            other.append(f"{path} is {leaf.dtype}, its space {dtype}")
-            lost.mark(path, leaf, _changed_by(leaf, dtype))
-    yield from lost.found("value-not-in-dtype")
-    if other and lost.rows is None:
-        yield Found.of_all("dtype-differs", lost.batch, "; ".join(other), "warning" if strange else "note")
+        bad = np.asarray((values < low) | (values > high))
+        if values.dtype.kind == "f":
+            bad = (bad | (values != np.floor(values)) if whole else bad) & np.isfinite(values)
+    return bad if bad.any() else None
 
 
 def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
@@ -201,69 +183,31 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 # ---- dimensions ----
 
 
-@dataclass(slots=True)
-class _Extremes:
-    """Figures of one leaf, arrays of the shape of one value."""
-
-    low: NDArray[Any]
-    high: NDArray[Any]
-    bounds: tuple[NDArray[Any], NDArray[Any]] | None  # NaN where there is none; None: saturation is meaningless here
-    rows: int = 0
-    on_bound: NDArray[np.int64] | int = 0
-
-
 class Dimensions:
-    """Constant and saturated dimensions of one source: of observations, actions and rewards, each element by itself."""
+    """Dimensions of one value throughout a source: of observations, actions and rewards, each element by itself."""
 
     def __init__(self) -> None:
-        self._leaves: dict[str, _Extremes] = {}
+        self._ends: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # smallest and largest of each element, by path
+        self._rows = 0
 
-    def see(self, batch: EpisodeBatch, known: Spaces, scale: str) -> None:
+    def see(self, batch: EpisodeBatch) -> None:
         """Add the values of `batch`."""
-        trees = (Columns.OBS, batch.obs, known[0]), (Columns.ACTIONS, batch.actions, known[1])
-        for name, tree, space in (*trees, (Columns.REWARDS, batch.rewards, None)):
-            parts = {} if space is None else leaf_spaces(space, name)
+        self._rows += batch.num_steps
+        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions), (Columns.REWARDS, batch.rewards)):
             for path, leaf in flatten(tree, name):
-                if leaf.dtype.kind in "biuf" and leaf.size:
-                    self._see(path, leaf, parts.get(path), scale if name == Columns.ACTIONS else ENV_SCALE)
-
-    def _see(self, path: str, leaf: NDArray[Any], space: Space | None, scale: str) -> None:
-        values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
-        low, high = (np.asarray(extreme.reduce(values, axis=0)) for extreme in (np.fmin, np.fmax))  # NaN is left out
-        known = self._leaves.setdefault(path, _Extremes(low, high, _saturable(leaf, space, scale)))
-        if known.low.shape != leaf.shape[1:]:
-            return  # reported as mixed structures
-        known.rows += len(leaf)
-        known.low, known.high = np.fmin(known.low, low), np.fmax(known.high, high)
-        if known.bounds is not None:
-            known.on_bound = known.on_bound + sum(np.count_nonzero(leaf == bound, axis=0) for bound in known.bounds)
+                if leaf.dtype.kind not in "biuf" or not leaf.size:
+                    continue
+                values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
+                ends = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)  # NaN is left out
+                known = self._ends.setdefault(path, ends)
+                if np.shape(known[0]) == leaf.shape[1:]:  # else reported as mixed structures
+                    self._ends[path] = np.fmin(known[0], ends[0]), np.fmax(known[1], ends[1])
 
     def problems(self, meanings: Meanings) -> Iterator[Found]:
         """What all values together show."""
-        for path, leaf in self._leaves.items():
-            constant = np.asarray(leaf.low == leaf.high) & (leaf.rows > 1)
-            saturated = (leaf.on_bound >= np.float64(SHARE * leaf.rows)) & (leaf.on_bound < np.float64(leaf.rows)) & ~constant
-            saturated &= leaf.bounds is not None and leaf.rows > 1
-            if constant.any():
-                named = _named(path, constant, meanings)
-                places = (f"{name} is always {leaf.low[at]!s}" for at, name in named)
-                yield Found("constant-dimension", int(np.count_nonzero(constant)), places, [])
-            if saturated.any():
-                shares = np.asarray(leaf.on_bound) / leaf.rows
-                named = _named(path, saturated, meanings)
-                places = (f"{name}: {shares[at]:.0%} on a bound" for at, name in named)
-                yield Found("saturated-dimension", int(np.count_nonzero(saturated)), places, [])
-
-
-def _named(path: str, chosen: NDArray[np.bool_], meanings: Meanings) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Index and name of each chosen element."""
-    return ((tuple(at), meanings.named(path, at, chosen.shape)) for at in np.argwhere(chosen).tolist())
-
-
-def _saturable(leaf: NDArray[Any], space: Space | None, scale: str) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """The bounds that values of a Box of floats may lie on."""
-    is_box = isinstance(space, spaces.Box) and leaf.dtype.kind == "f" and leaf.shape[1:] == space.shape
-    if space is None or not is_box or math.prod(leaf.shape[1:]) > MAX_ELEMENTS:
-        return None
-    low, high = (np.where(np.isfinite(side), side, np.nan) for side in bounds_of(space, scale))  # nothing equals NaN
-    return None if np.isnan(low).all() and np.isnan(high).all() else (low, high)
+        for path, (low, high) in self._ends.items() if self._rows > 1 else ():
+            constant = np.asarray(low == high)
+            named = [(tuple(at), meanings.named(path, at, constant.shape)) for at in np.argwhere(constant).tolist()]
+            if named:
+                places = (f"{name} is always {low[at]!s}" for at, name in named)
+                yield Found("constant-dimension", len(named), places, [])

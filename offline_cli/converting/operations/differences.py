@@ -1,9 +1,8 @@
 """`diff`: what differs between two sources, whatever their formats; episodes are compared by id, whatever their order.
 
-Each source is read once, and of every episode two 64-bit fingerprints are kept: of its steps, and of all else that it holds.
-Where some differ, the first such episode is read again from both and compared value by value. Numbers are equal where `==` says
-so, and NaN equals NaN; dtypes and shapes have to agree. What `columns` cannot hold is compared only where neither is in that
-format. Order, row format and how a manifest came to its spaces are notes.
+Each source is read once, and of every episode a 64-bit fingerprint is kept. Where some differ, the first such episode is read
+again from both and compared value by value. Numbers are equal where `==` says so, and NaN equals NaN; dtypes and shapes have to
+agree. What `columns` cannot hold is compared only where neither is in that format. Order and row format are notes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import itemgetter
 from typing import Any, Final, Unpack
 
 import numpy as np
@@ -26,22 +24,19 @@ from numpy.typing import NDArray
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
 from offline_cli.converting.operations.operation import OpenedSources, ReadingOptions, with_options
+from offline_cli.converting.reading import EpisodeStream
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.environments import EnvironmentSpec
-from offline_cli.episodes.batch import EpisodeBatch, Form, forms, in_words
+from offline_cli.episodes.batch import EpisodeBatch, in_words
 from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import TargetNotMet
-from offline_cli.meanings import Meanings
-from offline_cli.spaces import Space, describe, same_space
+from offline_cli.spaces import describe, same_space
 from offline_cli.storage.locations import Location, expand
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, equal_values, flatten
-
-__all__ = ["DiffResult", "diff"]
+from offline_cli.trees import equal_values, flatten
 
 NAMED: Final = 10  # ids of each kind
-ID, A, B = "id", "a", "b"
 NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
 
 
@@ -72,28 +67,14 @@ class DiffResult:
 
     def check(self) -> None:
         """Raise TargetNotMet unless the two are equal; its `result` is `as_dict()`."""
-        if self.equal:
+        if self.first is None:
             return
-        fix = "--json has all counts; the same episodes in another order or row format would be equal"
-        if self.episodes_a and self.episodes_b and self.missing == self.episodes_a + self.episodes_b:
-            fix = "if they are the same ones: episodes are compared by their ids, which files without ids, such as npz, lack"
-        what, where = f"{self._counts()}; {self._first()}", f"{self.a} and {self.b}"
-        raise TargetNotMet(what, where=where, fix=fix, result=self.as_dict())
-
-    def _counts(self) -> str:
-        """How many episodes differ, in words."""
-        alone = (self.missing_in_b, self.a), (self.missing_in_a, self.b)
-        apart = [f"{count:,} are in {url} only" for count, url in alone if count]
-        unlike = [f"{self.changed:,} of the episodes in both differ"] if self.changed else []
-        if not (unlike or apart):
-            return "the episodes are the same, and what is declared of them differs"
-        return ", and ".join([*unlike, *apart])
-
-    def _first(self) -> str:
-        """The first difference, in words."""
-        first = self.first or {}
-        place = ", ".join(f"{name} {first[name]}" for name in ("episode", "step", "column") if first.get(name) is not None)
-        return f"first: {place}: {first.get('a')} and {first.get('b')}"
+        counts = {f"only in {self.a}": self.missing_in_b, f"only in {self.b}": self.missing_in_a, "changed": self.changed}
+        told = [f"{count:,} episodes {words}" for words, count in counts.items() if count] or ["what is declared differs"]
+        place = ", ".join(f"{key} {self.first[key]}" for key in ("episode", "step", "column") if self.first[key] is not None)
+        what = f"{', '.join(told)}; first: {place}: {self.first['a']} and {self.first['b']}"
+        fix = "--json has all counts; episodes are compared by their ids, which files without ids, such as npz, lack"
+        raise TargetNotMet(what, where=f"{self.a} and {self.b}", fix=fix, result=self.as_dict())
 
 
 @with_options
@@ -105,93 +86,42 @@ def diff(
     one, other = (_opened(place, options) for place in (a, b))
     formats = [", ".join(dict.fromkeys(source.info.format for source in side.sources)) for side in (one, other)]
     everything = "columns" not in formats
-    one_known, other_known = _summary(one, everything=everything), _summary(other, everything=everything)
-    compared = _joined(one_known.table, other_known.table)
-    found = {name: compared.filter(which) for name, which in _WHICH.items()}
-    ids = {name: tuple(map(_text_of, table.get_column(ID).head(NAMED))) for name, table in found.items()}
-    facts = tuple(one_known.facts_unlike(other_known))
+    mine, theirs = _Summary.of(one, everything=everything), _Summary.of(other, everything=everything)
+    both = mine.table.join(theirs.table, on="id", how="full", coalesce=True).sort("row", "row_right", nulls_last=True)
+    found = {
+        "missing_in_a": both.filter(pl.col("row").is_null()),
+        "missing_in_b": both.filter(pl.col("row_right").is_null()),
+        "changed": both.filter(pl.col("mark") != pl.col("mark_right")),
+    }
+    counts = {name: table.height for name, table in found.items()}
+    ids = {name: tuple(key.decode("utf-8", "surrogatepass") for key in table["id"][:NAMED]) for name, table in found.items()}
+    facts = tuple(_unlike_facts(mine.stream, theirs.stream))
     first: dict[str, Any] | None = None
-    if name := next(iter(ids["changed"]), None):
+    if ids["changed"]:
+        name = ids["changed"][0]
         first = {"episode": name, **_first_difference(_episode(one, name), _episode(other, name), everything=everything)}
-    elif lacks := next((name for name in ("missing_in_b", "missing_in_a") if ids[name]), None):
-        said = ("there", "missing") if lacks == "missing_in_b" else ("missing", "there")
-        first = {"episode": ids[lacks][0], **_difference(None, None, *said)}
+    elif ids["missing_in_b"]:
+        first = {"episode": ids["missing_in_b"][0], **_difference(None, None, "there", "missing")}
+    elif ids["missing_in_a"]:
+        first = {"episode": ids["missing_in_a"][0], **_difference(None, None, "missing", "there")}
     elif facts:
         first = {"episode": None, **facts[0]}
-    counts = {name: table.height for name, table in found.items()}
     return DiffResult(
         a=one.where,
         b=other.where,
         equal=first is None,
         missing=counts["missing_in_a"] + counts["missing_in_b"],
-        missing_in_a=counts["missing_in_a"],
-        missing_in_b=counts["missing_in_b"],
-        changed=counts["changed"],
+        **counts,
         first=first,
         facts=facts,
-        notes=tuple(_notes(formats, one_known, other_known, compared)),
+        notes=tuple(_notes(formats, both)),
         ids=ids,
-        episodes_a=one_known.table.height,
-        episodes_b=other_known.table.height,
-        steps_a=one_known.steps,
-        steps_b=other_known.steps,
+        episodes_a=mine.table.height,
+        episodes_b=theirs.table.height,
+        steps_a=mine.steps,
+        steps_b=theirs.steps,
         seconds=time.monotonic() - started,
     )
-
-
-_WHICH: Final = {
-    "missing_in_a": pl.col("row_a").is_null(),
-    "missing_in_b": pl.col("row_b").is_null(),
-    "changed": (pl.col("steps_a") != pl.col("steps_b")) | (pl.col("rest_a") != pl.col("rest_b")),
-}
-
-
-def _joined(one: pl.DataFrame, other: pl.DataFrame) -> pl.DataFrame:
-    """A row for each id, in the order of A, then of B."""
-    left, right = (table.select(ID, pl.exclude(ID).name.suffix(f"_{side}")) for table, side in ((one, A), (other, B)))
-    return left.join(right, on=ID, how="full", coalesce=True).sort("row_a", "row_b", nulls_last=True)
-
-
-def _notes(formats: Sequence[str], known: _Summary, other: _Summary, compared: pl.DataFrame) -> Iterator[str]:
-    if formats[0] != formats[1]:
-        unseen = f"; not compared: {NOT_COMPARED}" if "columns" in formats else ""
-        yield f"A is in the format {formats[0]}, B in {formats[1]}{unseen}"
-    if not compared.drop_nulls().get_column("row_b").is_sorted():
-        yield "the episodes come in another order"
-    if bool(known.meanings.by_path) != bool(other.meanings.by_path):
-        yield f"{'A' if known.meanings.by_path else 'B'} says what its columns mean, the other does not"
-    if known.spaces_inferred != other.spaces_inferred:
-        yield f"the spaces of {'A' if known.spaces_inferred else 'B'} are inferred from its data, the other's are not"
-
-
-# ---- one of the two ----
-
-
-@dataclass(frozen=True, slots=True)
-class _Summary:
-    """All that is kept of a source."""
-
-    table: pl.DataFrame  # a row an episode, in their order: id (bytes), row, fingerprints `steps` and `rest`
-    steps: int
-    observation_space: Space | None
-    action_space: Space | None
-    spaces_inferred: bool
-    action_scale: str
-    environment: str
-    meanings: Meanings
-
-    def facts_unlike(self, other: _Summary) -> Iterator[dict[str, Any]]:
-        """What is declared of all episodes, and differs."""
-        for name in ("observation_space", "action_space"):
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if not same_space(mine, theirs):
-                words = repr if describe(mine) == describe(theirs) else describe  # the former has bounds and dtypes
-                yield _difference(None, name, words(mine), words(theirs))
-        for name in ("action_scale", "environment"):
-            if getattr(self, name) != getattr(other, name):
-                yield _difference(None, name, getattr(self, name), getattr(other, name))
-        if found := self.meanings.difference(other.meanings):
-            yield _difference(None, found[0], *found[2:], [found[1]])
 
 
 def _opened(place: str | os.PathLike[str] | Location, options: Mapping[str, Any]) -> OpenedSources:
@@ -203,29 +133,25 @@ def _opened(place: str | os.PathLike[str] | Location, options: Mapping[str, Any]
     return OpenedSources(options, places)
 
 
-def _summary(side: OpenedSources, *, everything: bool) -> _Summary:
-    """Of all episodes. A dataset of ours may have none."""
-    info = side.sources[0].info
-    if len(side.sources) == 1 and info.manifest is not None and not info.manifest.counts.episodes:
-        named = _environment(info.environment)
-        return _Summary(_table([], [], []), 0, *info.spaces, info.spaces_inferred, info.action_scale, named, info.meanings)
-    ids, of_steps, of_rest, steps = list[bytes](), list[NDArray[np.uint64]](), list[NDArray[np.uint64]](), 0
-    with side.stream() as stream:
-        for batch in stream:
-            ids += (name.encode("utf-8", "surrogatepass") for name in batch.ids)
-            of_steps.append(fingerprints(batch))
-            of_rest.append(_rest(batch, everything=everything))
-            steps += batch.num_steps
-    return _Summary(
-        _table(ids, of_steps, of_rest),
-        steps,
-        stream.observation_space,
-        stream.action_space,
-        stream.spaces_inferred,
-        stream.action_scale,
-        _environment(stream.environment),
-        stream.meanings,
-    )
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """All that is kept of one side."""
+
+    table: pl.DataFrame  # a row an episode, in their order: row, id (bytes), mark (fingerprint)
+    steps: int
+    stream: EpisodeStream  # read to its end: what is declared
+
+    @classmethod
+    def of(cls, side: OpenedSources, *, everything: bool) -> _Summary:
+        """Read all episodes."""
+        ids, marks, steps = list[bytes](), [np.zeros(0, np.uint64)], 0
+        with side.stream() as stream:
+            for batch in stream:
+                ids += (name.encode("utf-8", "surrogatepass") for name in batch.ids)
+                marks.append(fingerprints(batch) ^ _marks_beside_steps(batch, everything=everything))
+                steps += batch.num_steps
+        table = pl.DataFrame({"id": pl.Series(ids, dtype=pl.Binary), "mark": np.concatenate(marks)})
+        return cls(table.with_row_index("row"), steps, stream)
 
 
 def _episode(side: OpenedSources, name: str) -> EpisodeBatch:
@@ -234,17 +160,30 @@ def _episode(side: OpenedSources, name: str) -> EpisodeBatch:
         return next(batch.select([batch.ids.index(name)]) for batch in batches if name in batch.ids)
 
 
-def _text_of(name: bytes) -> str:
-    return name.decode("utf-8", "surrogatepass")
+def _notes(formats: Sequence[str], both: pl.DataFrame) -> Iterator[str]:
+    if formats[0] != formats[1]:
+        unseen = f"; not compared: {NOT_COMPARED}" if "columns" in formats else ""
+        yield f"A is in the format {formats[0]}, B in {formats[1]}{unseen}"
+    if not both.drop_nulls()["row_right"].is_sorted():
+        yield "the episodes come in another order"
 
 
-def _table(ids: list[bytes], steps: list[NDArray[np.uint64]], rest: list[NDArray[np.uint64]]) -> pl.DataFrame:
-    none = np.zeros(0, np.uint64)
-    columns = {"steps": np.concatenate([none, *steps]), "rest": np.concatenate([none, *rest])}
-    return pl.DataFrame({ID: pl.Series(ids, dtype=pl.Binary), **columns}).with_row_index("row")
+def _unlike_facts(one: EpisodeStream, other: EpisodeStream) -> Iterator[dict[str, Any]]:
+    """What is declared of all episodes, and differs."""
+    for name in ("observation_space", "action_space"):
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if not same_space(mine, theirs):
+            words = repr if describe(mine) == describe(theirs) else describe  # the former has bounds and dtypes
+            yield _difference(None, name, words(mine), words(theirs))
+    if one.action_scale != other.action_scale:
+        yield _difference(None, "action_scale", one.action_scale, other.action_scale)
+    if (environment := _said(one.environment)) != (theirs := _said(other.environment)):
+        yield _difference(None, "environment", environment, theirs)
+    if found := one.meanings.difference(other.meanings):
+        yield _difference(None, found[0], *found[2:], [found[1]])
 
 
-def _environment(known: EnvironmentSpec | None) -> str:
+def _said(known: EnvironmentSpec | None) -> str:
     kwargs = [json.dumps(dict(known.kwargs), sort_keys=True)] if known is not None and known.kwargs else []
     return "none" if known is None else " ".join([known.id, *kwargs, *known.wrappers])
 
@@ -252,53 +191,36 @@ def _environment(known: EnvironmentSpec | None) -> str:
 # ---- what an episode holds besides its steps ----
 
 
-def _rest(batch: EpisodeBatch, *, everything: bool) -> NDArray[np.uint64]:
-    """(E,) numbers, equal for episodes that are equal in all that is not in their steps: structure, ids, infos, custom data."""
-    known = [_of_episode(batch, everything=everything)[name] for name in OF_EPISODE]
-    texts = _info_texts(batch)
-    structure = repr(sorted(_forms(batch).items()))
-    if batch.infos is None and all(values is None for values in known):
-        return np.full(len(batch), _number(structure, (None,) * len(known), {}), np.uint64)
-    each = zip(*(values or (None,) * len(batch) for values in known), strict=True)
-    return np.array([_number(structure, values, texts.get(e, {})) for e, values in enumerate(each)], np.uint64)
-
-
-def _number(structure: str, values: tuple[Any, ...], infos: Mapping[int, str]) -> int:
-    digest = blake2b(repr((structure, values, sorted(infos.items()))).encode("utf-8", "surrogatepass"), digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
-
-
-OF_EPISODE: Final = ("agent_id", "module_id", "multi_agent_episode_id", "custom_data", "clock")
-
-
-def _of_episode(batch: EpisodeBatch, *, everything: bool) -> dict[str, Sequence[Any] | None]:
-    """(E,) of what an episode has once, by name; None for one that none has."""
-    custom = batch.custom_data
-    if custom is not None and not everything:
-        custom = tuple({k: v for k, v in data.items() if k == Columns.SOURCE_ID} for data in custom)
-    clock = (
-        None
-        if batch.clock is None
-        else [None if row[0] != row[0] and row[1] != row[1] else row for row in batch.clock.tolist()]
-    )
-    return {
-        "agent_id": batch.agent_ids,
-        "module_id": batch.module_ids,
-        "multi_agent_episode_id": batch.multi_agent_ids if everything else None,
-        "custom_data": None if custom is None else [_text(data) if data else None for data in custom],
-        "clock": clock if everything else None,
-    }
-
-
-def _info_texts(batch: EpisodeBatch) -> dict[int, dict[int, str]]:
-    """The infos that are not empty, as text, by episode and timestep."""
-    found: dict[int, dict[int, str]] = {}
+def _beside_steps(batch: EpisodeBatch, *, everything: bool) -> list[dict[tuple[str, int | None], str]]:
+    """(E,) texts of what each episode holds besides its steps, by name; of infos by name and timestep."""
+    found: list[dict[tuple[str, int | None], str]] = [{} for _ in batch.ids]
+    columns: dict[str, Sequence[Any] | None] = {"agent_id": batch.agent_ids, "module_id": batch.module_ids}
+    columns["custom_data"] = batch.custom_data
+    if everything:
+        columns["multi_agent_episode_id"] = batch.multi_agent_ids
+        columns["clock"] = None if batch.clock is None else [None if np.isnan(row).all() else row for row in batch.clock]
+    elif batch.custom_data is not None:
+        columns["custom_data"] = [{k: v for k, v in data.items() if k == Columns.SOURCE_ID} for data in batch.custom_data]
+    for name, values in columns.items():
+        for texts, value in zip(found, values or (), strict=False):
+            if value is not None and len(value):
+                texts[name, None] = value if isinstance(value, str) else _text({"": value} if name == "clock" else value)
     filled = [row for row, info in enumerate(batch.infos or ()) if info]
     entries = np.searchsorted(batch.obs_starts, filled, side="right") - 1
     for row, entry, first in zip(filled, entries.tolist(), batch.obs_starts[entries].tolist(), strict=True):
         assert batch.infos is not None
-        found.setdefault(entry, {})[row - first] = _text(batch.infos[row])
+        found[entry][Columns.INFOS, row - first] = _text(batch.infos[row])
     return found
+
+
+def _marks_beside_steps(batch: EpisodeBatch, *, everything: bool) -> NDArray[np.uint64]:
+    """(E,) numbers, equal for episodes of which `_beside_steps` is equal."""
+    known = (batch.agent_ids, batch.module_ids, batch.multi_agent_ids, batch.custom_data, batch.clock, batch.infos)
+    if all(one is None for one in known):
+        return np.zeros(len(batch), np.uint64)
+    texts = (repr(sorted(one.items(), key=str)) if one else "" for one in _beside_steps(batch, everything=everything))
+    digests = (blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() if text else bytes(8) for text in texts)
+    return np.frombuffer(b"".join(digests), np.uint64)
 
 
 def _text(data: Mapping[str, Any]) -> str:
@@ -312,67 +234,50 @@ def _plain(value: Any) -> Any:
     return repr(value)
 
 
-def _forms(batch: EpisodeBatch) -> dict[str, Form]:
-    return {path: form for name, tree in _trees(batch).items() for path, form in forms(tree, name).items()}
-
-
-def _trees(batch: EpisodeBatch) -> dict[str, Tree]:
-    return {Columns.OBS: batch.obs, Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards, **batch.extra}
-
-
 # ---- the first difference of two episodes ----
 
 
 def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: bool) -> dict[str, Any]:
     """Step (None: of the episode), column, index within the value, and both values, of two single episodes that differ."""
-    found = [*_unlike_forms(one, other), *_unlike_values(one, other)]
-    ends = [{"terminated": bool(batch.terminated[0]), "truncated": bool(batch.truncated[0])} for batch in (one, other)]
-    last = max(one.num_steps, other.num_steps) - 1
-    found += [_difference(last, name, *values) for name, *values in _unlike(*ends)]
+    found = []
     if one.num_steps != other.num_steps:
-        step = min(one.num_steps, other.num_steps)
-        found.insert(0, _difference(step, "length", one.num_steps, other.num_steps))
-    texts = [_info_texts(batch).get(0, {}) for batch in (one, other)]
-    for step, *infos in sorted(_unlike(*texts), key=itemgetter(0))[:1]:
-        found.append(_difference(step, Columns.INFOS, *(json.loads(text or "{}") for text in infos)))
-    known = [_of_episode(batch, everything=everything) for batch in (one, other)]
-    singles = [{name: None if values is None else values[0] for name, values in of.items()} for of in known]
-    found += [_difference(None, name, *values) for name, *values in _unlike(*singles)]
-    assert found, "episodes of other fingerprints differ"
-    return min(found, key=lambda one: np.inf if one["step"] is None else one["step"])
+        found.append(_difference(min(one.num_steps, other.num_steps), "length", one.num_steps, other.num_steps))
+    mine, theirs = _leaves(one), _leaves(other)
+    for path in {**mine, **theirs}:
+        left, right = mine.get(path), theirs.get(path)
+        mine_is, other_is = (in_words(None if leaf is None else (leaf.dtype, leaf.shape[1:])) for leaf in (left, right))
+        if mine_is != other_is:
+            found.append(_difference(0, path, mine_is, other_is))
+        if left is not None and right is not None and left.shape[1:] == right.shape[1:]:
+            rows = min(len(left), len(right))
+            unlike = ~equal_values(left[:rows], right[:rows])
+            if unlike.any():
+                row, *index = place = tuple(int(i) for i in np.unravel_index(int(np.argmax(unlike)), unlike.shape))
+                found.append(_difference(row, path, _number(left[place]), _number(right[place]), index or None))
+    for name in ("terminated", "truncated"):
+        flags = bool(getattr(one, name)[0]), bool(getattr(other, name)[0])
+        if flags[0] != flags[1]:
+            found.append(_difference(max(one.num_steps, other.num_steps) - 1, name, *flags))
+    texts = [_beside_steps(batch, everything=everything)[0] for batch in (one, other)]
+    for name, step in {**texts[0], **texts[1]}:
+        values: list[Any] = [text.get((name, step)) for text in texts]
+        if values[0] != values[1]:
+            if step is not None:  # infos
+                values = [json.loads(value or "{}") for value in values]
+            found.append(_difference(step, name, values[0], values[1]))
+    return min(found, key=lambda difference: np.inf if difference["step"] is None else difference["step"])
 
 
-def _unlike(one: Mapping[Any, Any], other: Mapping[Any, Any]) -> list[tuple[Any, Any, Any]]:
-    """The keys whose values differ, with both."""
-    return [(key, one.get(key), other.get(key)) for key in {**one, **other} if one.get(key) != other.get(key)]
+def _leaves(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
+    trees = {Columns.OBS: batch.obs, Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards, **batch.extra}
+    return {path: leaf for name, tree in trees.items() for path, leaf in flatten(tree, name)}
 
 
 def _difference(step: int | None, column: str | None, a: Any, b: Any, index: Sequence[int] | None = None) -> dict[str, Any]:
-    return {"step": step, "column": column, "index": index, A: a, B: b}
+    return {"step": step, "column": column, "index": index, "a": a, "b": b}
 
 
-def _unlike_forms(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
-    for path, mine, theirs in _unlike(_forms(one), _forms(other)):
-        yield _difference(0, path, in_words(mine), in_words(theirs))
-
-
-def _unlike_values(one: EpisodeBatch, other: EpisodeBatch) -> Iterator[dict[str, Any]]:
-    """The first of each column, among the steps that both have."""
-    mine, theirs = (
-        dict(pair for name, tree in _trees(batch).items() for pair in flatten(tree, name)) for batch in (one, other)
-    )
-    for path in mine.keys() & theirs.keys():
-        left, right = mine[path], theirs[path]
-        if left.shape[1:] != right.shape[1:]:
-            continue
-        rows = min(len(left), len(right))
-        unlike = ~equal_values(left[:rows], right[:rows])
-        if unlike.any():
-            row, *index = place = tuple(int(i) for i in np.unravel_index(int(np.argmax(unlike)), unlike.shape))
-            yield _difference(row, path, _value(left[place]), _value(right[place]), index or None)
-
-
-def _value(value: Any) -> Any:
+def _number(value: Any) -> Any:
     """A number as JSON has it; NaN and infinities, which it lacks, as text."""
     plain = value.item()
     return plain if not isinstance(plain, float) or np.isfinite(plain) else str(plain)

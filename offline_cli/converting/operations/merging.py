@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from offline_cli.choices import EXTRAS, Extras
 from offline_cli.columns import Columns
 from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, with_options
 from offline_cli.converting.stitching import Stitcher
-from offline_cli.converting.whole_episodes import CHOSEN, ExtraOutputs, first_batch, stitched
+from offline_cli.converting.whole_episodes import CHOSEN, first_batch, stitched
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError
@@ -28,31 +28,6 @@ from offline_cli.formats.source import Fragments, Source, WrappedSource
 from offline_cli.progress import no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.tally import CONFLICT, OnError, Rejects, Tally
-
-__all__ = ["MergeResult", "RepackResult", "merge", "repack"]
-
-OF_EVERY_EPISODE: Final = frozenset(
-    {Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.T}
-    | {Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.LENGTH, Columns.RETURN}
-    | {Columns.TERMINATED, Columns.TRUNCATED, Columns.ITEM}
-)
-
-
-@dataclass(frozen=True, slots=True)
-class MergeResult(OperationResult):
-    """What `merge` read and wrote; `dropped` are the duplicates."""
-
-    ids_changed: int  # episodes with an id of their own now
-    extras_left_out: Mapping[str, str]  # extra model outputs that only some sources have, or in other forms: which has which
-
-
-@dataclass(frozen=True, slots=True)
-class RepackResult(OperationResult):
-    """What `repack` read and wrote; `dropped` are duplicates."""
-
-    compression: str
-    dropped_columns: tuple[str, ...]
-    ids_hashed: bool
 
 
 @with_options
@@ -63,7 +38,7 @@ def merge(
     unique_ids: bool = False,
     extras: Extras = EXTRAS,
     **options: Unpack[OperationOptions],
-) -> MergeResult:
+) -> OperationResult:
     """Write the episodes of all `sources`, in their order, as dataset `out`.
 
     Raises BadEpisode for two different episodes of one id, without `unique_ids`; BadConfig for sources of different action
@@ -72,26 +47,19 @@ def merge(
     operation, by = Operation.begun("merge", sources, out, options), {"unique_ids": unique_ids, "extras": extras}
     operation.check_target()
     if extras == EXTRAS and (survey := operation.survey_of_rows()) is not None:
-        figures = operation.write_chosen(survey, np.ones(len(survey), np.bool_), by)
-        return MergeResult(**figures, ids_changed=0, extras_left_out={})
-    kept: list[ExtraOutputs | None] = []
-
-    def choose(opened: Sequence[Source]) -> ExtraOutputs | None:
-        chosen = CHOSEN[extras]
-        kept.append(None if chosen is None else chosen(opened))
-        return kept[-1]
-
+        return operation.write_chosen(survey, np.ones(len(survey), np.bool_), by, ids_changed=0, extras_left_out={})
+    choose = CHOSEN[extras]
+    kept = None if choose is None else choose(operation.sources)
     changes = _changes(operation.sources, OnError(options["on_error"])) if unique_ids else [{} for _ in operation.sources]
     read = [_Changed(one, partial(_renamed, new)) if new else one for one, new in zip(operation.sources, changes, strict=True)]
+    told = {"ids_changed": sum(map(len, changes)), "extras_left_out": {} if kept is None else dict(kept.left_out)}
     try:
-        figures = operation.write_all(operation.stream(read, extras=choose), by)
+        return operation.write_all(by, operation.stream(read, extras=lambda _: kept), **told)
     except BadEpisode as error:
         if error.details.get(PROBLEM) != CONFLICT:
             raise
         fix = "--unique-ids gives the later one an id of its own; or --on-error skip leaves it out"
         raise BadEpisode(error.what, where=error.where, fix=fix, details=error.details) from error
-    left_out = {} if kept[-1] is None else dict(kept[-1].left_out)
-    return MergeResult(**figures, ids_changed=sum(map(len, changes)), extras_left_out=left_out)
 
 
 @with_options
@@ -102,22 +70,21 @@ def repack(
     drop: Sequence[str] = (),
     hash_ids: bool = False,
     **options: Unpack[OperationOptions],
-) -> RepackResult:
+) -> OperationResult:
     """Write the episodes of `sources` as dataset `out`, in files of another kind.
 
     Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
     """
     operation, drop = Operation.begun("repack", sources, out, options), tuple(dict.fromkeys(drop))
     operation.check_target()
-    _check_columns(operation.sources, drop)
-    by, changes = {"drop": list(drop), "hash_ids": hash_ids}, bool(drop) or hash_ids
-    if not changes and (survey := operation.survey_of_rows()) is not None:
-        figures = operation.write_chosen(survey, np.ones(len(survey), np.bool_), by)
-    else:
+    if drop:
+        _check_columns(operation.sources, drop)
+    stream = None
+    if drop or hash_ids:
         change = partial(_repacked, frozenset(drop), hash_ids)
-        read: list[Source] = [_Changed(one, change) if changes else one for one in operation.sources]
-        figures = operation.write_all(operation.stream(read), by)
-    return RepackResult(**figures, compression=operation.compression, dropped_columns=drop, ids_hashed=hash_ids)
+        stream = operation.stream([_Changed(one, change) for one in operation.sources])
+    told = {"compression": operation.compression, "dropped_columns": drop, "ids_hashed": hash_ids}
+    return operation.write_all({"drop": list(drop), "hash_ids": hash_ids}, stream, **told)
 
 
 # ---- sources whose episodes are changed while they are read ----
@@ -192,15 +159,11 @@ def _changes(sources: Sequence[Source], on_error: OnError) -> list[dict[str, str
 
 
 def _check_columns(sources: Sequence[Source], drop: Sequence[str]) -> None:
-    """Raise UsageError, naming each, for columns that cannot be left out, or that no source has."""
-    if not drop:
-        return
+    """Raise UsageError, naming each, for columns that cannot be left out: infos and extra model outputs alone can."""
     have = {Columns.INFOS}
     for source in sources:
         first = first_batch(source, OnError.SKIP)
         have |= set() if first is None else first.extra.keys()
-    needed = [name for name in drop if name.partition(".")[0] in OF_EVERY_EPISODE]
-    wrong = [f"{name} is part of every episode" for name in needed]
-    wrong += [f"there is no column {name}" for name in drop if name not in have and name not in needed]
-    if wrong:
-        raise UsageError("; ".join(wrong), where="--drop", fix=f"what can be left out: {', '.join(sorted(have))}")
+    if wrong := [name for name in drop if name not in have]:
+        what = f"not there, or part of every episode: {', '.join(wrong)}"
+        raise UsageError(what, where="--drop", fix=f"what can be left out: {', '.join(sorted(have))}")

@@ -42,16 +42,16 @@ from offline_cli.choices import (
     RowFormat,
 )
 from offline_cli.columns import Columns
-from offline_cli.converting.convert import assumptions_of, interrupted, listed, not_written, provenance_of
+from offline_cli.converting.convert import assumptions_of, interrupted, listed, provenance_of, write_episodes
 from offline_cli.converting.open_episode import changed
-from offline_cli.converting.reading import EpisodeStream, Extras, read_opened
+from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.converting.whole_episodes import Extras
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
@@ -65,19 +65,6 @@ from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import same_space
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location, Sources, expand, open_location
-from offline_cli.tally import OnError
-
-__all__ = [
-    "NOWHERE",
-    "OpenedSources",
-    "Operation",
-    "OperationOptions",
-    "OperationResult",
-    "ReadingOptions",
-    "Survey",
-    "Target",
-    "with_options",
-]
 
 NOWHERE: Final = -1  # the target of an episode that goes nowhere
 KEYWORDS: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
@@ -138,13 +125,14 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 
 def with_options(function: Function) -> Function:
     """Decorator: the options that `**options` stands for become keywords with their defaults, and all keywords are checked."""
-    own = dict(signature(function).parameters)
-    (shared,) = get_args(get_type_hints(_annotated(own.pop("options")), function.__globals__)["options"])
-    hints = get_type_hints(_annotated(*own.values()), function.__globals__, include_extras=True)
-    own = {name: one.replace(annotation=hints.get(name, one.annotation)) for name, one in own.items()}
+    parameters = signature(function).parameters
+    written = {name: one.annotation for name, one in parameters.items() if one.kind in KEYWORDS}
+    hints = get_type_hints(type("Keywords", (), {"__annotations__": written}), function.__globals__, include_extras=True)
+    (shared,) = get_args(hints.pop("options"))
     kinds = get_type_hints(shared, include_extras=True)
+    own = [one.replace(annotation=hints.get(name, one.annotation)) for name, one in parameters.items() if name != "options"]
     options = [Parameter(name, Parameter.KEYWORD_ONLY, default=DEFAULTS.get(name), annotation=kinds[name]) for name in kinds]
-    whole = Signature([*own.values(), *options], return_annotation=signature(function).return_annotation)
+    whole = Signature([*own, *options], return_annotation=signature(function).return_annotation)
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
@@ -154,11 +142,6 @@ def with_options(function: Function) -> Function:
 
     call.__signature__ = whole  # type: ignore[attr-defined]
     return checked(call)  # type: ignore[return-value]
-
-
-def _annotated(*parameters: Parameter) -> type:
-    """A class with the annotations of keywords."""
-    return type("Keywords", (), {"__annotations__": {p.name: p.annotation for p in parameters if p.kind in KEYWORDS}})
 
 
 # ---- sources ----
@@ -187,28 +170,19 @@ class OpenedSources:
         """Those of the sources that are datasets of ours."""
         return [source.dataset for source in self.sources if isinstance(source, OwnSource)]
 
-    def stream(
-        self, sources: Sequence[Source] | None = None, *, only_looking: bool = False, extras: Extras = None
-    ) -> EpisodeStream:
-        """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does.
-
-        `only_looking`: no row that is set aside has to be kept. `extras`: as in `read_opened`.
-        """
-        options, asked = self.options, AskedEnvironment.of(self.options)
-        env = None if asked is None else asked.among((source.info.location, source.info.environment) for source in self.sources)
-        on_error = OnError(options.get("on_error", OnError.FAIL))
-        return read_opened(
-            self.sources if sources is None else sources,
-            on_error=OnError.SKIP if only_looking and on_error is OnError.QUARANTINE else on_error,
-            env=env,
-            env_spaces=None if env is None else spaces_of_env(env),
+    def stream(self, sources: Sequence[Source] | None = None, *, extras: Extras = None) -> EpisodeStream:
+        """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does."""
+        options = self.options
+        return read_episodes(
+            opened=self.sources if sources is None else sources,
+            on_error=options.get("on_error", "fail"),
+            env=AskedEnvironment.of(options),
             action_scale=options["action_scale"],
             workers=options["workers"],
-            memory_limit=self.tables.memory_limit,
+            tables=self.tables,
             episode_limit=EpisodeLimit.within(self.tables.memory_limit),
             extras=extras,
             engine=EngineSpec.of(options) if "engine" in options else None,
-            temp_dir=self.tables.temp_dir,
             on_progress=options["on_progress"],
         )
 
@@ -235,13 +209,13 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """What an operation read and wrote."""
+    """What an operation read and wrote; of `split` in sums over the parts. None: no figure of this operation."""
 
     out: str
     format: str  # "episodes" | "columns"
     episodes: int
     steps: int
-    dropped: int  # episodes of the sources that were not chosen
+    dropped: int  # episodes of the sources that were not chosen, or are duplicates
     shards: int
     duplicates_dropped: int
     episodes_lost: int | None  # of the sources, and not read, as `convert` counts them; None: unknown for a source
@@ -249,10 +223,19 @@ class OperationResult:
     action_scale: str
     dry_run: bool  # nothing was written
     seconds: float
+    chosen_by: Mapping[str, Any] | None = None  # filter, sample, split: what was asked for, and the seed
+    undecided: int | None = None  # filter: episodes for which the condition is null: not chosen
+    parts: Mapping[str, Mapping[str, Any]] | None = None  # split: out, episodes and steps by name
+    ids_changed: int | None = None  # merge: episodes with an id of their own now
+    extras_left_out: Mapping[str, str] | None = None  # merge: extra model outputs that not all sources have: which has which
+    compression: str | None = None  # repack
+    dropped_columns: tuple[str, ...] | None = None  # repack
+    ids_hashed: bool | None = None  # repack
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, by the keys of `--json`."""
-        return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return {name: value for name, value in plain.items() if value is not None or name == "episodes_lost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +295,7 @@ class Operation(OpenedSources):
         survey = None if fields else self.survey_of_rows(agents=not set(OF_AGENTS).isdisjoint(columns))
         if survey is not None:
             return survey
-        with self.stream(only_looking=True) as stream:
+        with self.stream() as stream:
             table = pa.concat_tables([_plain(batch, fields) for batch in stream] or [PLAIN_SCHEMA.empty_table()])
             return Survey(table, False, stream.tally.duplicates_dropped)
 
@@ -339,19 +322,32 @@ class Operation(OpenedSources):
 
     # ---- writing ----
 
-    def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the chosen (E,) episodes to `out`, unless that is a dry run; the fields of `OperationResult`."""
-        counts = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
+    def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], **more: Any) -> OperationResult:
+        """Write the chosen (E,) episodes to `out`, unless that is a dry run. `more`: fields of the result."""
+        counts: dict[str, Any] = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
         if self.options["dry_run"]:
             counts |= {"episodes": int(np.count_nonzero(chosen)), "steps": int(survey.column(Columns.LENGTH)[chosen].sum())}
         targets = [] if self.options["dry_run"] else [Target(self.out, by)]
         stream, written = self.write(targets, survey, np.where(chosen, 0, NOWHERE))
-        return self.figures(stream, written, **counts)
+        return self.result(stream, written, **counts, **more)
+
+    def write_all(self, by: Mapping[str, Any], stream: EpisodeStream | None = None, **more: Any) -> OperationResult:
+        """Write all episodes to `out`, those of `stream` where it is given, unless that is a dry run. `more`: as above."""
+        survey = self.survey_of_rows() if stream is None else None
+        if survey is not None:
+            return self.write_chosen(survey, np.ones(len(survey), np.bool_), by, **more)
+        stream = stream or self.stream()
+        if not self.options["dry_run"]:
+            written = self._written(stream, [Target(self.out, by)], lambda writers: _copy(stream, writers))
+            return self.result(stream, written, **more)
+        with stream:
+            sizes = [(len(batch), batch.num_steps) for batch in stream]
+        return self.result(stream, [], episodes=sum(e for e, _ in sizes), steps=sum(n for _, n in sizes), **more)
 
     def write(
         self, targets: Sequence[Target], survey: Survey, goes_to: NDArray[np.int64]
     ) -> tuple[EpisodeStream, list[Manifest]]:
-        """Write each episode to target number `goes_to` (E,); the manifests, in order, and what is known of all episodes."""
+        """Write each episode to target number `goes_to` (E,); what is known of all episodes, and the manifests, in order."""
         stream = self.stream()
         if not targets:
             stream.close()
@@ -361,25 +357,16 @@ class Operation(OpenedSources):
         numbers = dict(zip(survey.table.column(Columns.EPS_ID).to_pylist(), goes_to.tolist(), strict=True))
         return stream, self._written(stream, targets, lambda writers: _copy(stream, writers, numbers))
 
-    def write_all(self, stream: EpisodeStream, by: Mapping[str, Any]) -> dict[str, Any]:
-        """Write all episodes of `stream` to `out`, unless that is a dry run; the fields of `OperationResult`."""
-        if not self.options["dry_run"]:
-            written = self._written(stream, [Target(self.out, by)], lambda writers: _copy(stream, writers))
-            return self.figures(stream, written)
-        episodes = steps = 0
-        with stream:
-            stream.set_aside_to(lambda _: None)
-            for batch in stream:
-                episodes, steps = episodes + len(batch), steps + batch.num_steps
-        return self.figures(stream, [], episodes=episodes, steps=steps)
-
     def _written(
         self, stream: EpisodeStream, targets: Sequence[Target], fill: Callable[[Sequence[DatasetWriter]], None]
     ) -> list[Manifest]:
         """The manifests of the targets, whose writers `fill` gets; they are committed in order. Raises Interrupted."""
         try:
             with stream, ExitStack() as stack:
-                writers = [stack.enter_context(self._writer(stream, target)) for target in targets]
+                writers = [self._writer(stream, target) for target in targets]
+                stream.set_aside_to(writers[0].quarantine)
+                for writer in writers:
+                    stack.enter_context(writer)
                 fill(writers)
                 counted, lost = assumptions_of(stream), stream.episodes_lost
                 return [writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers]
@@ -389,22 +376,15 @@ class Operation(OpenedSources):
     def _writer(self, stream: EpisodeStream, target: Target) -> DatasetWriter:
         """The writer of one target, which gets what is known of `stream`."""
         options, told = self.options, {"name": self.name, **target.by, "identity": self.identity_hash(target.by)}
+        known = ("observation_space", "action_space", "action_scale", "meanings", "spaces_inferred", "tally")
         return DatasetWriter(
             target.place,
             format=self.format,  # type: ignore[arg-type]
-            observation_space=stream.observation_space,
-            action_space=stream.action_space,
-            action_scale=stream.action_scale,
+            **{name: getattr(stream, name) for name in known},
             environment=Environment.of(stream.environment),
-            meanings=stream.meanings,
-            spaces_inferred=stream.spaces_inferred,
             provenance={**provenance_of(self.places, stream, options["command"]), "operation": told},
             compression=self.compression,
-            max_rows_per_file=options["max_rows_per_file"],
-            max_bytes_per_file=options["max_bytes_per_file"],
-            overwrite=options["overwrite"],
-            resume=options["resume"],
-            tally=stream.tally,
+            **{name: options[name] for name in ("max_rows_per_file", "max_bytes_per_file", "overwrite", "resume")},
             identity=self._identity(target.by),
         )
 
@@ -413,15 +393,13 @@ class Operation(OpenedSources):
 
         Datasets count with their shards' hashes: what is resumed must not be half of one source and half of a later one.
         """
-        options = self.options
+        names = ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")
         known = {
             "the command": self.name,
             "a source": listed(self.places),
             "the content of a source": [(one.path, one.sha256) for found in self.datasets for one in found.manifest.shards],
-            "an option of reading": [
-                options[name] for name in ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")
-            ],
-            "the mapping": self.tables.identity(options["storage_options"]),
+            "an option of reading": [self.options[name] for name in names],
+            "the mapping": self.tables.identity(self.options["storage_options"]),
             "the choice of episodes": by,
         }
         return {name: content_hash_of(json.dumps(value, sort_keys=True)) for name, value in known.items()}
@@ -448,24 +426,26 @@ class Operation(OpenedSources):
                     at += len(plain)
                     self.options["on_progress"](Progress("moving rows", at, len(survey), "episodes"))
 
-    def figures(self, stream: EpisodeStream, written: Sequence[Manifest], **counts: Any) -> dict[str, Any]:
-        """The fields of `OperationResult`, with `counts` among them, once `stream` is read as far as it will be."""
+    def result(self, stream: EpisodeStream, written: Sequence[Manifest], **known: Any) -> OperationResult:
+        """The result, with what is `known` in place of sums, once `stream` is read as far as it will be."""
         duplicates = stream.tally.duplicates_dropped
-        return {
-            "out": self.out.url,
-            "format": self.format,
+        found: dict[str, Any] = {
             "episodes": sum(manifest.counts.episodes for manifest in written),
             "steps": sum(manifest.counts.steps for manifest in written),
             "shards": sum(len(manifest.shards) for manifest in written),
             "dropped": duplicates,
             "duplicates_dropped": duplicates,
-            "episodes_lost": stream.episodes_lost,
-            "assumptions": dict(assumptions_of(stream) if written else stream.tally.assumptions),
-            "action_scale": stream.action_scale,
-            "dry_run": self.options["dry_run"],
-            "seconds": time.monotonic() - self.started,
-            **counts,
         }
+        return OperationResult(
+            out=self.out.url,
+            format=self.format,
+            episodes_lost=stream.episodes_lost,
+            assumptions=dict(assumptions_of(stream) if written else stream.tally.assumptions),
+            action_scale=stream.action_scale,
+            dry_run=self.options["dry_run"],
+            seconds=time.monotonic() - self.started,
+            **{**found, **known},
+        )
 
 
 def _are_alike(datasets: Sequence[Dataset], row_format: str) -> bool:
@@ -502,20 +482,14 @@ def _chosen(rows: Rows, mine: NDArray[np.bool_]) -> Rows:
 
 
 def _copy(stream: EpisodeStream, writers: Sequence[DatasetWriter], numbers: Mapping[str, int] | None = None) -> None:
-    """Write each episode by the writer whose number its id has, by default the first; rows set aside go to the first.
+    """Write each episode by the writer whose number its id has, by default the first.
 
     Raises BadData where an episode was not there when the sources were surveyed.
     """
-    stream.set_aside_to(writers[0].quarantine)
     for batch in stream:
         try:
             goes_to = np.array([0 if numbers is None else numbers[name] for name in batch.ids], np.int64)
         except KeyError as error:
             raise changed(f"episode {error.args[0]} was not there when the sources were looked through") from error
         for number, writer in enumerate(writers):
-            mine = (goes_to == number) & not_written(batch, writer)
-            if mine.all():
-                writer.write(batch)
-            elif mine.any():
-                writer.write(batch.select(np.flatnonzero(mine)))
-    stream.rejects.hand_on()
+            write_episodes(writer, batch, goes_to == number)

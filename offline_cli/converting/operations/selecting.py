@@ -1,63 +1,30 @@
-"""`filter`, `sample` and `split`: episodes of any sources, in the order of the sources, as one dataset or several."""
+"""`filter` and `sample`: some episodes of any sources, in the order of the sources, as one dataset."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final, Unpack
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.choices import Count, Share, Whole
 from offline_cli.columns import Columns
-from offline_cli.converting.operations.choosing import Parts, drawn, listed_ids, problem_ids, share_of, top
 from offline_cli.converting.operations.conditions import Condition
-from offline_cli.converting.operations.operation import (
-    NOWHERE,
-    Operation,
-    OperationOptions,
-    OperationResult,
-    Survey,
-    Target,
-    with_options,
-)
-from offline_cli.datasets.dataset import holds_dataset
-from offline_cli.datasets.file_names import MANIFEST, WRITING
-from offline_cli.datasets.manifest import Manifest
-from offline_cli.errors import NoData, OutputExists, UsageError
+from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, Survey, with_options
+from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.storage.locations import Location, Sources, open_location
-
-__all__ = ["FilterResult", "SampleResult", "SplitResult", "filter", "sample", "split"]
 
 SHOWN: Final = 5  # ids that a message lists
 
-
-@dataclass(frozen=True, slots=True)
-class FilterResult(OperationResult):
-    """What `filter` read and wrote."""
-
-    undecided: int  # episodes for which the condition is null: not chosen
-    chosen_by: Mapping[str, Any]  # what was asked for
-
-
-@dataclass(frozen=True, slots=True)
-class SampleResult(OperationResult):
-    """What `sample` read and wrote."""
-
-    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
-
-
-@dataclass(frozen=True, slots=True)
-class SplitResult(OperationResult):
-    """What `split` read and wrote, in sums over the parts."""
-
-    parts: Mapping[str, Mapping[str, Any]]  # by name: out, episodes, steps
-    chosen_by: Mapping[str, Any]  # what was asked for, and the seed
+_log = logging.getLogger(__name__)
 
 
 @with_options
@@ -70,12 +37,12 @@ def filter(
     ids_file: str | os.PathLike[str] | None = None,
     drop_problems: str | os.PathLike[str] | None = None,
     **options: Unpack[OperationOptions],
-) -> FilterResult:
+) -> OperationResult:
     """Write some of the episodes of `sources` as dataset `out`.
 
     They are those that each of `where`, `top_fraction`, `ids_file` and `drop_problems` chooses, as far as these are given.
-    An episode for which the condition is null, as where it divides by zero or asks for a return that is NaN, is not chosen, and
-    counted as `undecided`.
+    An episode for which the condition is null, as where it asks for a return that is NaN, is not chosen, and counted as
+    `undecided`.
 
     Raises UsageError for a condition that is none, NoData where no episode is chosen or an id is in no source, and what
     `convert` raises.
@@ -101,42 +68,36 @@ def filter(
     survey = operation.survey(columns if top_fraction is None else {*columns, Columns.RETURN})
     chosen, undecided = (np.ones(len(survey), np.bool_), 0) if condition is None else condition.holds(survey.table)
     if top_fraction is not None:
-        chosen &= top(survey.column(Columns.RETURN), top_fraction)
+        chosen = chosen & top(survey.column(Columns.RETURN), top_fraction)
     if ids:
-        chosen &= _listed(survey, ids, operation.where)
+        chosen = chosen & _listed(survey, ids, operation.where)
     if bad:
-        chosen &= ~_with_problems(survey, bad, operation.where)
+        chosen = chosen & ~_with_ids(survey, bad)
     if not chosen.any():
         fix = "offline-cli inspect shows between which values returns and lengths are"
         if undecided:
             fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
-    return FilterResult(**operation.write_chosen(survey, chosen, by), undecided=undecided, chosen_by=by)
+    return operation.write_chosen(survey, chosen, by, undecided=undecided, chosen_by=by)
 
 
 def _digest(ids: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(ids).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _with_problems(survey: Survey, ids: Sequence[str], where: str) -> NDArray[np.bool_]:
-    """(E,) episodes with one of these ids. Raises NoData where none is in a source."""
+def _with_ids(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
+    """(E,) episodes with one of these ids."""
     found: NDArray[np.bool_] = pc.is_in(survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())).to_numpy()
-    if not found.any():
-        what = f"none of the {len(ids):,} episodes with problems is in the sources"
-        raise NoData(what, where=where, fix="give the result of validate for these sources")
     return found
 
 
 def _listed(survey: Survey, ids: Sequence[str], where: str) -> NDArray[np.bool_]:
     """(E,) episodes with one of these ids. Raises NoData where one of them is in no source."""
-    have, wanted = survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())
-    missing = wanted.filter(pc.invert(pc.is_in(wanted, have.combine_chunks()))).to_pylist()
-    if missing:
-        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
-        what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(missing[:SHOWN])}{more}"
+    if missing := list(set(ids).difference(survey.table.column(Columns.EPS_ID).to_pylist())):
+        shown, more = sorted(missing)[:SHOWN], f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(shown)}{more}"
         raise NoData(what, where=where, fix="take them out of the file, or name the source that they are in")
-    found: NDArray[np.bool_] = pc.is_in(have, wanted).to_numpy()
-    return found
+    return _with_ids(survey, ids)
 
 
 @with_options
@@ -149,7 +110,7 @@ def sample(
     fraction: Share | None = None,
     seed: Whole = 0,
     **options: Unpack[OperationOptions],
-) -> SampleResult:
+) -> OperationResult:
     """Write episodes of `sources` drawn at random, without replacement, as dataset `out`; they keep their order.
 
     Exactly one of `episodes`, `steps` and `fraction` says how many; `steps`: the fewest, in the order drawn, that reach so
@@ -177,73 +138,55 @@ def sample(
     chosen = np.zeros(len(survey), np.bool_)
     chosen[order[:count]] = True
     by["seed"] = seed
-    return SampleResult(**operation.write_chosen(survey, chosen, by), chosen_by=by)
+    return operation.write_chosen(survey, chosen, by, chosen_by=by)
 
 
-@with_options
-def split(
-    sources: Sources,
-    out: str | os.PathLike[str] | Location,
-    *,
-    fractions: Mapping[str, float] | str | None = None,
-    counts: Mapping[str, int] | str | None = None,
-    by: str | None = None,
-    seed: Whole = 0,
-    **options: Unpack[OperationOptions],
-) -> SplitResult:
-    """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
+# ---- which episodes are taken ----
 
-    Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
-    have exactly the episodes they should, by the largest remainder. Each part is committed by itself, in their order; `resume`
-    leaves those alone that are complete.
 
-    Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
+def top(returns: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
+    """(E,) the `fraction` of the episodes with the highest returns, at least one; the first of equal ones, and none of NaN."""
+    order = np.argsort(-returns, kind="stable")[: share_of(len(returns), fraction)]
+    found = np.zeros(len(returns), np.bool_)
+    found[order] = True
+    return found & ~np.isnan(returns)
+
+
+def share_of(episodes: int, fraction: float) -> int:
+    """How many episodes a fraction of them is: the nearest whole number, at least 1."""
+    return max(1, int(np.floor(episodes * fraction + 0.5)))
+
+
+def drawn(episodes: int, seed: int) -> NDArray[np.int64]:
+    """(E,) their numbers in random order, the same for a seed."""
+    return np.argsort(np.random.default_rng(seed).random(episodes), kind="stable")
+
+
+def listed_ids(place: Location) -> list[str]:
+    """The ids in a file, one a line, each once. Raises BadData for no UTF-8, NoData where there is none, StorageNotFound."""
+    try:
+        text = place.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadData(f"not UTF-8 text: {error}", where=place.url, fix="one id a line, in UTF-8") from error
+    ids = list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line.strip()))
+    if not ids:
+        raise NoData("no id is in the file", where=place.url, fix="one id a line")
+    return ids
+
+
+def problem_ids(place: Location) -> list[str]:
+    """Ids of the episodes that a result of `validate --json` names for an error or a warning.
+
+    A note on stderr names the problems that name no episode. Raises BadData for another file, StorageNotFound.
     """
-    wanted = Parts.of(fractions, counts, by)
-    asked = wanted.asked(seed)
-    operation = Operation.begun("split", sources, out, options)
-    if holds_dataset(operation.out):
-        fix = "give another --out: parts are folders in it"
-        raise OutputExists("a dataset is here", where=operation.out.url, fix=fix)
-    for name in wanted.amounts:  # before anything is read
-        _done(operation, _target(operation, name, asked))
-    survey = operation.survey(() if by is None else (by,))
-    names, part_of = wanted.drawn(survey, seed, operation.where)
-    targets = [_target(operation, name, asked) for name in names]
-    manifests = [_done(operation, target) for target in targets]
-    left = [number for number, manifest in enumerate(manifests) if manifest is None]
-    if not left:
-        operation.check_target(targets[0].place)  # which says that it is complete
-    goes_to = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
-    goes_to[left] = np.arange(len(left))
-    to_write = [] if options["dry_run"] else [targets[number] for number in left]
-    stream, written = operation.write(to_write, survey, goes_to[part_of])
-    for number, new in zip(left, written, strict=False):
-        manifests[number] = new
-    parts, lengths = dict[str, dict[str, Any]](), survey.column(Columns.LENGTH)
-    for number, (target, manifest) in enumerate(zip(targets, manifests, strict=True)):
-        mine = part_of == number
-        sizes = (int(mine.sum()), int(lengths[mine].sum()))
-        if manifest is not None and not options["dry_run"]:
-            sizes = manifest.counts.episodes, manifest.counts.steps
-        parts[names[number]] = {"out": target.place.url, "episodes": sizes[0], "steps": sizes[1]}
-    counted: dict[str, Any] = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
-    counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
-    counted["shards"] = sum(len(manifest.shards) for manifest in manifests if manifest is not None)
-    return SplitResult(**operation.figures(stream, written, **counted), parts=parts, chosen_by=asked)
-
-
-def _target(operation: Operation, name: str, asked: Mapping[str, Any]) -> Target:
-    return Target(operation.out.join(name), {**asked, "part": name})
-
-
-def _done(operation: Operation, target: Target) -> Manifest | None:
-    """The manifest of a part that `resume` finds complete; None where it is to be written. Raises as `check_target` does."""
-    place, options = target.place, operation.options
-    if options["resume"] and not options["overwrite"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
-        found = Manifest.read(place)
-        said = found.provenance.get("operation")
-        if found.complete and isinstance(said, dict) and said.get("identity") == operation.identity_hash(target.by):
-            return found
-    operation.check_target(place)
-    return None
+    try:
+        problems = orjson.loads(place.read_bytes())["problems"]
+        named = {
+            one["code"]: list(map(str, one["details"].get("episodes", ()))) for one in problems if one["severity"] != "note"
+        }
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        fix = "write it again: offline-cli validate SRC --json > FILE"
+        raise BadData("this is no result of validate --json", where=place.url, fix=fix) from error
+    if vague := [code for code, ids in named.items() if not ids]:
+        _log.warning("note: %s: these problems name no episode, and none is left out for them", ", ".join(vague))
+    return list(dict.fromkeys(chain.from_iterable(named.values())))

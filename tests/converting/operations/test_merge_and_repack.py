@@ -19,7 +19,7 @@ from offline_cli.checking.validate import validate
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge, repack
-from offline_cli.converting.operations.selecting import split
+from offline_cli.converting.operations.splitting import split
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -144,7 +144,7 @@ def test_columns_are_left_out_but_not_those_of_every_episode(written: Written, m
     assert "logp" in table.column_names
     assert "v" not in table.column_names
     assert table["infos"].null_count == table["reset_infos"].null_count == len(table)
-    with pytest.raises(UsageError, match=r"obs is part of every episode; rewards is .*; there is no column w") as caught:
+    with pytest.raises(UsageError, match=r"not there, or part of every episode: obs, rewards, w") as caught:
         repack(a, tmp_path / "G", drop=["obs", "rewards", "w"])
     assert "infos, logp, v" in caught.value.fix
 

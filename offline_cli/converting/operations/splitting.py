@@ -1,0 +1,211 @@
+"""`split`: the episodes of any sources, in the order of the sources, as several datasets in one folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Unpack
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from offline_cli.choices import Whole
+from offline_cli.columns import Columns
+from offline_cli.converting.operations.operation import (
+    NOWHERE,
+    Operation,
+    OperationOptions,
+    OperationResult,
+    Survey,
+    Target,
+    with_options,
+)
+from offline_cli.converting.operations.selecting import drawn
+from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.file_names import MANIFEST, WRITING
+from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.row_format import PLAIN_SCHEMA
+from offline_cli.errors import NoData, OutputExists, UsageError
+from offline_cli.storage.locations import Location, Sources
+
+TOLERANCE: Final = 1e-9  # of fractions: 0.7 + 0.2 + 0.1 is not 1
+MOST_PARTS: Final = 64
+LONGEST_NAME: Final = 100  # letters of a part's folder
+PART_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}(?<![.])", re.ASCII)
+A_NAME: Final = "letters, digits, - _ . and =, beginning with a letter or a digit"
+EXAMPLES: Final = {"--fractions": "train=0.9,val=0.1", "--counts": "train=100,val=20"}
+
+
+@with_options
+def split(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    fractions: Mapping[str, float] | str | None = None,
+    counts: Mapping[str, int] | str | None = None,
+    by: str | None = None,
+    seed: Whole = 0,
+    **options: Unpack[OperationOptions],
+) -> OperationResult:
+    """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
+
+    Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
+    have exactly the episodes they should, by the largest remainder. Each part is committed by itself, in their order; `resume`
+    leaves those alone that are complete.
+
+    Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
+    """
+    wanted = Parts.of(fractions, counts, by)
+    asked = wanted.asked(seed)
+    operation = Operation.begun("split", sources, out, options)
+    if holds_dataset(operation.out):
+        fix = "give another --out: parts are folders in it"
+        raise OutputExists("a dataset is here", where=operation.out.url, fix=fix)
+    for name in wanted.amounts:  # before anything is read
+        _done(operation, _target(operation, name, asked))
+    survey = operation.survey(() if by is None else (by,))
+    names, part_of = wanted.drawn(survey, seed, operation.where)
+    targets = [_target(operation, name, asked) for name in names]
+    complete = [_done(operation, target) for target in targets]
+    left = [number for number, manifest in enumerate(complete) if manifest is None]
+    if not left:
+        operation.check_target(targets[0].place)  # which says that it is complete
+    goes_to = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
+    goes_to[left] = np.arange(len(left))
+    to_write = [] if options["dry_run"] else [targets[number] for number in left]
+    stream, written = operation.write(to_write, survey, goes_to[part_of])
+    parts, lengths = dict[str, dict[str, Any]](), survey.column(Columns.LENGTH)
+    for number, (name, target) in enumerate(zip(names, targets, strict=True)):
+        mine = part_of == number
+        parts[name] = {"out": target.place.url, "episodes": int(mine.sum()), "steps": int(lengths[mine].sum())}
+    counted: dict[str, Any] = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
+    counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
+    counted["shards"] = sum(len(manifest.shards) for manifest in (*complete, *written) if manifest is not None)
+    return operation.result(stream, written, **counted, parts=parts, chosen_by=asked)
+
+
+def _target(operation: Operation, name: str, asked: Mapping[str, Any]) -> Target:
+    return Target(operation.out.join(name), {**asked, "part": name})
+
+
+def _done(operation: Operation, target: Target) -> Manifest | None:
+    """The manifest of a part that `resume` finds complete; None where it is to be written. Raises as `check_target` does."""
+    place, options = target.place, operation.options
+    if options["resume"] and not options["overwrite"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
+        found = Manifest.read(place)
+        said = found.provenance.get("operation")
+        if found.complete and isinstance(said, dict) and said.get("identity") == operation.identity_hash(target.by):
+            return found
+    operation.check_target(place)
+    return None
+
+
+# ---- parts of a split ----
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What `split` was asked for."""
+
+    amounts: Mapping[str, float]  # by name of the part: its share, or how many episodes; empty with `by`
+    are_counts: bool
+    by: str | None  # the column, or field of custom data, whose values are the parts
+
+    @classmethod
+    def of(cls, fractions: Mapping[str, float] | str | None, counts: Mapping[str, int] | str | None, by: str | None) -> Parts:
+        """From the options of `split`, of which exactly one is given. Raises UsageError, naming all that is wrong."""
+        if sum(option is not None for option in (fractions, counts, by)) != 1:
+            fix = "offline-cli split SRC --out F --fractions train=0.9,val=0.1"
+            raise UsageError("give exactly one of --fractions, --counts and --by", where="offline-cli split", fix=fix)
+        if by is not None:
+            return cls({}, are_counts=False, by=by)
+        option, given = ("--counts", counts) if fractions is None else ("--fractions", fractions)
+        assert given is not None
+        wanted = "a whole number above 0" if fractions is None else "a number above 0, up to 1,"
+        amounts, wrong = dict[str, float](), list[str]()
+        pairs = [part.rpartition("=")[::2] for part in given.split(",")] if isinstance(given, str) else given.items()
+        for name, text in pairs:
+            name, amount = name.strip(), _amount(str(text).strip(), is_count=fractions is None)
+            if not PART_NAME.fullmatch(name):
+                wrong.append(f"{name!r} is no name of a part: {A_NAME}")
+            elif name.casefold() in map(str.casefold, amounts):
+                wrong.append(f"{name!r} is given twice, or with other capitals")
+            if amount is None:
+                wrong.append(f"{name}={text}: {wanted} is wanted")
+            amounts[name] = amount or 0
+        if fractions is not None and not wrong and sum(amounts.values()) > 1 + TOLERANCE:
+            wrong.append(f"the fractions make {sum(amounts.values()):g} in sum, more than 1")
+        if wrong:
+            raise UsageError.of(wrong, where=option, fix=f"{option} {EXAMPLES[option]}")
+        return cls(amounts, are_counts=fractions is None, by=None)
+
+    def asked(self, seed: int) -> dict[str, Any]:
+        """As plain values."""
+        if self.by is not None:
+            return {"by": self.by}
+        return {"counts" if self.are_counts else "fractions": dict(self.amounts), "seed": seed}
+
+    def drawn(self, survey: Survey, seed: int, where: str) -> tuple[list[str], NDArray[np.int64]]:
+        """The names of the parts, and (E,) the number of each episode's, NOWHERE of one in none. `where`: the sources.
+
+        Raises NoData where there are too few episodes, UsageError for a column of too many values.
+        """
+        if self.by is not None:
+            return _by_value(survey.table.column(self.by), self.by)
+        amounts, have = list(self.amounts.values()), len(survey)
+        sizes = [int(amount) for amount in amounts] if self.are_counts else _shared_out(amounts, have)
+        if sum(sizes) > have:
+            what = f"{sum(sizes):,} episodes are wanted, and the sources have {have:,}"
+            raise NoData(what, where=where, fix="ask for fewer: an episode is in one part")
+        if empty := [name for name, size in zip(self.amounts, sizes, strict=True) if not size]:
+            what = f"of {have:,} episodes none is left for {', '.join(empty)}; nothing was written"
+            raise NoData(what, where=where, fix="give larger fractions, or --counts")
+        part_of = np.full(have, NOWHERE)
+        part_of[drawn(have, seed)[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
+        return list(self.amounts), part_of
+
+
+def _amount(text: str, *, is_count: bool) -> float | None:
+    """A share above 0 and up to 1, or a count of at least 1; None for other text."""
+    try:
+        amount = int(text) if is_count else float(text)
+    except ValueError:
+        return None
+    return amount if 0 < amount <= (1 << 60 if is_count else 1) else None
+
+
+def _shared_out(fractions: Sequence[float], episodes: int) -> list[int]:
+    """How many episodes each part has: exact in sum, by the largest remainder; the first of equal ones."""
+    quotas = np.array(fractions) * episodes
+    counts = np.floor(quotas + TOLERANCE).astype(np.int64)
+    left = round(float(quotas.sum())) - int(counts.sum())
+    counts[np.argsort(counts - quotas, kind="stable")[: max(0, left)]] += 1
+    return [int(count) for count in counts]
+
+
+def _by_value(column: Any, name: str) -> tuple[list[str], NDArray[np.int64]]:
+    """Names of parts, one for each value of a pa.ChunkedArray, in order, null last; and (E,) the number of each episode's.
+
+    Raises UsageError for a column that no episode has, for too many values, and for those that differ in capitals alone.
+    """
+    if name not in PLAIN_SCHEMA.names and column.null_count == len(column):
+        fix = f"one of {', '.join(PLAIN_SCHEMA.names)}, or a field of the episodes' custom data"
+        raise UsageError(f"no column of episodes is called {name!r}", where="--by", fix=fix)
+    values = pc.unique(column).sort() if column.null_count < len(column) else pc.unique(column)
+    names = [_folder_name(value) for value in values.to_pylist()]
+    if len(names) > MOST_PARTS or len({name.casefold() for name in names}) < len(names):
+        what = f"column {name!r} has {len(names):,} values, and at most {MOST_PARTS}, of other names, make parts"
+        raise UsageError(what, where="--by", fix="filter --where with conditions of your own")
+    return names, pc.index_in(column, pa.array(values)).to_numpy().astype(np.int64)
+
+
+def _folder_name(value: Any) -> str:
+    """A value as the name of a folder, percent-encoded."""
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    safe = quote(text, safe="", errors="replace")[:LONGEST_NAME] or "empty"
+    return safe if safe[0].isalnum() or safe[0] == "%" else f"%{ord(safe[0]):02X}{safe[1:]}"
