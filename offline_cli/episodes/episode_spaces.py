@@ -32,7 +32,6 @@ __all__ = [
     "one_hot",
     "one_hot_leaf",
     "space_in_state",
-    "space_node",
     "space_tree",
     "zero_rows",
 ]
@@ -178,25 +177,12 @@ def known_space_to_rllib(space: Space | None) -> dict[str, Any] | None:
     return node
 
 
-def space_node(state: Mapping[str, Any], buffer: str) -> Any:
-    """The description behind `space_in_state`, unchecked."""
-    node = state.get(OWN_SPACES[buffer])
-    if node is None and isinstance(state[buffer], dict):
-        return state[buffer].get("space")
-    return node
-
-
 def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Space | None:
     """The space of a state's `observations` or `actions`: the episode's own, else its buffer's; None where neither has one.
 
-    Raises as `space_from_rllib`, and BadEpisode for anything but a dict.
+    Raises as `space_from_rllib`, and ValueError where it holds an array, which has no single truth value to compare.
     """
-    node = space_node(state, buffer)
-    if node is None:
-        return None
-    if not isinstance(node, dict):
-        raise BadEpisode(f"a {type(node).__name__} where a space belongs", where=where, fix=REWRITE)
-    try:
-        return known_space_from_rllib(node, where=where)
-    except ValueError as err:  # an array in it, which has no single truth value to compare
-        raise BadEpisode(f"not a space: {err}", where=where, fix=REWRITE) from err
+    node = state.get(OWN_SPACES[buffer])
+    if node is None and isinstance(state[buffer], dict):
+        node = state[buffer].get("space")
+    return known_space_from_rllib(node, where=where)

@@ -110,7 +110,7 @@ def test_episodes_that_cannot_share_arrays_are_refused_by_name(
     with pytest.raises(BadEpisode) as caught:
         EpisodeBatch.from_episodes([plain("good", [ZERO, ZERO]), finish(plain("odd", observations))])
     assert "episode odd" in caught.value.where
-    assert "observations" in caught.value.where
+    assert "obs" in caught.value.what
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import lz4.frame
@@ -29,7 +28,7 @@ from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib.pickles import is_pickle, numbers_of, unpickle
 from offline_cli.trees import Tree, flatten, leaves, paths, unflatten_like
 
-__all__ = ["PackedColumns", "looks_packed", "tree_of_value", "unfolded_size", "unpack", "unpack_cells"]
+__all__ = ["looks_packed", "tree_of_value", "unfolded_size", "unpack", "unpack_cells"]
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
@@ -45,7 +44,6 @@ NUMERIC: Final = "biufc"
 CHUNK_BYTES: Final = 1 << 20  # of the cells that are read at once
 SMALL_CELL: Final = 4 << 10  # bytes of a cell that lz4 takes longer to unpack than numpy to compare
 MAX_FORMS: Final = 16  # of the cells of one column; RLlib's need two or four
-MAX_KNOWN: Final = 64  # forms of whole columns: one for each column, and one more for each number of steps of a line
 PROBE: Final = b"ACDEFGHJKL"
 """Bytes used as digits in a probe: of finite floats, and of no dtype or byte order."""
 
@@ -80,30 +78,6 @@ def tree_of_value(value: Any, *, where: str) -> Tree:
         if leaf.dtype.kind in NUMERIC:
             return leaf
     raise BadEpisode(f"a pickled {type(value).__name__} where numbers are wanted", where=where, fix=FIX)
-
-
-@dataclass(slots=True)
-class PackedColumns:
-    """Reads whole columns in packed cells, one after the other: of those that differ in numbers alone, only the numbers."""
-
-    _forms: dict[int, _Form] = field(default_factory=dict)  # by the length of their pickles: the last of each
-
-    def unpack(self, cell: str | bytes, *, where: str) -> Any:
-        """As `unpack`."""
-        pickled = _pickle_of(cell, where)
-        form, rows = self._forms.get(len(pickled)), np.frombuffer(pickled, np.uint8)[None]
-        if form is not None:
-            is_alike, numbers = form.read(rows)
-            if is_alike[0]:
-                return numbers[0][0]
-        read = unpickle(pickled, where=where)
-        if isinstance(read.value, np.ndarray) and read.value.dtype.kind in NUMERIC:
-            form = _Form.of(pickled, read.spans, [read.value])
-            if form is not None:
-                if len(self._forms) >= MAX_KNOWN:
-                    self._forms.clear()
-                self._forms[len(pickled)] = form
-        return read.value
 
 
 def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, where: Callable[[int], str]) -> Tree:
@@ -215,15 +189,26 @@ def _around(spans: Iterable[slice], size: int) -> list[slice]:
     ]
 
 
-def _decoded(cells: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Stored cells (m, length), base64 as the bytes that it stands for, but for its last four characters, which may be padding.
+@dataclass(frozen=True, slots=True)
+class _TextForm:
+    """The same of base64, of which only the characters are decoded that stand for numbers: four for each three bytes."""
 
-    Raises ValueError for what is not base64.
-    """
-    if not _is_text(cells[0, :4].tobytes()):
-        return cells
-    raw = np.frombuffer(binascii.a2b_base64(cells[:, :-4].tobytes(), strict_mode=True), np.uint8)
-    return np.hstack([raw.reshape(len(cells), -1), cells[:, -4:]])
+    start: int  # of these characters
+    stop: int
+    before: NDArray[np.uint8]  # what all cells have in common
+    after: NDArray[np.uint8]
+    inner: _Form  # of the bytes that these characters stand for
+
+    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
+        """As `_Form.read`; no row has this form where one is not base64."""
+        same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
+        try:
+            raw = binascii.a2b_base64(rows[same, self.start : self.stop].tobytes(), strict_mode=True)
+        except ValueError:
+            same[:], raw = False, b""
+        alike, found = self.inner.read(np.frombuffer(raw, np.uint8).reshape(-1, (self.stop - self.start) // 4 * 3))
+        same[same] = alike
+        return same, found
 
 
 def _same(left: NDArray[Any], right: NDArray[Any]) -> bool:
@@ -241,7 +226,7 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form]] = {}  # by what their bytes are, and how many
+        self.forms: dict[tuple[str, int], list[_Form | _TextForm]] = {}  # by what their bytes are, and how many
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -256,11 +241,8 @@ class _Column:
         """Read so many cells, many at once where they have a known form: as they are stored, or else unpacked."""
         unread = np.ones(count, np.bool_)
         for rows, data in _by_length(self.cells.slice(first, count)):
-            if ("stored", data.shape[1]) in self.forms:
-                with suppress(ValueError):  # of a cell that is not base64, which is found again below
-                    raw = _decoded(data)
-                    unread[rows] = False
-                    unread[self._fill_alike(("stored", data.shape[1]), first, rows, raw)[0]] = True
+            unread[rows] = False
+            unread[self._fill_alike(("stored", data.shape[1]), first, rows, data)[0]] = True
         left = np.flatnonzero(unread)
         pickles = pa.array([self._pickle(first + row) for row in left.tolist()], pa.large_binary())
         for numbers, data in _by_length(pickles):
@@ -308,21 +290,25 @@ class _Column:
             if len(cell) <= SMALL_CELL:
                 self._learn("stored", len(cell), _stored_form(cell, _raw_of(cell, place), found))
 
-    def _learn(self, kind: str, length: int, form: _Form | None) -> None:
+    def _learn(self, kind: str, length: int, form: _Form | _TextForm | None) -> None:
         if form is not None:
             self.forms.setdefault((kind, length), []).append(form)
 
 
-def _stored_form(cell: bytes, raw: bytes, found: list[NDArray[Any]]) -> _Form | None:
-    """The form of a cell as `_decoded` gives it; `raw`: its frame or pickle. None where numbers lie at its very end."""
+def _stored_form(cell: bytes, raw: bytes, found: list[NDArray[Any]]) -> _Form | _TextForm | None:
+    """The form of a cell; `raw`: its frame or pickle. None where numbers lie at the very end, where base64 may be padded."""
     places = [(raw.find(content), len(content)) for content in {leaf.tobytes() for leaf in found} if content in raw]
     form = _Form.of(raw, places, found)
     if form is None or raw is cell:
         return form
-    head = 3 * (len(cell) // 4 - 1)
-    if any(span is not None and span.stop > head for span in form.spans):
+    spans = [span for span in form.spans if span is not None]
+    first, last = min(span.start for span in spans) // 3, -(-max(span.stop for span in spans) // 3)  # groups
+    if 4 * last > len(cell) - 4:
         return None
-    return _Form.at(raw[:head] + cell[-4:], found, form.spans)
+    moved = [span and slice(span.start - 3 * first, span.stop - 3 * first) for span in form.spans]
+    whole = np.frombuffer(cell, np.uint8)
+    inner = _Form.at(raw[3 * first : 3 * last], found, moved)
+    return _TextForm(4 * first, 4 * last, whole[: 4 * first], whole[4 * last :], inner)
 
 
 # ---- texts to pickles ----
