@@ -91,37 +91,19 @@ def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete
     """
     counts, starts = choice_counts(space)
     given, shape = np.asarray(values), space.shape or ()
-    if given.shape[given.ndim - len(shape) :] != shape:
-        raise BadEpisode(f"values of shape {given.shape} for {space}", where=where, fix=FIX)
+    if given.shape[given.ndim - len(shape) :] != shape or given.dtype.kind not in "biuf":
+        raise BadEpisode(f"values of {given.dtype}{given.shape} for {space}", where=where, fix=FIX)
     flat = given.reshape(*given.shape[: given.ndim - len(shape)], len(counts))
-    choices = flat - starts if flat.dtype.kind in "iub" else _whole(flat, space, where) - starts
-    outside = (choices < 0) | (choices >= counts)
-    if outside.any():
-        raise _refused(flat, outside, space, where, "is outside")
+    choices = flat - starts
+    bad = ~((choices >= 0) & (choices < counts) & (choices == np.floor(choices)))  # NaN, too
+    if bad.any():
+        *row, component = (int(i) for i in np.argwhere(bad)[0])
+        at = f"{where}, row {', '.join(map(str, row))}" if row else where
+        which = f" in component {component}" if len(counts) > 1 else ""
+        raise BadEpisode(f"a value of {flat[(*row, component)]}{which}, which is no choice of {space}", where=at, fix=FIX)
     hot = np.zeros((*flat.shape[:-1], int(counts.sum())), np.float32)
     np.put_along_axis(hot, choices.astype(np.int64, copy=False) + (np.cumsum(counts) - counts), 1.0, axis=-1)
     return hot
-
-
-def _whole(flat: NDArray[Any], space: Any, where: str) -> NDArray[Any]:
-    """The same numbers. Raises BadEpisode for text, and for numbers with a fraction, which a cast would round silently."""
-    if flat.dtype.kind != "f":
-        raise BadEpisode(f"values of type {flat.dtype} for {space}", where=where, fix=FIX)
-    broken = flat != np.floor(flat)  # NaN, too
-    if broken.any():
-        raise _refused(flat, broken, space, where, "is not a whole number, as a choice of")
-    return flat
-
-
-def _refused(flat: NDArray[Any], bad: NDArray[np.bool_], space: Any, where: str, why: str) -> BadEpisode:
-    *row, component = (int(i) for i in np.argwhere(bad)[0])
-    counts, starts = choice_counts(space)
-    first, last = int(starts[component]), int(starts[component] + counts[component]) - 1
-    place = tuple(int(i) for i in np.unravel_index(component, space.shape)) if space.shape else ()
-    which = f" in component {place[0] if len(place) == 1 else place}" if place else ""
-    at = f"{where}, row {row[0] if len(row) == 1 else tuple(row)}" if row else where
-    what = f"a value of {flat[(*row, component)]}{which} {why} {space} ({first} to {last})"
-    return BadEpisode(what, where=at, fix=FIX)
 
 
 def one_hot(tree: Tree, space: Space | None) -> Tree:

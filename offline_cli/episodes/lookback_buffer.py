@@ -57,19 +57,11 @@ class InfiniteLookbackBuffer:
     Not numpy'ized (`finalized` False): `data` is a list of records. Numpy'ized: a tree of arrays, leaves (length, *shape).
     """
 
-    __slots__ = ("_owned", "data", "finalized", "lookback", "space")
-
-    data: Any
-    lookback: int
-    finalized: bool
-    space: Space | None
-    _owned: bool  # whether these arrays are ours alone, to be written in place
-
     def __init__(self, data: list[Any] | Tree | None = None, lookback: int = 0, space: Space | None = None) -> None:
         """A list (copied) makes a buffer that can grow cheaply, a tree of arrays a numpy'ized one."""
         self.finalized = data is not None and not isinstance(data, list)
-        self.data = data if self.finalized else list(data or ())
-        self._owned = not self.finalized
+        self.data: Any = data if self.finalized else list(data or ())
+        self._owned = not self.finalized  # whether these arrays are ours alone, to be written in place
         self.space = space
         self.lookback = min(lookback, self.len_incl_lookback())
 

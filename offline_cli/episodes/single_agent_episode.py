@@ -23,7 +23,6 @@ from typing import Any, Final, Self, Unpack
 import gymnasium as gym
 import numpy as np
 
-from offline_cli.columns import Columns
 from offline_cli.episodes.episode_spaces import OWN_SPACES, known_space_to_rllib, space_in_state
 from offline_cli.episodes.lookback_buffer import GetterOptions, Indices, InfiniteLookbackBuffer, SetterOptions, check_item
 from offline_cli.errors import PROBLEM, BadEpisode, EpisodeKeyError, OfflineCliError
@@ -57,27 +56,6 @@ class SingleAgentEpisode:
 
     `t_started` is the timestep of the first action within the whole episode (0 but for chunks), `t` that of the next one.
     """
-
-    __slots__ = (
-        "_action_space",
-        "_infos",
-        "_last_step_time",
-        "_observation_space",
-        "_start_time",
-        "actions",
-        "agent_id",
-        "custom_data",
-        "extra_model_outputs",
-        "id_",
-        "is_terminated",
-        "is_truncated",
-        "module_id",
-        "multi_agent_episode_id",
-        "observations",
-        "rewards",
-        "t",
-        "t_started",
-    )
 
     def __init__(
         self,
@@ -132,11 +110,10 @@ class SingleAgentEpisode:
         self.validate()
 
     @classmethod
-    def assemble(cls, **slots: Any) -> Self:
-        """An episode over buffers that are known to fit each other, unchecked: a value for every slot."""
+    def assemble(cls, **attributes: Any) -> Self:
+        """An episode over buffers that are known to fit each other, unchecked: a value for every attribute."""
         self = cls.__new__(cls)
-        for name, value in slots.items():
-            setattr(self, name, value)
+        self.__dict__ |= attributes
         return self
 
     # ---- what it is ----
@@ -203,34 +180,6 @@ class SingleAgentEpisode:
         """The undiscounted sum of rewards, in the environment's units, lookback buffer and earlier chunks left out."""
         rewards = self.rewards.get()
         return float(rewards.sum() if self.is_numpy else sum(rewards))
-
-    def get_duration_s(self) -> float:
-        """Seconds from the first to the last addition to this chunk; 0 before the first step."""
-        if self._last_step_time is None or self._start_time is None:
-            return 0.0
-        return self._last_step_time - self._start_time
-
-    def get_data_dict(self) -> dict[str, Any]:
-        """Columns of T rows by RLlib's names: flags, t, eps_id, obs, infos, actions, rewards and each extra model output.
-
-        Arrays if numpy'ized (infos stay a list), lists if not.
-        """
-        steps = len(self)
-        before = [False] * (steps - 1)
-        flags = {
-            Columns.TERMINATEDS: [*before, self.is_terminated][:steps],
-            Columns.TRUNCATEDS: [*before, self.is_truncated][:steps],
-            Columns.T: list(range(self.t_started, self.t)),
-            Columns.EPS_ID: [self.id_] * steps,
-        }
-        return {
-            **({name: np.array(column) for name, column in flags.items()} if self.is_numpy else flags),
-            Columns.OBS: self.observations.get(slice(0, steps)),
-            Columns.INFOS: self.infos.get(slice(0, steps)),
-            Columns.ACTIONS: self.actions.get(),
-            Columns.REWARDS: self.rewards.get(),
-            **{name: buffer.get() for name, buffer in self.extra_model_outputs.items()},
-        }
 
     def validate(self) -> None:
         """Raise BadEpisode, with names and lengths, unless there are T actions, T rewards, T+1 observations and infos, ..."""

@@ -97,14 +97,6 @@ def test_states_of_another_form_are_refused(counting: Make, path: tuple[str, ...
     assert "episode e" in caught.value.where
 
 
-def test_the_data_dict_has_t_rows_in_every_column(counting: Make) -> None:
-    for steps in (0, 3):
-        columns = counting(steps, terminated=steps == 3, t_started=2).get_data_dict()
-        assert {name: len(column) for name, column in columns.items()} == dict.fromkeys(columns, steps)
-    assert columns["terminateds"] == [False, False, True]
-    assert columns["t"] == [2, 3, 4]
-
-
 def test_infos_that_begin_late_line_up_with_observations(counting: Make) -> None:
     episode = counting()
     episode.add_env_step(9, 9, 1.0, {"k": 1})

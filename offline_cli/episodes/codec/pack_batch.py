@@ -27,7 +27,6 @@ __all__ = ["check_names", "encode_batch"]
 
 TOGETHER = 1024  # episodes that are packed together: the parts of short ones take several times their bytes
 SMALL = 1 << 10  # bytes of a payload, on average: smaller ones are joined faster as bytes of their own than as views
-LONGEST_NAME = (1 << 16) - 1  # bytes
 NIL, NO_ENTRIES, ZERO = b"\xc0", b"\x80", b"\x00"
 FLOAT64 = 0xCB
 FLAGS = (b"\xc2", b"\xc3")
@@ -39,7 +38,7 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
     """Each episode of `batch` as `encode` would pack it, byte for byte.
 
     Raises BadData naming episode, step and key for infos and custom data that are not plain, and for names that UTF-8 cannot
-    hold or that are longer than 64 KiB; what had to be changed in infos is counted in `tally`.
+    hold; what had to be changed in infos is counted in `tally`.
     """
     check_names(batch, where=where)
     parts = (batch.select(slice(first, first + TOGETHER)) for first in range(0, len(batch), TOGETHER))
@@ -47,16 +46,13 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
 
 
 def check_names(batch: EpisodeBatch, *, where: str) -> None:
-    """Raise BadData for a name in `batch` that a file cannot hold: lone surrogates, or more than 64 KiB."""
+    """Raise BadData for a name in `batch` that a file cannot hold: text with lone surrogates."""
     for name in chain(batch.ids, batch.agent_ids or (), batch.module_ids or (), batch.multi_agent_ids or ()):
-        if name is None or (name.isascii() and len(name) <= LONGEST_NAME):
-            continue
-        try:
-            size = len(name.encode("utf-8"))
-        except UnicodeEncodeError as err:
-            raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
-        if size > LONGEST_NAME:
-            raise BadData(f"a name of {len(name)} letters: {name[:40]!r}...", where=where, fix="give shorter ids")
+        if name is not None and not name.isascii():
+            try:
+                name.encode("utf-8")
+            except UnicodeEncodeError as err:
+                raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
 
 
 class _Items:

@@ -6,13 +6,13 @@ count as absent. Extra columns that hold no numbers are left out, named and coun
 are not dicts; a number missing in an extra column is NaN, and counted (`null-as-nan`).
 
 Rows that cannot be read, and rows of other shapes than most, go to the rejects by place, and their episodes are said to be
-incomplete; so are those of the rows before and after a row without `eps_id`, or of a damaged file.
+incomplete. So are those of the rows around a row without `eps_id` or a damaged file, unless `t` shows what is missing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -52,7 +52,7 @@ INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 FIX: Final = "fill the value in, or --on-error skip to leave out the episode"
 
 Rows = NDArray[np.int64]
-Shapes = Mapping[str, tuple[int, ...]]  # of one step, by dotted path of the leaf
+Shapes = Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]]  # by column: dotted path and shape of one step of each leaf
 
 
 @dataclass(slots=True)
@@ -106,9 +106,9 @@ class _Rows:
         keys = replace(self.keys, code=self.keys.code[rows])
         return replace(self, table=self.table.take(rows), keys=keys, numbers=self.numbers[rows])
 
-    def names(self) -> list[str]:
-        """The episodes of the rows."""
-        return [self.keys.eps_ids[code] for code in np.unique(self.keys.code).tolist()]
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """The episodes of these rows."""
+        return [self.keys.eps_ids[int(self.keys.code[row])] for row in rows]
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class ColumnsReading:
             self.rejects.lose_episodes(Lost.UNREADABLE)
             self._follows, self._lost = False, error.where
             return
-        self._open = self._open if self._follows else []
+        opened: list[str] = []
         following = 0  # the number of the row right after the last one read
         for rows, trees in self._readable(ready):
             numbers = rows.numbers
@@ -151,9 +151,9 @@ class ColumnsReading:
             if not rows.is_sorted:  # lost rows end a file here
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
             steps = self._steps(rows, trees, file)
-            found = _open_runs(steps)
-            self._open = self._open + found if rows.is_sorted else found
             self._follows = bool(not (steps.terminateds[-1] or steps.truncateds[-1]))
+            opened = opened + _open_runs(steps) if rows.is_sorted else rows.names_of([-1] if self._follows else [])
+            self._open = opened
             batch, first = fragments_of_rows(steps, self.tally)
             yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), first))
             following = int(numbers[-1]) + 1
@@ -179,15 +179,18 @@ class ColumnsReading:
         return rows if order is None else replace(rows.take(order), is_sorted=True)
 
     def _lose_neighbours(self, rows: _Rows, nameless: Rows) -> None:
-        """A row without `eps_id` was of the episode before it or of the one after it."""
+        """A row without `eps_id` was of the episode before it or of the one after it; timesteps would show which."""
+        if Columns.T in rows.table.column_names:
+            self._lost = ""
+            return
         lost = [(int(np.searchsorted(rows.numbers, row)), rows.chunk.where(row)) for row in nameless.tolist()]
         if self._lost:
             lost.insert(0, (0, self._lost))
         if nameless.size and nameless[0] == 0:
             self.cut(rows.chunk.where(0))
         for after, place in lost:
-            for row in {max(after - 1, 0), after}.intersection(range(len(rows.numbers))):
-                self.rejects.lose(rows.keys.eps_ids[int(rows.keys.code[row])], place)
+            for name in rows.names_of(sorted({max(after - 1, 0), after}.intersection(range(len(rows.numbers))))):
+                self.rejects.lose(name, place)
         self._lost = lost[-1][1] if lost and lost[-1][0] == len(rows.numbers) else ""
 
     def _wanted_columns(self, table: pa.Table) -> pa.Table:
@@ -219,7 +222,7 @@ class ColumnsReading:
         if self._shapes is None and parts:
             votes: Counter[Any] = Counter()
             for part, trees in parts:
-                votes[tuple(sorted(_shapes_of(trees).items()))] += len(part.numbers)
+                votes[tuple(_shapes_of(trees).items())] += len(part.numbers)
             self._shapes = dict(votes.most_common(1)[0][0])
         return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
 
@@ -246,7 +249,7 @@ class ColumnsReading:
 
     def _reject(self, rows: _Rows, error: BadData, count: int) -> None:
         self.rejects.add(error, raw=_quoted(rows.table, self.rejects), rows=count)
-        for name in rows.names():
+        for name in set(rows.names_of(range(len(rows.numbers)))):
             self.rejects.lose(name, error.where)
 
     def _steps(self, rows: _Rows, trees: Mapping[str, Any], file: Rows) -> StepRows:
@@ -266,7 +269,7 @@ class ColumnsReading:
             infos=trees.get(Columns.INFOS),
             reset_infos=trees.get(Columns.RESET_INFOS),
             file=file,
-            follows=self._follows and self._open[-1:] == [rows.keys.eps_ids[int(rows.keys.code[0])]],
+            follows=self._follows and self._open[-1:] == rows.names_of([0]),
             where=rows.where,
             final_assumed=trees.get(Columns.FINAL_OBS_ASSUMED),
         )
@@ -376,25 +379,19 @@ def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:
 
 
 def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
-    named = [(name, tree) for name, tree in trees.items() if name not in INFOS]
-    return {path: leaf.shape[1:] for name, tree in named for path, leaf in flatten(tree, name)}
+    named = {name: flatten(tree) for name, tree in trees.items() if name not in INFOS}
+    return {name: tuple((path, leaf.shape[1:]) for path, leaf in leaves) for name, leaves in named.items()}
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
-    """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
-    pairs = [(Columns.NEXT_OBS, _below(have, Columns.NEXT_OBS), _below(have, Columns.OBS), f"column {Columns.OBS}")]
-    pairs += [(name, _below(have, name), _below(want, name), "other rows") for name in (*TREES, *have)]
-    for name, mine, theirs, others in pairs:
-        if mine and theirs and mine != theirs:
-            return f"column {name} has {_in_words(mine)}, and {others} {_in_words(theirs)}"
+    """Why steps of the two cannot share an episode; a column that only one has is no reason."""
+    pairs = [(Columns.NEXT_OBS, Columns.OBS, have), *((name, name, want) for name in have)]
+    for name, other, others in pairs:
+        if name in have and other in others and set(have[name]) != set(others[other]):
+            who = f"column {other}" if other != name else "other rows"
+            return f"column {name} has {_in_words(have[name])}, and {who} {_in_words(others[other])}"
     return ""
 
 
-def _below(shapes: Shapes, name: str) -> Shapes:
-    return {path.removeprefix(name): shape for path, shape in shapes.items() if path == name or path.startswith(f"{name}.")}
-
-
-def _in_words(shapes: Shapes) -> str:
-    if shapes.keys() == {""}:
-        return f"shape {list(shapes[''])}"
-    return "parts " + ", ".join(f"{path.removeprefix('.')} of shape {list(shape)}" for path, shape in shapes.items())
+def _in_words(parts: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    return ", ".join(f"{f'part {path} of ' if path else ''}shape {list(shape)}" for path, shape in parts)
