@@ -7,7 +7,7 @@ Layout decisions, kept by every reader, writer, connector and trainer:
 * A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
 * No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
 
-A single episode of a batch costs microseconds: views, no copies, infos made on demand.
+A single episode of a batch costs microseconds: views, no copies.
 """
 
 from __future__ import annotations
@@ -322,17 +322,15 @@ class EpisodeBatch:
         first, stop = int(self.starts[e]), int(self.starts[e + 1])
         acted, seen = slice(first, stop), slice(first + e, stop + e + 1)
         start = 0 if self.t_started is None else int(self.t_started[e])
-        infos = None if self.infos is None else list(self.infos[seen])
+        infos = [{} for _ in range(stop - first + 1)] if self.infos is None else list(self.infos[seen])
         clock = (None, None) if self.clock is None else [None if s != s else s for s in self.clock[e].tolist()]  # NaN: unknown
         return SingleAgentEpisode.assemble(
             id_=self.ids[e],
             observations=_view(self.obs, seen, self.observation_space),
             actions=_view(self.actions, acted, self.action_space),
             rewards=_view(self.rewards, acted, REWARD_SPACE),
-            _infos=None if infos is None else InfiniteLookbackBuffer.over(infos, 0, None, finalized=False),
+            infos=InfiniteLookbackBuffer.over(infos, 0, None, finalized=False),
             extra_model_outputs={name: _view(tree, acted, None) for name, tree in self.extra.items()},
-            _observation_space=self.observation_space,
-            _action_space=self.action_space,
             is_terminated=bool(self.terminated[e]),
             is_truncated=bool(self.truncated[e]),
             t_started=start,

@@ -312,7 +312,7 @@ class InfiniteLookbackBuffer:
     def from_state(cls, state: Mapping[str, Any], space: Space | None = None) -> InfiniteLookbackBuffer:
         """The buffer of a state by RLlib 2.40 to 2.60 or by `get_state`, over the state's arrays.
 
-        `space`: of the episode, which may know it where the state names none. Lists become tuples where the space says Tuple
+        `space`: the episode's, if it knows it. Lists become tuples where the space says Tuple
         and, in numpy'ized data, everywhere: there they can only be structure. RLlib 2.40 passed numpy'ized steps of Dict and
         Tuple spaces through `space.to_jsonable([data])`, which took the episode for one sample.
 
@@ -325,20 +325,20 @@ class InfiniteLookbackBuffer:
                 whole_number(state.get("lookback", 0)),
             )
             own = known_space_from_rllib(state.get("space"), where="space")
-            known = space if own is None else own
+            space = own if space is None else space
             if lookback < 0:
                 raise ValueError(f"a lookback of {lookback}")
             if finalized:
                 tree = _lists_to_tuples(data)
-                if known is not None and not all(isinstance(leaf, np.ndarray) for leaf in leaves(tree)):
-                    [tree] = known.from_jsonable(data)
-                return cls.over(_arrays(tree), lookback, own, finalized=True)
+                if space is not None and not all(isinstance(leaf, np.ndarray) for leaf in leaves(tree)):
+                    [tree] = space.from_jsonable(data)
+                return cls.over(_arrays(tree), lookback, space, finalized=True)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RecursionError) as err:
             raise BadEpisode(f"no state of a buffer: {err!r}", where="state", fix="see schemas/ for the form") from err
         if not isinstance(data, (list, tuple, np.ndarray)):
             raise BadEpisode(f"records in a {type(data).__name__}", where="data", fix="a list of records, or finalized: true")
-        records = tuples_for(data, own) if has_tuple(own) or isinstance(data, list) else list(data)
-        return cls.over(records, lookback, own, finalized=False)
+        records = tuples_for(data, space) if has_tuple(space) or isinstance(data, list) else list(data)
+        return cls.over(records, lookback, space, finalized=False)
 
     def __eq__(self, other: object) -> bool:
         """Whether both hold equal records, in the same state, with the same lookback and space."""

@@ -342,7 +342,7 @@ class MultiAgentEpisode:
             part.is_terminated, part.is_truncated = turn.terminated, turn.truncated
             if turn.reward:
                 self._hanging_rewards_end[agent] = turn.reward
-            if part.is_done and len(part) and agent in self._hanging_rewards_end:  # a chunk without a step leaves it hanging
+            if turn.is_done and len(part) and agent in self._hanging_rewards_end:  # a chunk without a step leaves it hanging
                 part.set_rewards(new_data=part.get_rewards(-1) + self._hanging_rewards_end.pop(agent), at_indices=-1)
         elif turn.observation is None and not turn.is_done:
             self._hanging_actions_end[agent] = turn.action

@@ -98,9 +98,8 @@ class SingleAgentEpisode:
         self.observations = _buffer(observations, lookback, observation_space)
         self.actions = _buffer(actions, lookback, action_space)
         self.rewards = _buffer(rewards, lookback, REWARD_SPACE)
-        self._infos: InfiniteLookbackBuffer | None = None if infos is None else _buffer(infos, lookback, None)
+        self.infos = _buffer(_no_infos(self.observations) if infos is None else infos, lookback, None)
         self.extra_model_outputs = {name: _buffer(data, lookback, None) for name, data in (extra_model_outputs or {}).items()}
-        self._observation_space, self._action_space = self.observations.space, self.actions.space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = int(t_started or 0)
         self.t = len(self.rewards) + self.t_started
@@ -146,35 +145,27 @@ class SingleAgentEpisode:
         return self.is_terminated or self.is_truncated
 
     @property
-    def infos(self) -> InfiniteLookbackBuffer:
-        """The info dicts, one per observation; made on demand where all are empty."""
-        if self._infos is None:
-            empty: list[dict[str, Any]] = [{} for _ in range(self.observations.len_incl_lookback())]
-            self._infos = InfiniteLookbackBuffer.over(empty, self.observations.lookback, None, finalized=False)
-        return self._infos
-
-    @property
     def has_infos(self) -> bool:
         """Whether any info is not empty, lookback buffer included."""
-        return self._infos is not None and any(self._infos.data)
+        return any(self.infos.data)
 
     @property
     def observation_space(self) -> Space | None:
-        """The space of one observation; setting it sets the buffer's too."""
-        return self._observation_space
+        """The space of one observation; None: unknown."""
+        return self.observations.space
 
     @observation_space.setter
     def observation_space(self, space: Space | None) -> None:
-        self._observation_space = self.observations.space = space
+        self.observations.space = space
 
     @property
     def action_space(self) -> Space | None:
-        """The space of one action; setting it sets the buffer's too."""
-        return self._action_space
+        """The space of one action; None: unknown."""
+        return self.actions.space
 
     @action_space.setter
     def action_space(self, space: Space | None) -> None:
-        self._action_space = self.actions.space = space
+        self.actions.space = space
 
     def get_return(self) -> float:
         """The undiscounted sum of rewards, in the environment's units, lookback buffer and earlier chunks left out."""
@@ -187,7 +178,7 @@ class SingleAgentEpisode:
         steps = max(seen - 1, 0)
         if (
             len(self.actions) == len(self.rewards) == len(self) == steps
-            and (self._infos is None or len(self._infos) == seen)
+            and len(self.infos) == seen
             and all(len(buffer) == steps for buffer in self.extra_model_outputs.values())
         ):
             return
@@ -215,8 +206,7 @@ class SingleAgentEpisode:
         if self.is_reset or self.is_done or self.t or self.t_started:
             what = f"a reset at timestep {self.t} of an episode with {len(self.observations)} observations"
             raise self._bad(what, fix="begin a new SingleAgentEpisode for each env.reset()")
-        if infos or self._infos is not None:
-            self.infos.append(infos or {})  # before the observation: both have one length
+        self.infos.append(infos or {})
         self.observations.append(observation)
         self._start_time = time.perf_counter()
 
@@ -244,8 +234,7 @@ class SingleAgentEpisode:
         if extra:
             added += [(self.extra_model_outputs[name], value) for name, value in extra.items()]
         arrays = [buffer.appended(item) if buffer.finalized else None for buffer, item in added]
-        if infos or self._infos is not None:
-            self.infos.append(infos or {})  # before the observation: both have one length
+        self.infos.append(infos or {})
         for (buffer, item), grown in zip(added, arrays, strict=True):
             if buffer.finalized:
                 buffer.replace(grown)
@@ -269,8 +258,8 @@ class SingleAgentEpisode:
             raise self._bad(what, fix="give the same ones at every step")
         if self.is_numpy:
             where = f"episode {self.id_}, %s of timestep %s"
-            check_item(observation, self._observation_space, where=where % ("observation", self.t + 1))
-            check_item(action, self._action_space, where=where % ("action", self.t))
+            check_item(observation, self.observation_space, where=where % ("observation", self.t + 1))
+            check_item(action, self.action_space, where=where % ("action", self.t))
 
     def to_numpy(self) -> Self:
         """Turn the lists of steps into arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.
@@ -413,8 +402,8 @@ class SingleAgentEpisode:
             return buffer.part(first - kept, buffer.lookback + stop + more, kept, space=buffer.space)
 
         piece = copy.copy(self)
-        piece.observations, piece.actions, piece.rewards = part(self.observations, 1), part(self.actions), part(self.rewards)
-        piece._infos = None if self._infos is None else part(self._infos, 1)
+        piece.observations, piece.infos = part(self.observations, 1), part(self.infos, 1)
+        piece.actions, piece.rewards = part(self.actions), part(self.rewards)
         piece.extra_model_outputs = {name: part(buffer) for name, buffer in self.extra_model_outputs.items()}
         piece.is_terminated = piece.is_truncated = False
         piece.t_started, piece.t = self.t_started + start, self.t_started + stop
@@ -430,11 +419,7 @@ class SingleAgentEpisode:
         timestep and with the observation that this one ends with, and both have the same extra model outputs.
         """
         self._check_continues(other)
-        seen = [(self.observations, other.observations)]
-        if self.has_infos or other.has_infos:
-            seen.append((self.infos, other.infos))
-        else:
-            self._infos = None
+        seen = [(self.observations, other.observations), (self.infos, other.infos)]
         acted = [(self.actions, other.actions), (self.rewards, other.rewards)]
         acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in self.extra_model_outputs.items()]
         # The joint is in both, equal: the chunk's stays. All is joined before anything is changed.
@@ -527,10 +512,8 @@ class SingleAgentEpisode:
             observations=buffer("observations", state["observations"], own["observations"]),
             actions=buffer("actions", state["actions"], own["actions"]),
             rewards=rewards,
-            _infos=infos,
+            infos=infos,
             extra_model_outputs={name: buffer(name, part) for name, part in extra.items()},
-            _observation_space=own["observations"],
-            _action_space=own["actions"],
             is_terminated=_flag(state["is_terminated"]),
             is_truncated=_flag(state["is_truncated"]),
             t_started=t_started,
@@ -566,6 +549,10 @@ def _buffer(data: Data, lookback: int, space: Space | None) -> InfiniteLookbackB
     if data.space is None:
         data.space = space
     return data
+
+
+def _no_infos(observations: InfiniteLookbackBuffer) -> list[dict[str, Any]]:
+    return [{} for _ in range(observations.len_incl_lookback())]
 
 
 def _one_number_each(rewards: InfiniteLookbackBuffer) -> bool:

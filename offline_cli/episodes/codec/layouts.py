@@ -11,6 +11,7 @@ A name, clock, lookback or map that is empty in the item learned from is constan
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,6 @@ import numpy as np
 from offline_cli.episodes.codec.arrays import (
     dtype_from_type,
     list_header,
-    map_header,
     pack,
     shape_from_node,
     unpack_first,
@@ -35,8 +35,6 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["INSIDE", "NAMES", "ArrayField", "BufferFields", "ItemLayout", "StepsField", "learn_layout"]
-
 Read = Callable[[bytes, int], tuple[Any, int]]
 """(item, start) to (value, the byte after it), which may be past the end: offsets only grow, and the layout checks the last."""
 
@@ -45,6 +43,7 @@ NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 UINT_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 LIST_WIDTHS = {0xDC: 2, 0xDD: 4}
+MARK, NO_PAYLOAD = os.urandom(16), b""
 BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
 KEEP_VIEW = 1 << 12  # payloads at least this large are not copied out of their item before they are joined
 CUT_BYTES = 1 << 16  # larger items are not worth a cut
@@ -324,120 +323,104 @@ def learn_layout(data: bytes) -> ItemLayout | None:
         state = unpack_raw(data, where=INSIDE)
         if not isinstance(state, dict) or not NEEDED <= state.keys() <= KNOWN:
             return None
-        layout = _Learner(data, state).layout()
+        layout = _Learner().layout(state)
     except (_NoLayout, Mismatch, OfflineCliError, *ODD):
         return None
     return layout if layout.read(data) is not None else None
 
 
 class _Learner:
-    """Walks one raw state, packing it again and leaving fields out."""
+    """Packs one raw state again with a mark for each field: what lies between the marks is constant."""
 
-    def __init__(self, data: bytes, state: Mapping[Any, Any]) -> None:
-        self.data, self.state = data, state
-        self.written = 0  # bytes of the item before `constant`
-        self.constant = bytearray()
-        self.fields: list[tuple[bytes, int, Read]] = []
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
         self.arrays: dict[int, ArrayField] = {}
         self.steps: dict[int, StepsField] = {}
 
-    def layout(self) -> ItemLayout:
+    def layout(self, state: Mapping[Any, Any]) -> ItemLayout:
         slots: dict[str, int] = {}
         buffers: dict[str, BufferFields] = {}
         extra: dict[str, BufferFields] = {}
-        self.constant += map_header(len(self.state))
-        for key, value in self.state.items():
-            self._key(key)
+        marked = dict(state)
+        for key, value in state.items():
             if key in ALWAYS or (key in IF_ANY and value is not None and value != {}):
-                slots[key] = self._field(ALWAYS.get(key) or IF_ANY[key])
+                marked[key], slots[key] = self._field(ALWAYS.get(key) or IF_ANY[key])
             elif key in ("observations", "actions", "rewards", "infos"):
-                buffers[key] = self._buffer(value, read_infos if key == "infos" else None)
+                marked[key], buffers[key] = self._buffer(value, read_infos if key == "infos" else None)
             elif key == "extra_model_outputs" and value:
-                self.constant += map_header(len(value))
+                marked[key] = {}
                 for name, part in value.items():
-                    self._key(name)
-                    extra[name] = self._buffer(part, None)
-            else:
-                self.constant += pack(value)
+                    marked[key][_text(name)], extra[name] = self._buffer(part, None)
+        parts = pack(marked).split(pack(MARK))
+        for index, array in self.arrays.items():  # whose field goes on to the end of its payload
+            parts[index + 1] = parts[index + 1].removeprefix(array.middle + pack(NO_PAYLOAD))
+        *constants, tail = parts
         return ItemLayout(
-            tuple(self.fields),
-            bytes(self.constant),
+            tuple((constant, len(constant), read) for constant, read in zip(constants, self.reads, strict=True)),
+            tail,
             slots,
             self.arrays,
             self.steps,
             buffers,
             extra,
-            observation_space=space_in_state(self.state, "observations", where=INSIDE),
-            action_space=space_in_state(self.state, "actions", where=INSIDE),
+            observation_space=space_in_state(state, "observations", where=INSIDE),
+            action_space=space_in_state(state, "actions", where=INSIDE),
         )
 
-    def _buffer(self, value: Mapping[str, Any], read: Read | None) -> BufferFields:
+    def _field(self, read: Read) -> tuple[bytes, int]:
+        """The mark of a new field, and its index in a row."""
+        self.reads.append(read)
+        return MARK, len(self.reads) - 1
+
+    def _buffer(self, value: Mapping[str, Any], read: Read | None) -> tuple[dict[str, Any], BufferFields]:
         if value.keys() - {"space"} != {"data", "lookback", "finalized"} or type(value["finalized"]) is not bool:
             raise _NoLayout
-        self.constant += map_header(len(value))
-        found: Tree = None
-        lookback = None
+        known_space_from_rllib(value.get("space"), where=INSIDE)  # refused where `decode` refuses it
+        marked, found, lookback = dict(value), None, None
         for key, part in value.items():
-            self._key(key)
             if key == "lookback" and part:
-                lookback = self._field(read_uint)
+                marked[key], lookback = self._field(read_uint)
             elif key == "data":
-                listed = isinstance(part, list) and not value["finalized"]
-                found = self._field(read) if read else self._steps() if listed else self._arrays(part, 0)
-            else:
-                if key == "space":
-                    known_space_from_rllib(part, where=INSIDE)  # refused where `decode` refuses it
-                self.constant += pack(part)
-        return BufferFields(found, lookback)
+                is_list = isinstance(part, list) and not value["finalized"]
+                marked[key], found = self._field(read) if read else self._steps(part) if is_list else self._arrays(part, 0)
+        return marked, BufferFields(found, lookback)
 
-    def _steps(self) -> int:
-        start = self.written + len(self.constant)
-        size, first = read_list_size(self.data, start)
-        template = learn_template(self.data, first, where=INSIDE) if size else None
-        if template is not None and template.read(self.data, first, size) is None:
+    def _steps(self, steps: list[Any]) -> tuple[bytes, int]:
+        head, packed = list_header(len(steps)), pack(steps)
+        template = learn_template(packed, len(head), where=INSIDE) if steps else None
+        if template is not None and template.read(packed, len(head), len(steps)) is None:
             template = None  # steps of several types, say
-        steps = StepsField(template)
-        index = self._field(steps.read)
-        self.steps[index] = steps
-        return index
+        field = StepsField(template)
+        mark, index = self._field(field.read)
+        self.steps[index] = field
+        return mark, index
 
-    def _arrays(self, value: Any, depth: int) -> Tree:
+    def _arrays(self, value: Any, depth: int) -> tuple[Any, Tree]:
         if depth > MAX_NESTING:
             raise _NoLayout
         if isinstance(value, dict) and b"nd" in value:
             return self._array(value)
         if isinstance(value, dict):
-            self.constant += map_header(len(value))
-            return {self._key(key): self._arrays(part, depth + 1) for key, part in value.items()}
+            parts = {_text(key): self._arrays(part, depth + 1) for key, part in value.items()}
+            return {key: marked for key, (marked, _) in parts.items()}, {key: tree for key, (_, tree) in parts.items()}
         if isinstance(value, list):
-            self.constant += list_header(len(value))
-            return tuple(self._arrays(part, depth + 1) for part in value)
+            listed = [self._arrays(part, depth + 1) for part in value]
+            return [marked for marked, _ in listed], tuple(tree for _, tree in listed)
         raise _NoLayout
 
-    def _array(self, node: dict[Any, Any]) -> int:
+    def _array(self, node: dict[Any, Any]) -> tuple[Any, int]:
         if list(node) != [b"nd", b"type", b"kind", b"shape", b"data"] or node[b"nd"] is not True or not node[b"shape"]:
             raise _NoLayout
         dtype = dtype_from_type(node[b"type"], kind=node[b"kind"], where=INSIDE)
         _, *shape = shape_from_node(node, where=INSIDE)
-        self.constant += map_header(len(node))
-        for key in (b"nd", b"type", b"kind"):
-            self.constant += pack(key) + pack(node[key])
-        self.constant += pack(b"shape") + list_header(1 + len(shape))
         middle = b"".join(pack(size) for size in shape) + pack(b"data")
         array = ArrayField(dtype, tuple(shape), middle, math.prod(shape) * dtype.itemsize)
-        index = self._field(array.read)
+        mark, index = self._field(array.read)
         self.arrays[index] = array
-        return index
+        return {**node, b"shape": [mark, *shape], b"data": NO_PAYLOAD}, index
 
-    def _field(self, read: Read) -> int:
-        constant = bytes(self.constant)
-        self.constant.clear()
-        self.fields.append((constant, len(constant), read))
-        _, self.written = read(self.data, self.written + len(constant))
-        return len(self.fields) - 1
 
-    def _key(self, key: Any) -> str:
-        if not isinstance(key, str):
-            raise _NoLayout
-        self.constant += pack(key)
-        return key
+def _text(key: Any) -> str:
+    if not isinstance(key, str):
+        raise _NoLayout
+    return key

@@ -98,7 +98,7 @@ def _plain(value: Any, path: tuple[str, ...], tally: Tally, where: str) -> Any:
             return value.isoformat()
         case np.ndarray() | np.generic() if value.dtype.kind == "M":
             tally.assume("datetime-to-text")
-            return np.datetime_as_string(value).tolist()
+            return np.datetime_as_string(np.asarray(value)).tolist()
         case np.ndarray() | np.generic() if value.dtype.kind in "biufcSU" and value.dtype.itemsize:
             return value
     kind = f"{value.dtype} array" if isinstance(value, np.ndarray) else f"{type(value).__module__}.{type(value).__qualname__}"
