@@ -6,7 +6,8 @@ for: states of a module with memory, actions of a Tuple space. We read all of th
 
 The cells of a column mostly differ in the bytes of their numbers alone, as they are stored or at least when they are unpacked.
 So one cell is read with all care (`pickles`), and of those that agree with it in every other byte only the numbers are taken,
-for many cells at once: ten times as fast. What lies where is proved by trial, and a form that cannot be proved is not used.
+for many cells at once: ten times as fast. What lies where is proved by trial, and a form that cannot be proved is not used;
+cells of several arrays are read one by one.
 
 Before memory is taken, the size that an lz4 frame states is checked against what lz4 can reach from its bytes. A frame that
 states none is decompressed up to the same limit.
@@ -15,8 +16,8 @@ states none is decompressed up to the same limit.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import lz4.frame
@@ -44,8 +45,7 @@ NUMERIC: Final = "biufc"
 CHUNK_BYTES: Final = 1 << 20  # of the cells that are read at once
 SMALL_CELL: Final = 4 << 10  # bytes of a cell that lz4 takes longer to unpack than numpy to compare
 MAX_FORMS: Final = 16  # of the cells of one column; RLlib's need two or four
-PROBE: Final = b"ACDEFGHJKL"
-"""Bytes used as digits in a probe: of finite floats, and of no dtype or byte order."""
+TRIALS: Final = 4  # places of an array's bytes that are tried: a small one may have its bytes elsewhere, too
 
 
 def looks_packed(value: Any) -> bool:
@@ -59,7 +59,7 @@ def unpack(cell: str | bytes, *, where: str, object_lists: bool = False) -> Any:
     `object_lists`: object arrays come back as lists of plain values (for infos) instead of being refused. Raises UnsafeData
     where the pickle names anything but numpy's arrays or would unfold beyond reason, BadEpisode for a cut or invalid cell.
     """
-    return unpickle(_pickle_of(cell, where), where=where, object_lists=object_lists).value
+    return unpickle(_pickle_of(cell, where), where=where, object_lists=object_lists)
 
 
 def tree_of_value(value: Any, *, where: str) -> Tree:
@@ -125,68 +125,41 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Bytes in which it is known what their numbers are: others that agree with them everywhere else hold other numbers."""
+    """Bytes of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers."""
 
-    fixed: tuple[tuple[slice, NDArray[np.uint8]], ...]  # all bytes but the numbers
-    leaves: list[NDArray[Any]]
-    spans: list[slice | None]  # (leaves,) where the numbers of each are; None: they follow from the other bytes
+    start: int  # of the numbers
+    stop: int
+    before: NDArray[np.uint8]  # what all have in common
+    after: NDArray[np.uint8]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: bytes, places: Iterable[tuple[int, int]], found: list[NDArray[Any]]) -> _Form | None:
-        """The form of `data`, a frame or a pickle that holds the arrays `found`; None where it cannot be proved.
+    def of(cls, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+        """The form of `data`, a frame or a pickle that holds `leaf` alone; None where it cannot be proved.
 
-        The proof: read again with other bytes in those of `places` (offset, size) that hold an array, `data` gives these as
-        numbers, and is equal otherwise.
+        The proof: read again with other bytes in the place of the numbers, `data` gives these as numbers.
         """
-        probe, filled = bytearray(data), dict[bytes, slice]()
-        contents = {leaf.tobytes(): leaf.dtype for leaf in found if leaf.nbytes}
-        for start, size in places:
-            dtype = contents.get(data[start : start + size])
-            if dtype is not None:
-                filling = _filling(len(filled), size)
-                expected = numbers_of(filling, dtype).tobytes()
-                if expected in filled:
-                    return None
-                filled[expected] = slice(start, start + size)
-                probe[start : start + size] = filling
-        try:
-            changed = leaves(tree_of_value(unpickle(_pickle_in(bytes(probe), ""), where="").value, where=""))
-        except BadData:
-            return None
-        spans = [filled.get(leaf.tobytes()) for leaf in changed]
-        if len(changed) != len(found) or not any(spans):
-            return None
-        if not all(span or _same(*pair) for span, *pair in zip(spans, found, changed, strict=True)):
-            return None
-        return cls.at(data, found, spans)
+        numbers, whole, start = leaf.tobytes(), np.frombuffer(data, np.uint8), -1
+        filling = np.random.default_rng(0).integers(0, 2 if leaf.dtype.kind == "b" else 256, leaf.nbytes, np.uint8).tobytes()
+        for _ in range(TRIALS if numbers else 0):
+            start = data.find(numbers, start + 1)
+            if start < 0:
+                return None
+            stop = start + len(numbers)
+            try:
+                changed = np.asarray(unpickle(_pickle_in(data[:start] + filling + data[stop:], ""), where=""))
+            except BadData:
+                continue
+            if (changed.dtype, changed.shape, changed.tobytes()) == (leaf.dtype, leaf.shape, filling):
+                return cls(start, stop, whole[:start].copy(), whole[stop:].copy(), leaf.dtype, leaf.shape)
+        return None
 
-    @classmethod
-    def at(cls, data: bytes, found: list[NDArray[Any]], spans: list[slice | None]) -> _Form:
-        """The form of `data` whose numbers are known to lie at `spans`."""
-        whole = np.frombuffer(data, np.uint8)
-        fixed = tuple((part, whole[part].copy()) for part in _around(filter(None, spans), len(data)))
-        return cls(fixed, [np.zeros_like(leaf) if span else leaf for leaf, span in zip(found, spans, strict=True)], spans)
-
-    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
-        """(m,) which of the rows (m, length) have this form, and of these each leaf (k, *shape)."""
-        same = np.ones(len(rows), np.bool_)
-        for part, data in self.fixed:
-            same &= (rows[:, part] == data).all(axis=1)
-        chosen = rows if same.all() else rows[same]
-        return same, [
-            np.broadcast_to(leaf, (len(chosen), *leaf.shape))
-            if span is None
-            else numbers_of(chosen[:, span].tobytes(), leaf.dtype).reshape(len(chosen), *leaf.shape)
-            for leaf, span in zip(self.leaves, self.spans, strict=True)
-        ]
-
-
-def _around(spans: Iterable[slice], size: int) -> list[slice]:
-    """What `spans` leave of `size` places."""
-    ordered = sorted(spans, key=lambda span: int(span.start))
-    return [
-        slice(*edge) for edge in zip([0, *(one.stop for one in ordered)], [*(one.start for one in ordered), size], strict=True)
-    ]
+    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """(m,) which of the rows (m, length) have this form, and the arrays of these (k, *shape)."""
+        same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
+        found = numbers_of(rows[same, self.start : self.stop].tobytes(), self.dtype)
+        return same, found.reshape(-1, *self.shape) if found.size else np.zeros((0, *self.shape), self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +168,22 @@ class _TextForm:
 
     start: int  # of these characters
     stop: int
-    before: NDArray[np.uint8]  # what all cells have in common
+    before: NDArray[np.uint8]
     after: NDArray[np.uint8]
     inner: _Form  # of the bytes that these characters stand for
 
-    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
+    @classmethod
+    def of(cls, cell: bytes, form: _Form) -> _TextForm | None:
+        """`form`: of the bytes in the cell. None where numbers lie at the very end, where base64 may be padded."""
+        first, last = form.start // 3, -(-form.stop // 3)  # groups
+        if 4 * last > len(cell) - 4:
+            return None
+        start, before, after = 3 * first, form.before[3 * first :], form.after[: 3 * last - form.stop]
+        inner = replace(form, start=form.start - start, stop=form.stop - start, before=before, after=after)
+        whole = np.frombuffer(cell, np.uint8)
+        return cls(4 * first, 4 * last, whole[: 4 * first], whole[4 * last :], inner)
+
+    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """As `_Form.read`; no row has this form where one is not base64."""
         same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
         try:
@@ -209,16 +193,6 @@ class _TextForm:
         alike, found = self.inner.read(np.frombuffer(raw, np.uint8).reshape(-1, (self.stop - self.start) // 4 * 3))
         same[same] = alike
         return same, found
-
-
-def _same(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
-
-
-def _filling(number: int, size: int) -> bytes:
-    """`size` bytes, none of which is zero; others for another number, where there are as many."""
-    digits = bytes(PROBE[int(digit)] for digit in str(number))
-    return (digits + PROBE * (size // len(PROBE) + 1))[:size]
 
 
 class _Column:
@@ -266,49 +240,33 @@ class _Column:
         for form in self.forms.get(kind, ()):
             alike, found = form.read(data)
             if alike.any():
-                for values, numbers in zip(self.values, found, strict=True):
-                    values[first + rows[alike]] = numbers
+                self.values[0][first + rows[alike]] = found
                 rows, data = rows[~alike], data[~alike]
         return rows, data
 
     def _fill_one(self, row: int, pickled: bytes) -> None:
         """Read a cell with all care, and keep its form."""
         place = self.where(row)
-        read = unpickle(pickled, where=place)
-        tree = tree_of_value(read.value, where=place)
+        value = unpickle(pickled, where=place)
+        tree = tree_of_value(value, where=place)
         if paths(tree) != self.paths:
             raise BadEpisode("a packed cell of another kind than the first one", where=place, fix=OTHER_FIX)
-        found = leaves(tree)
         for values, (path, leaf) in zip(self.values, flatten(tree), strict=True):
             if (leaf.dtype, leaf.shape) != (values.dtype, values.shape[1:]):
                 what = f"{leaf.dtype}{leaf.shape} in a column of {values.dtype}{values.shape[1:]}"
                 raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
             values[row] = leaf
-        if sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", len(pickled), _Form.of(pickled, read.spans, found))
+        if isinstance(value, (np.ndarray, np.generic)) and sum(map(len, self.forms.values())) < MAX_FORMS:
+            self._learn("pickle", len(pickled), _Form.of(pickled, tree))
             cell = self.cells[row].as_py()
             if len(cell) <= SMALL_CELL:
-                self._learn("stored", len(cell), _stored_form(cell, _raw_of(cell, place), found))
+                raw = _raw_of(cell, place)
+                form = _Form.of(raw, tree)
+                self._learn("stored", len(cell), form if form is None or raw is cell else _TextForm.of(cell, form))
 
     def _learn(self, kind: str, length: int, form: _Form | _TextForm | None) -> None:
         if form is not None:
             self.forms.setdefault((kind, length), []).append(form)
-
-
-def _stored_form(cell: bytes, raw: bytes, found: list[NDArray[Any]]) -> _Form | _TextForm | None:
-    """The form of a cell; `raw`: its frame or pickle. None where numbers lie at the very end, where base64 may be padded."""
-    places = [(raw.find(content), len(content)) for content in {leaf.tobytes() for leaf in found} if content in raw]
-    form = _Form.of(raw, places, found)
-    if form is None or raw is cell:
-        return form
-    spans = [span for span in form.spans if span is not None]
-    first, last = min(span.start for span in spans) // 3, -(-max(span.stop for span in spans) // 3)  # groups
-    if 4 * last > len(cell) - 4:
-        return None
-    moved = [span and slice(span.start - 3 * first, span.stop - 3 * first) for span in form.spans]
-    whole = np.frombuffer(cell, np.uint8)
-    inner = _Form.at(raw[3 * first : 3 * last], found, moved)
-    return _TextForm(4 * first, 4 * last, whole[: 4 * first], whole[4 * last :], inner)
 
 
 # ---- texts to pickles ----
