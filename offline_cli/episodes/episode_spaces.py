@@ -22,20 +22,6 @@ from offline_cli.errors import BadEpisode, UnsafeData
 from offline_cli.spaces import Space, bound_bytes, space_from_rllib, space_to_rllib
 from offline_cli.trees import Tree, map_leaves, paths, unflatten_like
 
-__all__ = [
-    "OWN_SPACES",
-    "category_bounds",
-    "choice_counts",
-    "hot_size",
-    "known_space_from_rllib",
-    "known_space_to_rllib",
-    "one_hot",
-    "one_hot_leaf",
-    "space_in_state",
-    "space_tree",
-    "zero_rows",
-]
-
 FIX: Final = "give the space of this data, or correct the data"
 REWRITE: Final = "write the file again from its source"
 OWN_SPACES: Final = {"observations": "_observation_space", "actions": "_action_space"}

@@ -1,8 +1,7 @@
 """One kind of data of an episode (its observations, say) with a lookback buffer on the left.
 
-The first `lookback` records belong to an earlier chunk of the episode and are read-only context: index 0 is the first record
-after them, and `len` does not count them. The data is a list of records until `finalize` turns it into arrays, one per leaf,
-(length, *shape).
+The first `lookback` records belong to an earlier chunk of the episode: index 0 is the first record after them, and `len` does
+not count them.
 
 A *position* counts from the first record kept, lookback buffer included, and may lie outside the data: then an int or list
 raises, a slice leaves it out as Python's do, and with `fill` it is filled.
@@ -24,7 +23,7 @@ from offline_cli.episodes.episode_spaces import hot_size, known_space_from_rllib
 from offline_cli.episodes.stacking import MAX_DEPTH, concatenate, has_tuple, row_count, stack, tuples_for, unstack
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of, same_leaf
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of
 
 __all__ = ["GetterOptions", "Indices", "InfiniteLookbackBuffer", "SetterOptions", "check_item"]
 
@@ -340,15 +339,6 @@ class InfiniteLookbackBuffer:
         records = tuples_for(data, space) if has_tuple(space) or isinstance(data, list) else list(data)
         return cls.over(records, lookback, space, finalized=False)
 
-    def __eq__(self, other: object) -> bool:
-        """Whether both hold equal records, in the same state, with the same lookback and space."""
-        if not isinstance(other, InfiniteLookbackBuffer):
-            return NotImplemented
-        mine = (self.lookback, self.finalized, self.space)
-        return mine == (other.lookback, other.finalized, other.space) and _same(self.data, other.data)
-
-    __hash__ = None  # type: ignore[assignment]  # its data changes
-
     def __repr__(self) -> str:
         kind = "arrays" if self.finalized else "list"
         return f"{type(self).__name__}({len(self)} records in {kind}, {self.lookback} before them)"
@@ -421,13 +411,3 @@ def _lists_to_tuples(tree: Any, depth: int = 0) -> Tree:
             raise ValueError(f"keys that are not text: {list(tree)[:3]}")
         return {key: _lists_to_tuples(part, depth + 1) for key, part in tree.items()}
     return tuple(_lists_to_tuples(part, depth + 1) for part in tree) if isinstance(tree, (list, tuple)) else tree
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Whether two lists of records, or two trees of arrays, hold equal values in one structure."""
-    if isinstance(left, dict):
-        same = isinstance(right, dict) and left.keys() == right.keys()
-        return same and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(_same, left, right))
-    return same_leaf(left, right)

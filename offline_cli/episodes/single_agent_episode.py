@@ -176,20 +176,13 @@ class SingleAgentEpisode:
         """Raise BadEpisode, with names and lengths, unless there are T actions, T rewards, T+1 observations and infos, ..."""
         seen = len(self.observations)
         steps = max(seen - 1, 0)
-        if (
-            len(self.actions) == len(self.rewards) == len(self) == steps
-            and len(self.infos) == seen
-            and all(len(buffer) == steps for buffer in self.extra_model_outputs.values())
-        ):
+        extra = {f"extra model output {name}": len(buffer) for name, buffer in self.extra_model_outputs.items()}
+        lengths = {"actions": len(self.actions), "rewards": len(self.rewards), **extra}
+        lengths["steps between t_started and t"] = self.t - self.t_started
+        wrong = [f"{have} {name} ({steps} wanted)" for name, have in lengths.items() if have != steps]
+        wrong += [f"{len(self.infos)} infos ({seen} wanted)"] if len(self.infos) != seen else []
+        if not wrong:
             return
-        lengths = {
-            "actions": (len(self.actions), steps),
-            "rewards": (len(self.rewards), steps),
-            "steps between t_started and t": (self.t - self.t_started, steps),
-            "infos": (len(self.infos), seen),
-            **{f"extra model output {name}": (len(buffer), steps) for name, buffer in self.extra_model_outputs.items()},
-        }
-        wrong = [f"{have} {name} ({want} wanted)" for name, (have, want) in lengths.items() if have != want]
         fix = "give T+1 observations and infos, T of the rest, all with one lookback buffer"
         error = self._bad(f"{seen} observations, {', '.join(wrong)}", fix=fix)
         error.details[PROBLEM] = "length-mismatch"
@@ -432,6 +425,9 @@ class SingleAgentEpisode:
         self.custom_data.update(other.custom_data)
 
     def _check_continues(self, other: SingleAgentEpisode) -> None:
+        self.validate()
+        other.validate()
+        names = [sorted(chunk.extra_model_outputs) for chunk in (other, self)]
         problem = ""
         if other.id_ != self.id_:
             problem = f"a chunk of episode {other.id_}"
@@ -439,16 +435,12 @@ class SingleAgentEpisode:
             problem = "a chunk after the episode was done"
         elif self.t != other.t_started:
             problem = f"a chunk from timestep {other.t_started} on, this one ends at {self.t}"
-        elif self.extra_model_outputs.keys() != other.extra_model_outputs.keys():
-            names = [sorted(chunk.extra_model_outputs) for chunk in (other, self)]
+        elif names[0] != names[1]:
             problem = f"a chunk with extra model outputs {names[0]}, {names[1]} here"
-        else:
-            self.validate()
-            other.validate()
-            if not self.is_reset or not other.is_reset:
-                problem = "a chunk without a first observation"
-            elif not _same(self.get_observations(-1), other.get_observations(0)):
-                problem = f"a chunk whose first observation is not the last one here, of timestep {self.t}"
+        elif not self.is_reset or not other.is_reset:
+            problem = "a chunk without a first observation"
+        elif not _same(self.get_observations(-1), other.get_observations(0)):
+            problem = f"a chunk whose first observation is not the last one here, of timestep {self.t}"
         if problem:
             raise self._bad(problem, fix="join the chunks of one episode in order, with no gaps")
 

@@ -12,6 +12,7 @@ import pytest
 
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode
+from offline_cli.testing import assert_same_episode
 
 Make = Callable[..., SingleAgentEpisode]
 
@@ -24,25 +25,14 @@ def test_a_state_makes_an_equal_episode(nested: Make, numpyized: bool) -> None:
         episode.to_numpy()
     again = SingleAgentEpisode.from_state(copy.deepcopy(episode.get_state()))
     assert again.get_state().keys() == episode.get_state().keys()
-    for name in (
-        "observations",
-        "actions",
-        "rewards",
-        "infos",
-        "extra_model_outputs",
-        "custom_data",
-        "agent_id",
-        "t",
-        "t_started",
-    ):
-        assert getattr(again, name) == getattr(episode, name), name
+    assert_same_episode(again, episode)
     assert (again.is_truncated, again.is_numpy, again.observation_space) == (True, numpyized, episode.observation_space)
 
 
 def test_episodes_survive_pickle_and_deepcopy(nested: Make) -> None:
     episode = nested().to_numpy()
     for again in (pickle.loads(pickle.dumps(episode)), copy.deepcopy(episode)):
-        assert again.actions == episode.actions
+        assert_same_episode(again, episode)
         again.set_rewards(new_data=9.0, at_indices=0)
     assert episode.get_rewards(0) == 0.0
 
@@ -74,7 +64,7 @@ def test_tuples_that_became_lists_in_msgpack_become_tuples_again(nested: Make, n
     data = state["actions"]["data"]
     state["actions"]["data"] = list(data) if numpyized else [list(item) for item in data]
     again = SingleAgentEpisode.from_state(state)
-    assert again.actions == episode.actions
+    assert_same_episode(again, episode)
     assert isinstance(again.get_actions(0), tuple)
 
 
