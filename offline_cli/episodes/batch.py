@@ -277,8 +277,9 @@ class EpisodeBatch:
             difference = first.structure_difference(other)
             if difference:
                 what = f"episodes of two structures cannot share a batch: {difference}"
-                fix = "put episodes of one structure into one batch, and those of each source into a dataset of its own"
-                raise BadEpisode(what, where=f"episode {other.ids[0]}, beside {first.ids[0]}", fix=fix)
+                fix = "put episodes of one structure into one batch or dataset; those of agents of one kind are"
+                fix += " [episode.agent_episodes[agent] for episode in episodes for agent in agents_of_one_kind]"
+                raise BadEpisode(what, where=f"{_named(other)}, beside {_named(first)}", fix=fix)
         offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
         starts = np.concatenate([b.starts[(0 if i == 0 else 1) :] + offsets[i] for i, b in enumerate(batches)])
         names = ("obs", "actions", "rewards", "terminated", "truncated", "extra")
@@ -434,6 +435,12 @@ def forms(tree: Tree, name: str) -> dict[str, Form]:
 def in_words(form: Form | None) -> str:
     """As text."""
     return "absent" if form is None else f"{form[0]}{form[1]}"
+
+
+def _named(batch: EpisodeBatch) -> str:
+    """The first episode of a batch, for messages."""
+    agent = batch.agent_ids[0] if batch.agent_ids else None
+    return f"episode {batch.ids[0]}" + ("" if agent is None else f", agent {agent}")
 
 
 def _joined_of_episodes(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> Any:

@@ -20,8 +20,11 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
+from offline_cli.episodes.batch import forms
 from offline_cli.episodes.codec.arrays import (
+    check_values,
     dtype_from_type,
     list_header,
     pack,
@@ -30,14 +33,17 @@ from offline_cli.episodes.codec.arrays import (
     unpack_raw,
 )
 from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
-from offline_cli.episodes.episode_spaces import known_space_from_rllib, space_in_state
-from offline_cli.errors import OfflineCliError
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, space_in_state, zero_rows
+from offline_cli.episodes.stacking import concatenate, stack
+from offline_cli.errors import BadEpisode, OfflineCliError
 from offline_cli.spaces import Space
+from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 
 Read = Callable[[bytes, int], tuple[Any, int]]
 """(item, start) to (value, the byte after it), which may be past the end: offsets only grow, and the layout checks the last."""
 
+Column = Sequence[tuple[int, Any]]  # of each item: how many rows, and their bytes or values
 NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 UINT_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
@@ -71,6 +77,7 @@ class _NoLayout(Exception):
 class ArrayField:
     """One array of rows (numpy'ized data), from its first dimension to its last byte."""
 
+    index: int  # in a row of field values
     dtype: np.dtype[Any]
     shape: tuple[int, ...]  # of one row
     middle: bytes  # between the first dimension and the payload
@@ -89,11 +96,22 @@ class ArrayField:
             raise Mismatch
         return (rows, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
+    def joined(self, column: Column, skip: Sequence[int], space: Space | None, tally: Tally) -> NDArray[Any]:
+        """(rows, *shape) of all items, without the first `skip` rows of each."""
+        payloads = [payload for _, payload in column]
+        if any(skip):
+            payloads = [payload[k * self.row_bytes :] for payload, k in zip(payloads, skip, strict=True)]
+        rows = sum(count for count, _ in column) - sum(skip)
+        array = np.frombuffer(bytearray().join(payloads), self.dtype).reshape(rows, *self.shape)
+        check_values(array, where=INSIDE)
+        return array
+
 
 @dataclass(frozen=True, slots=True)
 class StepsField:
     """A list of one value per step (data that is not numpy'ized): a table of equal rows, or without a template any values."""
 
+    index: int
     template: ItemTemplate | None
 
     def read(self, data: bytes, start: int) -> tuple[tuple[int, Any], int]:
@@ -107,12 +125,27 @@ class StepsField:
             raise Mismatch
         return (size, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
+    def joined(self, column: Column, skip: Sequence[int], space: Space | None, tally: Tally) -> Tree:
+        """Leaves (rows, *shape) of all items, without the first `skip` rows of each. Raises BadEpisode where steps differ."""
+        parts = [values for _, values in column]
+        if self.template is not None:
+            parts = [rows[k * self.template.size :] if k else rows for rows, k in zip(parts, skip, strict=True)]
+            table = bytearray().join(parts)
+            tree = self.template.read(table, 0, len(table) // self.template.size)
+            if tree is None:
+                raise BadEpisode("steps that differ in more than their values", where=INSIDE, fix="")
+            return tree
+        trees = [stack(part, space, tally=tally) for values, k in zip(parts, skip, strict=True) if (part := values[k:])]
+        if any(forms(tree, "") != forms(trees[0], "") for tree in trees):
+            raise BadEpisode("steps of several structures", where=INSIDE, fix="")
+        return concatenate(*trees) if trees else zero_rows(space, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class BufferFields:
     """Where a row of field values holds one buffer."""
 
-    data: Tree  # of row indices: one for each array; a bare index for a list
+    data: Tree  # of ArrayField; a bare StepsField for a list; the index of infos
     lookback: int | None  # None: always 0
 
 
@@ -177,10 +210,9 @@ class ItemLayout:
     fields: tuple[tuple[bytes, int, Read], ...]
     tail: bytes
     slots: dict[str, int]  # of fields that are single values
-    arrays: dict[int, ArrayField]  # by index in a row
-    steps: dict[int, StepsField]  # by index in a row
     buffers: dict[str, BufferFields]  # observations, actions, rewards, infos
     extra: dict[str, BufferFields]  # by name of the output
+    is_listed: bool  # not numpy'ized: items are long, and are not cut
     observation_space: Space | None
     action_space: Space | None
     cuts: dict[int, _Cut | None] = field(default_factory=dict)  # by size of item; None: met once, or not worth it
@@ -193,7 +225,7 @@ class ItemLayout:
         if row is not None:
             return row
         row = self._read(data)
-        if row is not None and cut is None and size < CUT_BYTES and not self.steps and len(self.cuts) < MAX_CUTS:
+        if row is not None and cut is None and size < CUT_BYTES and not self.is_listed and len(self.cuts) < MAX_CUTS:
             with suppress(_NoLayout):
                 self.cuts[size] = _Cut(data, row, self.fields) if size in self.cuts else None
         return row
@@ -334,8 +366,7 @@ class _Learner:
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
-        self.arrays: dict[int, ArrayField] = {}
-        self.steps: dict[int, StepsField] = {}
+        self.fields: list[ArrayField | StepsField] = []
 
     def layout(self, state: Mapping[Any, Any]) -> ItemLayout:
         slots: dict[str, int] = {}
@@ -352,17 +383,17 @@ class _Learner:
                 for name, part in value.items():
                     marked[key][_text(name)], extra[name] = self._buffer(part, None)
         parts = pack(marked).split(pack(MARK))
-        for index, array in self.arrays.items():  # whose field goes on to the end of its payload
-            parts[index + 1] = parts[index + 1].removeprefix(array.middle + pack(NO_PAYLOAD))
+        for one in self.fields:
+            if isinstance(one, ArrayField):  # which goes on to the end of its payload
+                parts[one.index + 1] = parts[one.index + 1].removeprefix(one.middle + pack(NO_PAYLOAD))
         *constants, tail = parts
         return ItemLayout(
             tuple((constant, len(constant), read) for constant, read in zip(constants, self.reads, strict=True)),
             tail,
             slots,
-            self.arrays,
-            self.steps,
             buffers,
             extra,
+            is_listed=any(isinstance(one, StepsField) for one in self.fields),
             observation_space=space_in_state(state, "observations", where=INSIDE),
             action_space=space_in_state(state, "actions", where=INSIDE),
         )
@@ -376,7 +407,8 @@ class _Learner:
         if value.keys() - {"space"} != {"data", "lookback", "finalized"} or type(value["finalized"]) is not bool:
             raise _NoLayout
         known_space_from_rllib(value.get("space"), where=INSIDE)  # refused where `decode` refuses it
-        marked, found, lookback = dict(value), None, None
+        found: Tree = None
+        marked, lookback = dict(value), None
         for key, part in value.items():
             if key == "lookback" and part:
                 marked[key], lookback = self._field(read_uint)
@@ -385,15 +417,14 @@ class _Learner:
                 marked[key], found = self._field(read) if read else self._steps(part) if is_list else self._arrays(part, 0)
         return marked, BufferFields(found, lookback)
 
-    def _steps(self, steps: list[Any]) -> tuple[bytes, int]:
+    def _steps(self, steps: list[Any]) -> tuple[bytes, StepsField]:
         head, packed = list_header(len(steps)), pack(steps)
         template = learn_template(packed, len(head), where=INSIDE) if steps else None
         if template is not None and template.read(packed, len(head), len(steps)) is None:
             template = None  # steps of several types, say
-        field = StepsField(template)
-        mark, index = self._field(field.read)
-        self.steps[index] = field
-        return mark, index
+        field = StepsField(len(self.reads), template)
+        self.fields.append(field)
+        return self._field(field.read)[0], field
 
     def _arrays(self, value: Any, depth: int) -> tuple[Any, Tree]:
         if depth > MAX_NESTING:
@@ -408,16 +439,15 @@ class _Learner:
             return [marked for marked, _ in listed], tuple(tree for _, tree in listed)
         raise _NoLayout
 
-    def _array(self, node: dict[Any, Any]) -> tuple[Any, int]:
+    def _array(self, node: dict[Any, Any]) -> tuple[Any, ArrayField]:
         if list(node) != [b"nd", b"type", b"kind", b"shape", b"data"] or node[b"nd"] is not True or not node[b"shape"]:
             raise _NoLayout
         dtype = dtype_from_type(node[b"type"], kind=node[b"kind"], where=INSIDE)
         _, *shape = shape_from_node(node, where=INSIDE)
         middle = b"".join(pack(size) for size in shape) + pack(b"data")
-        array = ArrayField(dtype, tuple(shape), middle, math.prod(shape) * dtype.itemsize)
-        mark, index = self._field(array.read)
-        self.arrays[index] = array
-        return {**node, b"shape": [mark, *shape], b"data": NO_PAYLOAD}, index
+        array = ArrayField(len(self.reads), dtype, tuple(shape), middle, math.prod(shape) * dtype.itemsize)
+        self.fields.append(array)
+        return {**node, b"shape": [self._field(array.read)[0], *shape], b"data": NO_PAYLOAD}, array
 
 
 def _text(key: Any) -> str:

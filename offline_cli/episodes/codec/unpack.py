@@ -14,16 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.episodes.batch import EpisodeBatch, forms
-from offline_cli.episodes.codec.arrays import check_values, unpack
-from offline_cli.episodes.codec.layouts import INSIDE, NAMES, BufferFields, ItemLayout, learn_layout
-from offline_cli.episodes.episode_spaces import zero_rows
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.codec.arrays import unpack
+from offline_cli.episodes.codec.layouts import INSIDE, NAMES, ArrayField, BufferFields, ItemLayout, StepsField, learn_layout
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.episodes.stacking import concatenate, stack
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, UnsupportedSpace
 from offline_cli.spaces import Space, bound_bytes
 from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["BatchDecoder", "decode", "decode_batch"]
 
@@ -222,42 +220,17 @@ class _Columns:
         """Leaves (rows, *shape) of all episodes, each `more` rows than steps, lookback buffers left out."""
         skip = self.skipped(fields)
         want = (self.steps + more + np.array(skip, np.int64)).tolist()
-        for index in leaves(fields.data):
-            if [value[0] for value in self.columns[index]] != want:
+
+        def joined(field: ArrayField | StepsField) -> Tree:
+            column = self.columns[field.index]
+            if [count for count, _ in column] != want:
                 raise BadEpisode("buffers of other lengths than the timesteps imply", where=INSIDE, fix="")
-        if isinstance(fields.data, int) and fields.data in self.layout.steps:
-            return self.listed(fields.data, skip, space)
-        return map_leaves(lambda index: self.joined(index, skip), fields.data)
+            return field.joined(column, skip, space, self.tally)
+
+        return map_leaves(joined, fields.data)
 
     def skipped(self, fields: BufferFields) -> Sequence[int]:
         return (0,) * len(self.steps) if fields.lookback is None else self.columns[fields.lookback]
-
-    def joined(self, index: int, skip: Sequence[int]) -> NDArray[Any]:
-        field = self.layout.arrays[index]
-        payloads = [payload for _, payload in self.columns[index]]
-        if any(skip):
-            payloads = [payload[k * field.row_bytes :] for payload, k in zip(payloads, skip, strict=True)]
-        rows = sum(count for count, _ in self.columns[index]) - sum(skip)
-        array = np.frombuffer(bytearray().join(payloads), field.dtype).reshape(rows, *field.shape)
-        check_values(array, where=INSIDE)
-        return array
-
-    def listed(self, index: int, skip: Sequence[int], space: Space | None) -> Tree:
-        template = self.layout.steps[index].template
-        parts = [values for _, values in self.columns[index]]
-        if template is not None:
-            parts = [rows[k * template.size :] if k else rows for rows, k in zip(parts, skip, strict=True)]
-            table = bytearray().join(parts)
-            tree = template.read(table, 0, len(table) // template.size)
-            if tree is None:
-                raise BadEpisode("steps that differ in more than their values", where=INSIDE, fix="")
-            return tree
-        trees = [stack(part, space, tally=self.tally) for values, k in zip(parts, skip, strict=True) if (part := values[k:])]
-        if not trees:
-            return zero_rows(space, 0)
-        if any(forms(tree, "") != forms(trees[0], "") for tree in trees):
-            raise BadEpisode("steps of several structures", where=INSIDE, fix="")
-        return concatenate(*trees)
 
     def infos(self) -> list[Mapping[str, Any]] | None:
         fields = self.layout.buffers["infos"]
