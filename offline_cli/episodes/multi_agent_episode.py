@@ -27,8 +27,7 @@ __all__ = ["MultiAgentEpisode"]
 
 SKIP = "S"
 ALL = "__all__"  # the key of flags that hold for every agent
-TURNS = "give an action once per observation, a first and a last observation without one, and a done agent its flags alone"
-STATE = "write the state again from its source"
+TURNS = "give an action and a reward once per observation, a first and a last observation without, a done agent its flags alone"
 HANGING = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")  # of agents seen before
 PLAIN = (
     *("id_", "agent_to_module_mapping_fn", "observation_space", "action_space", "env_t_started", "env_t"),
@@ -51,8 +50,6 @@ class AgentOptions(GetterOptions, total=False):
 
 class Timeline(InfiniteLookbackBuffer):
     """Tags of one agent, a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
-
-    __slots__ = ()
 
     def get(self, indices: Indices = None, *, _ignore_last_ts: bool = False, **options: Any) -> Any:
         """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts`, RLlib's word: for data that ends a step earlier."""
@@ -301,22 +298,16 @@ class MultiAgentEpisode:
         observation, action, reward, infos, extra = (kind.get(agent) for kind in given[:5])
         terminated, truncated = (bool(flag.get(agent) or flag.get(ALL)) for flag in given[5:])
         part, hangs, acts = self.agent_episodes.get(agent), agent in self._hanging_actions_end, action is not None
-        sees, is_done, problem = observation is not None, terminated or truncated, ""
+        sees, is_done = observation is not None, terminated or truncated
         if part is None:
-            problem = "acts before its first observation" if acts else ""
+            is_wrong = acts
         elif part.is_done:
-            if any(kind is not None for kind in (observation, action, reward, infos, extra)):
-                problem = "is done, yet was given data"
-        elif acts and hangs:
-            problem = "acts again before the next observation"
-        elif sees and not (acts or hangs or is_done):
-            problem = "got another observation without having acted"
-        elif acts and sees and reward is None:
-            problem = "acted and got an observation, but no reward"
-        elif truncated and (acts or hangs) and not sees:
-            problem = "acted and was truncated without a last observation"
-        if problem:
-            raise self._bad(f"agent {agent!r} {problem}", fix=TURNS)
+            is_wrong = any(kind is not None for kind in (observation, action, reward, infos, extra))
+        else:
+            is_wrong = (acts and (hangs or (sees and reward is None))) or (sees and not (acts or hangs or is_done))
+            is_wrong |= truncated and (acts or hangs) and not sees
+        if is_wrong:
+            raise self._bad(f"agent {agent!r} acts, sees or ends out of turn", fix=TURNS)
         if hangs:
             action, extra = self._hanging_actions_end[agent], self._hanging_extra_model_outputs_end[agent]
         owed = self._hanging_rewards_end.get(agent, 0.0) + (reward or 0.0)
@@ -574,16 +565,15 @@ class MultiAgentEpisode:
         for agent, part in self.agent_episodes.items():
             part.validate()
             timeline = self.env_t_to_agent_t.get(agent, Timeline())
-            steps, count = _seen(timeline.data), part.observations.len_incl_lookback()
-            if len(timeline.data) != self._moments or timeline.lookback != self._lookback:
-                problem = f"a timeline of {len(timeline.data)} timesteps where there are {self._moments}"
-            elif steps != list(range(part.t + 1 - len(steps), part.t + 1)) or len(steps) > count:
-                problem = f"{len(steps)} observations up to {steps[-1:]} by its timeline, {count} up to {part.t} by its episode"
-            elif part.is_done and agent in self._hanging_actions_end:
-                problem = "ended, and an action that hangs"
-            else:
-                continue
-            raise self._bad(f"agent {agent!r} has {problem}", fix=STATE)
+            steps = _seen(timeline.data)
+            if (
+                (len(timeline.data), timeline.lookback) != (self._moments, self._lookback)
+                or steps != list(range(part.t + 1 - len(steps), part.t + 1))
+                or len(steps) > part.observations.len_incl_lookback()
+                or (part.is_done and agent in self._hanging_actions_end)
+            ):
+                what = f"agent {agent!r} has a timeline of {len(timeline.data)} timesteps and {len(steps)} observations"
+                raise self._bad(f"{what}, which contradicts its episode", fix="write the state again from its source")
 
     def _bad(self, what: str, *, fix: str) -> BadEpisode:
         return BadEpisode(what, where=f"multi-agent episode {self.id_}, environment timestep {self.env_t}", fix=fix)
