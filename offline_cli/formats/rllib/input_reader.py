@@ -123,7 +123,7 @@ class InputReaderSource(SampleBatchSource):
                 found = reader.rows(columns, where, nbytes, Tally())
             except BadData as error:
                 rejects.add(error)
-                yield Part(lost=1, place=where)
+                yield Part(lost=where)
                 continue
             self.done += sum(map(len, found))
             yield Part(found, (0, self.name))

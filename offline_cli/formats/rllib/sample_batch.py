@@ -102,8 +102,8 @@ class SampleBatchSource(FileSource):
         losses, last_loss, file = 0, "", (-1, "")
         for part in self._parts(BatchReader(tally, *self.info.spaces), tally, rejects):
             if part.lost:
-                losses, last_loss = losses + part.lost, part.place
-                rejects.lose_episodes(Lost.UNREADABLE, part.lost)
+                losses, last_loss = losses + 1, part.lost
+                rejects.lose_episodes(Lost.UNREADABLE)
             if part.found and part.file != file:
                 identifier.start_file(part.file, part.content)
                 file = part.file
@@ -115,35 +115,29 @@ class SampleBatchSource(FileSource):
     def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
         before = 0
         for number, file in enumerate(self.files):
-            count = rejects.count
-            for line in lines_of(file, rejects, self.scope):
-                yield from _lost(rejects.count - count, file.url)
+            for line in lines_of(file, self.scope):
+                if isinstance(line, BadData):
+                    rejects.add(line)
+                    yield Part(lost=file.url)
+                    continue
                 self.done = before + line.position
                 tally.rows_in += 1
                 try:
                     yield Part(reader.read(line), (number, line.file), line.data)
                 except BadData as error:
                     rejects.add(error, raw=line.data)
-                    yield Part(lost=1, place=error.where)
-                count = rejects.count
-            yield from _lost(rejects.count - count, file.url)
+                    yield Part(lost=error.where)
             before = self.done
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a line holds; or lines that could not be read."""
+    """What a line holds; or one that could not be read."""
 
     found: list[PolicyRows] = field(default_factory=list)  # of each policy
     file: tuple[int, str] = (0, "")  # its number, and URL: made-up ids go by its name, and by
     content: bytes = b""  # of its first line that can be read
-    lost: int = 0  # lines
-    place: str = ""  # of lost ones
-
-
-def _lost(lines: int, place: str) -> Iterator[Part]:
-    if lines:
-        yield Part(lost=lines, place=place)
+    lost: str = ""  # where a line or the rest of a file was lost
 
 
 def _ended(rows: PolicyRows) -> int:
