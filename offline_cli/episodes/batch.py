@@ -7,16 +7,13 @@ Layout decisions, kept by every reader, writer, connector and trainer:
 * A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
 * No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
 
-A single episode of a batch costs microseconds: views, no copies, infos made on demand.
+A single episode of a batch costs microseconds: views, no copies.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
-from operator import itemgetter
 from typing import Any, Final, Self
 
 import numpy as np
@@ -30,12 +27,11 @@ from offline_cli.episodes.stacking import stack
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, same_space
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.trees import Tree, flatten, map_leaves, rows_of
 
 __all__ = ["EpisodeBatch", "Form", "Infos", "forms", "in_words"]
 
 Infos = Sequence[Mapping[str, Any]]
-LONG: Final = 1000  # steps of an episode; indices of its rows take more than they save
 OF_EPISODES: Final[Mapping[str, Any]] = {
     "t_started": 0,
     "start_kind": 0,
@@ -47,8 +43,6 @@ OF_EPISODES: Final[Mapping[str, Any]] = {
 """Fields (E, ...) that may be None, and what each episode has where they are."""
 Form = tuple[np.dtype[Any], tuple[int, ...]]
 """Of one step."""
-Pick = Callable[[SingleAgentEpisode], InfiniteLookbackBuffer]
-ONE_STRUCTURE: Final = "put episodes of one structure into one batch"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # eq=False: arrays have no single truth value
@@ -121,18 +115,9 @@ class EpisodeBatch:
     @np.errstate(all="ignore")
     def returns(self) -> NDArray[np.float64]:
         """(E,) undiscounted sum of rewards, in the environment's units; infinite or NaN where the sum is."""
-        lengths = self.lengths
-        found = np.zeros(len(self), np.float64)
-        by_length = np.argsort(lengths, kind="stable")
-        firsts = np.flatnonzero(np.diff(lengths[by_length], prepend=-1))  # of each length
-        for first_of, next_first in pairwise([*firsts.tolist(), len(self)]):
-            episodes = by_length[first_of:next_first]  # those of one length at once: the same pairwise sums as one by one
-            length = int(lengths[episodes[0]])
-            if length >= LONG:
-                for episode, first in zip(episodes.tolist(), self.starts[episodes].tolist(), strict=True):
-                    found[episode] = self.rewards[first : first + length].sum()
-            else:
-                found[episodes] = self.rewards.take(self.starts[episodes][:, None] + np.arange(length)).sum(axis=1)
+        found, filled = np.zeros(len(self), np.float64), self.lengths > 0
+        if filled.any():
+            found[filled] = np.add.reduceat(self.rewards, self.starts[:-1][filled])
         return found
 
     @property
@@ -176,17 +161,17 @@ class EpisodeBatch:
 
         `view`: the caller changes none of them, so that those of a single episode, which may be large, need no copy.
         """
-        if view and len(self) == 1:
-            return map_leaves(lambda leaf: leaf[:-1], self.obs)
-        rows = self.step_rows()
-        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
+        return self._observations(0, view)
 
     def next_obs(self, *, view: bool = False) -> Tree:
         """Leaves (N, *obs_shape): the observation each step led to; `view` as in `acted_obs`."""
+        return self._observations(1, view)
+
+    def _observations(self, later: int, view: bool) -> Tree:
         if view and len(self) == 1:
-            return map_leaves(lambda leaf: leaf[1:], self.obs)
-        rows = self.step_rows() + 1
-        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)
+            return rows_of(self.obs, slice(later, later + self.num_steps))
+        rows = self.step_rows() + later
+        return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
 
     def timesteps(self) -> NDArray[np.int64]:
         """(N,) the timestep of each step within its episode, counted from `t_started`."""
@@ -292,23 +277,17 @@ class EpisodeBatch:
             difference = first.structure_difference(other)
             if difference:
                 what = f"episodes of two structures cannot share a batch: {difference}"
-                where = f"episodes {first.ids[0]} and {other.ids[0]}"
-                raise BadEpisode(what, where=where, fix="convert the two sources into two datasets")
+                fix = "put episodes of one structure into one batch or dataset; those of agents of one kind are"
+                fix += " [episode.agent_episodes[agent] for episode in episodes for agent in agents_of_one_kind]"
+                raise BadEpisode(what, where=f"{_named(other)}, beside {_named(first)}", fix=fix)
         offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
         starts = np.concatenate([b.starts[(0 if i == 0 else 1) :] + offsets[i] for i, b in enumerate(batches)])
-
-        def join(*parts: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate(parts)
-
+        names = ("obs", "actions", "rewards", "terminated", "truncated", "extra")
+        trees = [{name: getattr(batch, name) for name in names} for batch in batches]
         return cls(
             ids=tuple(i for batch in batches for i in batch.ids),
             starts=starts,
-            obs=map_leaves(join, *(batch.obs for batch in batches)),
-            actions=map_leaves(join, *(batch.actions for batch in batches)),
-            rewards=join(*(batch.rewards for batch in batches)),
-            terminated=join(*(batch.terminated for batch in batches)),
-            truncated=join(*(batch.truncated for batch in batches)),
-            extra={name: map_leaves(join, *(batch.extra[name] for batch in batches)) for name in first.extra},
+            **map_leaves(lambda *parts: np.concatenate(parts), *trees),
             infos=_join_infos(batches),
             observation_space=first.observation_space,
             action_space=first.action_space,
@@ -332,20 +311,6 @@ class EpisodeBatch:
         trees = (("obs", self.obs), ("actions", self.actions), *((f"extra {name}", tree) for name, tree in self.extra.items()))
         return {path: form for name, tree in trees for path, form in forms(tree, name).items()}
 
-    def digest(self, episode: int) -> bytes:
-        """16 bytes, equal for episodes with the same steps (including dtypes and extras), flags and start; ids, infos: no."""
-        a, b = int(self.starts[episode]), int(self.starts[episode + 1])
-        digest = hashlib.blake2b(digest_size=16)
-        start = 0 if self.t_started is None else int(self.t_started[episode])
-        digest.update(repr((b - a, bool(self.terminated[episode]), bool(self.truncated[episode]), start)).encode())
-        parts = [(path, leaf[a + episode : b + episode + 1]) for path, leaf in flatten(self.obs, "obs")]
-        parts += [(path, leaf[a:b]) for path, leaf in (*flatten(self.actions, "actions"), ("rewards", self.rewards))]
-        parts += [(path, leaf[a:b]) for path, leaf in flatten(dict(self.extra), "extra")]
-        for path, rows in sorted(parts, key=itemgetter(0)):  # dicts of one episode may have their keys in different orders
-            digest.update(f"{path} {rows.dtype.str} {rows.shape}".encode())
-            digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
-        return digest.digest()
-
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name}: {in_words(form)}" for name, form in self._structure().items())
         return f"{type(self).__name__}({len(self)} episodes, {self.num_steps} steps, {shapes})"
@@ -358,17 +323,15 @@ class EpisodeBatch:
         first, stop = int(self.starts[e]), int(self.starts[e + 1])
         acted, seen = slice(first, stop), slice(first + e, stop + e + 1)
         start = 0 if self.t_started is None else int(self.t_started[e])
-        infos = None if self.infos is None else list(self.infos[seen])
+        infos = [{} for _ in range(stop - first + 1)] if self.infos is None else list(self.infos[seen])
         clock = (None, None) if self.clock is None else [None if s != s else s for s in self.clock[e].tolist()]  # NaN: unknown
         return SingleAgentEpisode.assemble(
             id_=self.ids[e],
             observations=_view(self.obs, seen, self.observation_space),
             actions=_view(self.actions, acted, self.action_space),
             rewards=_view(self.rewards, acted, REWARD_SPACE),
-            _infos=None if infos is None else InfiniteLookbackBuffer.over(infos, 0, None, finalized=False),
+            infos=InfiniteLookbackBuffer.over(infos, 0, None, finalized=False),
             extra_model_outputs={name: _view(tree, acted, None) for name, tree in self.extra.items()},
-            _observation_space=self.observation_space,
-            _action_space=self.action_space,
             is_terminated=bool(self.terminated[e]),
             is_truncated=bool(self.truncated[e]),
             t_started=start,
@@ -389,8 +352,8 @@ class EpisodeBatch:
         """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
 
         Episodes of no steps (a first observation only) are taken too; `tally` counts steps of several dtypes. Raises
-        BadEpisode, naming episode and leaf, where structures, shapes, dtypes or spaces differ, and for an episode without a
-        first observation.
+        BadEpisode, naming the episodes, where structures, shapes, dtypes or spaces differ, and for an episode without a first
+        observation.
         """
         whole = list(episodes)
         for episode in whole:
@@ -398,28 +361,67 @@ class EpisodeBatch:
             if not episode.is_reset:
                 fix = "leave it out, or add_env_reset first"
                 raise BadEpisode("an episode without a first observation", where=f"episode {episode.id_}", fix=fix)
-        data = tuple(dict(episode.custom_data) for episode in whole)
-        first = np.array([episode.t_started for episode in whole], np.int64)
-        clock = np.array([(episode._start_time, episode._last_step_time) for episode in whole], np.float64)  # None becomes NaN
-        observation_space, action_space = _one_space(whole, "observation_space"), _one_space(whole, "action_space")
+        known = [
+            next((space for episode in whole if (space := getattr(episode, name)) is not None), None)
+            for name in ("observation_space", "action_space")
+        ]
+        if not whole:
+            none = {"ids": (), "starts": np.zeros(1, np.int64), "rewards": np.zeros(0), "actions": zero_rows(known[1], 0)}
+            return cls(**none, obs=zero_rows(known[0], 0), terminated=np.zeros(0, np.bool_), truncated=np.zeros(0, np.bool_))
+        stepped = next((episode for episode in whole if len(episode)), whole[0])
+        like = cls._of_one(stepped, known, None, tally)
+        return cls.concat([like if episode is stepped else cls._of_one(episode, known, like, tally) for episode in whole])
+
+    @classmethod
+    def _of_one(
+        cls, episode: SingleAgentEpisode, known: Sequence[Space | None], like: EpisodeBatch | None, tally: Tally | None
+    ) -> EpisodeBatch:
+        """The batch of one episode; `like` has the structure of what an episode without steps cannot show."""
+
+        def arrays(name: str, buffer: InfiniteLookbackBuffer, space: Space | None) -> Tree:
+            if not len(buffer) and not buffer.finalized:
+                return zero_rows(space, 0)
+            try:
+                return buffer.get() if buffer.finalized else stack(buffer.get(), space, tally=tally)
+            except BadEpisode as err:
+                err.where = f"episode {episode.id_}, {name}, {err.where}"
+                raise
+
+        spaces = [
+            of_all if own is None else own
+            for own, of_all in zip((episode.observation_space, episode.action_space), known, strict=True)
+        ]
+        obs = arrays("observations", episode.observations, spaces[0])
+        if like is not None and not len(episode):
+            actions, extra = rows_of(like.actions, slice(0)), rows_of(dict(like.extra), slice(0))
+        else:
+            actions = arrays("actions", episode.actions, spaces[1])
+            extra = {name: arrays(name, buffer, None) for name, buffer in episode.extra_model_outputs.items()}
+        rewards = arrays("rewards", episode.rewards, None)
+        if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
+            where = f"episode {episode.id_}, rewards"
+            raise BadEpisode("rewards that are not one number per step", where=where, fix="give one number per step")
+        names = [getattr(episode, name) for name in ("agent_id", "module_id", "multi_agent_episode_id")]
+        agent, module, multi = (None if name is None else (str(name),) for name in names)
+        clock = np.array([(episode._start_time, episode._last_step_time)], np.float64)  # None becomes NaN
         return cls(
-            ids=tuple(episode.id_ for episode in whole),
-            starts=np.cumsum([0, *map(len, whole)], dtype=np.int64),
-            obs=_joined(whole, "observations", lambda e: e.observations, observation_space, tally),
-            actions=_joined(whole, "actions", lambda e: e.actions, action_space, tally),
-            rewards=_rewards(whole),
-            terminated=np.array([episode.is_terminated for episode in whole], np.bool_),
-            truncated=np.array([episode.is_truncated for episode in whole], np.bool_),
-            extra=_extra(whole, tally),
-            infos=list(chain.from_iterable(e.infos.get() for e in whole)) if any(e.has_infos for e in whole) else None,
-            t_started=first if first.any() else None,
-            agent_ids=_names(whole, "agent_id"),
-            module_ids=_names(whole, "module_id"),
-            multi_agent_ids=_names(whole, "multi_agent_episode_id"),
-            custom_data=data if any(data) else None,
+            ids=(episode.id_,),
+            starts=np.array([0, len(episode)], np.int64),
+            obs=obs,
+            actions=actions,
+            rewards=rewards.astype(np.float64, copy=False),
+            terminated=np.array([episode.is_terminated], np.bool_),
+            truncated=np.array([episode.is_truncated], np.bool_),
+            extra=extra,
+            infos=episode.infos.get() if episode.has_infos else None,
+            t_started=np.array([episode.t_started], np.int64) if episode.t_started else None,
+            agent_ids=agent,
+            module_ids=module,
+            multi_agent_ids=multi,
+            custom_data=(dict(episode.custom_data),) if episode.custom_data else None,
             clock=None if np.isnan(clock).all() else clock,
-            observation_space=observation_space,
-            action_space=action_space,
+            observation_space=spaces[0],
+            action_space=spaces[1],
         )
 
 
@@ -433,6 +435,12 @@ def forms(tree: Tree, name: str) -> dict[str, Form]:
 def in_words(form: Form | None) -> str:
     """As text."""
     return "absent" if form is None else f"{form[0]}{form[1]}"
+
+
+def _named(batch: EpisodeBatch) -> str:
+    """The first episode of a batch, for messages."""
+    agent = batch.agent_ids[0] if batch.agent_ids else None
+    return f"episode {batch.ids[0]}" + ("" if agent is None else f", agent {agent}")
 
 
 def _joined_of_episodes(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> Any:
@@ -456,85 +464,4 @@ def _join_infos(batches: Sequence[EpisodeBatch]) -> Infos | None:
 
 
 def _view(tree: Tree, rows: slice, space: Space | None) -> InfiniteLookbackBuffer:
-    data = tree[rows] if type(tree) is np.ndarray else map_leaves(lambda leaf: leaf[rows], tree)
-    return InfiniteLookbackBuffer.over(data, 0, space, finalized=True)
-
-
-def _joined(whole: Sequence[SingleAgentEpisode], name: str, pick: Pick, space: Space | None, tally: Tally | None) -> Tree:
-    """All records of one kind, lookback buffers left out."""
-    filled = [episode for episode in whole if len(pick(episode))]
-    if not filled:  # leaves (0, *shape) after an episode's arrays or the space; (0,) float64 where nothing is known
-        known = next((episode for episode in whole if pick(episode).finalized), None)
-        return zero_rows(space, 0) if known is None else pick(known).get()
-    trees = [_arrays(episode, name, pick(episode), space, tally) for episode in filled]
-    expected = forms(trees[0], name)
-    for episode, tree in zip(filled[1:], trees[1:], strict=True):
-        if (found := forms(tree, name)) != expected:
-            path = next(key for key in {**expected, **found} if found.get(key) != expected.get(key))
-            what = f"{path} is {in_words(found.get(path))}, in episode {filled[0].id_} {in_words(expected.get(path))}"
-            raise BadEpisode(what, where=f"episode {episode.id_}, {path}", fix=ONE_STRUCTURE)
-    return trees[0] if len(trees) == 1 else map_leaves(lambda *parts: np.concatenate(parts), *trees)
-
-
-def _arrays(
-    episode: SingleAgentEpisode, name: str, buffer: InfiniteLookbackBuffer, space: Space | None, tally: Tally | None
-) -> Tree:
-    try:
-        return buffer.get() if buffer.finalized else stack(buffer.get(), space, tally=tally)
-    except BadEpisode as err:
-        err.where = f"episode {episode.id_}, {name}, {err.where}"
-        raise
-
-
-def _rewards(whole: Sequence[SingleAgentEpisode]) -> NDArray[np.float64]:
-    parts = [np.asarray(episode.rewards.get(), np.float64) for episode in whole]
-    for episode, part in zip(whole, parts, strict=True):
-        if part.ndim != 1:
-            where = f"episode {episode.id_}, rewards"
-            raise BadEpisode(f"rewards of shape {part.shape}", where=where, fix="give one number per step")
-    return np.concatenate([np.zeros(0), *parts])
-
-
-def _extra(whole: Sequence[SingleAgentEpisode], tally: Tally | None) -> dict[str, Tree]:
-    stepped = [episode for episode in whole if len(episode)] or whole[:1]
-    names = stepped[0].extra_model_outputs.keys() if stepped else ()
-    for episode in stepped[1:]:
-        if episode.extra_model_outputs.keys() != names:
-            what = f"extra model outputs {sorted(episode.extra_model_outputs)}, in episode {stepped[0].id_} {sorted(names)}"
-            raise BadEpisode(what, where=f"episode {episode.id_}", fix=ONE_STRUCTURE)
-    return {name: _joined(stepped, name, _picker(name), None, tally) for name in names}
-
-
-def _picker(name: str) -> Pick:
-    return lambda episode: episode.extra_model_outputs[name]
-
-
-def _one_space(whole: Sequence[SingleAgentEpisode], name: str) -> Space | None:
-    known: tuple[SingleAgentEpisode, Space] | None = None
-    seen: set[int] = set()  # equal spaces are mostly one object: compare each object once
-    for episode in whole:
-        space = getattr(episode, name)
-        if space is None or id(space) in seen:
-            continue
-        seen.add(id(space))
-        if known is None:
-            known = episode, space
-        elif not same_space(space, known[1]):
-            what, fix = f"{name} {space}, in {_said(known[0])} {known[1]}", "put episodes of one environment into one batch"
-            if episode.agent_id is not None and episode.agent_id != known[0].agent_id:
-                fix = "agents with other spaces go into other datasets: write those of each kind by themselves, "
-                fix += "[episode.agent_episodes[agent] for episode in episodes for agent in agents_of_one_kind]"
-            raise BadEpisode(what, where=_said(episode), fix=fix)
-    return None if known is None else known[1]
-
-
-def _said(episode: SingleAgentEpisode) -> str:
-    agent = "" if episode.agent_id is None else f", agent {episode.agent_id}"
-    return f"episode {episode.id_}{agent}"
-
-
-def _names(whole: Sequence[SingleAgentEpisode], name: str) -> tuple[str | None, ...] | None:
-    values = [getattr(episode, name) for episode in whole]
-    if all(value is None for value in values):
-        return None
-    return tuple(None if value is None else str(value) for value in values)
+    return InfiniteLookbackBuffer.over(rows_of(tree, rows), 0, space, finalized=True)

@@ -22,21 +22,6 @@ from offline_cli.errors import BadEpisode, UnsafeData
 from offline_cli.spaces import Space, bound_bytes, space_from_rllib, space_to_rllib
 from offline_cli.trees import Tree, map_leaves, paths, unflatten_like
 
-__all__ = [
-    "OWN_SPACES",
-    "category_bounds",
-    "choice_counts",
-    "hot_size",
-    "known_space_from_rllib",
-    "known_space_to_rllib",
-    "one_hot",
-    "one_hot_leaf",
-    "space_in_state",
-    "space_node",
-    "space_tree",
-    "zero_rows",
-]
-
 FIX: Final = "give the space of this data, or correct the data"
 REWRITE: Final = "write the file again from its source"
 OWN_SPACES: Final = {"observations": "_observation_space", "actions": "_action_space"}
@@ -92,37 +77,19 @@ def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete
     """
     counts, starts = choice_counts(space)
     given, shape = np.asarray(values), space.shape or ()
-    if given.shape[given.ndim - len(shape) :] != shape:
-        raise BadEpisode(f"values of shape {given.shape} for {space}", where=where, fix=FIX)
+    if given.shape[given.ndim - len(shape) :] != shape or given.dtype.kind not in "biuf":
+        raise BadEpisode(f"values of {given.dtype}{given.shape} for {space}", where=where, fix=FIX)
     flat = given.reshape(*given.shape[: given.ndim - len(shape)], len(counts))
-    choices = flat - starts if flat.dtype.kind in "iub" else _whole(flat, space, where) - starts
-    outside = (choices < 0) | (choices >= counts)
-    if outside.any():
-        raise _refused(flat, outside, space, where, "is outside")
+    choices = flat - starts
+    bad = ~((choices >= 0) & (choices < counts) & (choices == np.floor(choices)))  # NaN, too
+    if bad.any():
+        *row, component = (int(i) for i in np.argwhere(bad)[0])
+        at = f"{where}, row {', '.join(map(str, row))}" if row else where
+        which = f" in component {component}" if len(counts) > 1 else ""
+        raise BadEpisode(f"a value of {flat[(*row, component)]}{which}, which is no choice of {space}", where=at, fix=FIX)
     hot = np.zeros((*flat.shape[:-1], int(counts.sum())), np.float32)
     np.put_along_axis(hot, choices.astype(np.int64, copy=False) + (np.cumsum(counts) - counts), 1.0, axis=-1)
     return hot
-
-
-def _whole(flat: NDArray[Any], space: Any, where: str) -> NDArray[Any]:
-    """The same numbers. Raises BadEpisode for text, and for numbers with a fraction, which a cast would round silently."""
-    if flat.dtype.kind != "f":
-        raise BadEpisode(f"values of type {flat.dtype} for {space}", where=where, fix=FIX)
-    broken = flat != np.floor(flat)  # NaN, too
-    if broken.any():
-        raise _refused(flat, broken, space, where, "is not a whole number, as a choice of")
-    return flat
-
-
-def _refused(flat: NDArray[Any], bad: NDArray[np.bool_], space: Any, where: str, why: str) -> BadEpisode:
-    *row, component = (int(i) for i in np.argwhere(bad)[0])
-    counts, starts = choice_counts(space)
-    first, last = int(starts[component]), int(starts[component] + counts[component]) - 1
-    place = tuple(int(i) for i in np.unravel_index(component, space.shape)) if space.shape else ()
-    which = f" in component {place[0] if len(place) == 1 else place}" if place else ""
-    at = f"{where}, row {row[0] if len(row) == 1 else tuple(row)}" if row else where
-    what = f"a value of {flat[(*row, component)]}{which} {why} {space} ({first} to {last})"
-    return BadEpisode(what, where=at, fix=FIX)
 
 
 def one_hot(tree: Tree, space: Space | None) -> Tree:
@@ -178,25 +145,12 @@ def known_space_to_rllib(space: Space | None) -> dict[str, Any] | None:
     return node
 
 
-def space_node(state: Mapping[str, Any], buffer: str) -> Any:
-    """The description behind `space_in_state`, unchecked."""
-    node = state.get(OWN_SPACES[buffer])
-    if node is None and isinstance(state[buffer], dict):
-        return state[buffer].get("space")
-    return node
-
-
 def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Space | None:
     """The space of a state's `observations` or `actions`: the episode's own, else its buffer's; None where neither has one.
 
-    Raises as `space_from_rllib`, and BadEpisode for anything but a dict.
+    Raises as `space_from_rllib`, and ValueError where it holds an array, which has no single truth value to compare.
     """
-    node = space_node(state, buffer)
-    if node is None:
-        return None
-    if not isinstance(node, dict):
-        raise BadEpisode(f"a {type(node).__name__} where a space belongs", where=where, fix=REWRITE)
-    try:
-        return known_space_from_rllib(node, where=where)
-    except ValueError as err:  # an array in it, which has no single truth value to compare
-        raise BadEpisode(f"not a space: {err}", where=where, fix=REWRITE) from err
+    node = state.get(OWN_SPACES[buffer])
+    if node is None and isinstance(state[buffer], dict):
+        node = state[buffer].get("space")
+    return known_space_from_rllib(node, where=where)

@@ -1,8 +1,7 @@
 """One kind of data of an episode (its observations, say) with a lookback buffer on the left.
 
-The first `lookback` records belong to an earlier chunk of the episode and are read-only context: index 0 is the first record
-after them, and `len` does not count them. The data is a list of records until `finalize` turns it into arrays, one per leaf,
-(length, *shape).
+The first `lookback` records belong to an earlier chunk of the episode: index 0 is the first record after them, and `len` does
+not count them.
 
 A *position* counts from the first record kept, lookback buffer included, and may lie outside the data: then an int or list
 raises, a slice leaves it out as Python's do, and with `fill` it is filled.
@@ -13,19 +12,20 @@ Arrays are copied before the first write when somebody else may hold them too: b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from operator import index as whole_number
+from typing import Any, Required, TypedDict
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.episodes.episode_spaces import hot_size, known_space_from_rllib, known_space_to_rllib, one_hot, space_tree
-from offline_cli.episodes.stacking import concatenate, has_tuple, row_count, stack, tuples_for, unstack
+from offline_cli.episodes.stacking import MAX_DEPTH, concatenate, has_tuple, row_count, stack, tuples_for, unstack
 from offline_cli.errors import BadEpisode, EpisodeIndexError
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, flatten, map_leaves, same_leaf
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of
 
-__all__ = ["GetterOptions", "Indices", "InfiniteLookbackBuffer", "check_item"]
+__all__ = ["GetterOptions", "Indices", "InfiniteLookbackBuffer", "SetterOptions", "check_item"]
 
 Indices = int | list[int] | slice | None
 """What getters and setters take: one timestep, several, a range, or None for all but the lookback buffer."""
@@ -42,25 +42,25 @@ class GetterOptions(TypedDict, total=False):
     one_hot_discrete: bool
 
 
+class SetterOptions(TypedDict, total=False):
+    """Options of setters: see `InfiniteLookbackBuffer.set`."""
+
+    new_data: Required[Any]
+    at_indices: Indices
+    neg_index_as_lookback: bool
+
+
 class InfiniteLookbackBuffer:
     """Records of an episode, the first `lookback` of them from before its timestep 0.
 
     Not numpy'ized (`finalized` False): `data` is a list of records. Numpy'ized: a tree of arrays, leaves (length, *shape).
     """
 
-    __slots__ = ("_owned", "data", "finalized", "lookback", "space")
-
-    data: Any
-    lookback: int
-    finalized: bool
-    space: Space | None
-    _owned: bool  # whether these arrays are ours alone, to be written in place
-
     def __init__(self, data: list[Any] | Tree | None = None, lookback: int = 0, space: Space | None = None) -> None:
         """A list (copied) makes a buffer that can grow cheaply, a tree of arrays a numpy'ized one."""
         self.finalized = data is not None and not isinstance(data, list)
-        self.data = data if self.finalized else list(data or ())
-        self._owned = not self.finalized
+        self.data: Any = data if self.finalized else list(data or ())
+        self._owned = not self.finalized  # whether these arrays are ours alone, to be written in place
         self.space = space
         self.lookback = min(lookback, self.len_incl_lookback())
 
@@ -90,16 +90,24 @@ class InfiniteLookbackBuffer:
         else:
             self.data.append(item)
 
-    def appended(self, item: Any) -> Tree:
-        """The arrays of this numpy'ized buffer with one more record. Raises BadEpisode where it differs from the others."""
+    def appended(self, item: Any) -> Any:
+        """The data with one more record; this buffer keeps its own. Raises BadEpisode where it differs from the others."""
+        if not self.finalized:
+            return [*self.data, item]
         return concatenate(self.data, map_leaves(lambda leaf: np.asarray(leaf)[None], item))
 
-    def extend(self, items: Any) -> None:
-        """Add records at the end: a list of them, or a tree of arrays."""
+    def joined(self, other: InfiniteLookbackBuffer, *, drop: int) -> Any:
+        """The data, its last `drop` records left out, with those of `other` after its lookback buffer; both stay as they are.
+
+        Raises BadEpisode where they differ in structure.
+        """
+        other.shared()
+        kept, theirs = rows_of(self.data, slice(0, self.len_incl_lookback() - drop)) if self.finalized else None, other.get()
         if not self.finalized:
-            self.data.extend(items if isinstance(items, list) else unstack(items))
-        elif not isinstance(items, list) or items:
-            self.replace(concatenate(self.data, stack(items, self.space) if isinstance(items, list) else items))
+            return [*self.data[: len(self.data) - drop], *(unstack(theirs) if other.finalized else theirs)]
+        if not other.finalized and not theirs:
+            return kept
+        return concatenate(kept, theirs if other.finalized else stack(theirs, self.space))
 
     def finalize(self, dtype: Any = None) -> None:
         """Turn the list into arrays, numbers in `dtype` if given; nothing happens to a numpy'ized buffer.
@@ -109,19 +117,20 @@ class InfiniteLookbackBuffer:
         if not self.finalized:
             stacked = stack(self.data, self.space)
             self.replace(stacked if dtype is None else map_leaves(lambda leaf: leaf.astype(dtype, copy=False), stacked))
+            self.finalized = True
 
-    def replace(self, data: Tree) -> None:
-        """Take over `data`, arrays that nobody else holds."""
-        self.data, self.finalized, self._owned = data, True, True
+    def replace(self, data: Any) -> None:
+        """Take over `data`, which nobody else holds: records, or arrays if numpy'ized."""
+        self.data, self._owned = data, True
 
     def part(self, start: int, stop: int, lookback: int, *, space: Space | None) -> InfiniteLookbackBuffer:
         """A new buffer of the records at positions `start` to `stop`; arrays are shared until one of the two is written."""
-        if not self.finalized:
-            return self.over(self.data[start:stop], lookback, space, finalized=False)
-        return self.over(map_leaves(lambda leaf: leaf[start:stop], self.shared()), lookback, space, finalized=True)
+        data = self.shared()
+        rows = slice(start, stop)
+        return self.over(rows_of(data, rows) if self.finalized else data[rows], lookback, space, finalized=self.finalized)
 
-    def shared(self) -> Tree:
-        """The data, shared with another holder: from now on, writing here copies first."""
+    def shared(self) -> Any:
+        """The data, shared with another holder: from now on, writing arrays here copies them first."""
         self._owned = not self.finalized
         return self.data
 
@@ -147,44 +156,44 @@ class InfiniteLookbackBuffer:
         do not fit.
         """
         length = self.len_incl_lookback()
-        if indices is None:
-            return self._shown(self._rows(slice(self.lookback, None)), one_hot_discrete)
-        if isinstance(indices, slice):
-            wanted = self._range(indices, length, neg_index_as_lookback)
+        wanted = self._positions(indices, length, neg_index_as_lookback)
+        if isinstance(wanted, int):
+            return self._one(wanted, length, fill, one_hot_discrete)
+        if isinstance(wanted, range):
             if fill is None or not wanted or (0 <= wanted[0] < length and 0 <= wanted[-1] < length):
                 return self._shown(self._rows(_within(wanted, length)), one_hot_discrete)
-            return self._gather(np.array(wanted, np.int64), length, fill, one_hot_discrete)
-        if isinstance(indices, (list, np.ndarray)):
-            return self._gather(self._positions(indices, length, neg_index_as_lookback), length, fill, one_hot_discrete)
-        return self._one(self._position(indices, length, neg_index_as_lookback), length, fill, one_hot_discrete)
+            wanted = np.array(wanted, np.int64)
+        return self._gather(wanted, length, fill, one_hot_discrete)
 
     __getitem__ = get
 
-    def _position(self, index: Any, length: int, back: bool) -> int:
-        if not hasattr(index, "__index__"):
-            raise EpisodeIndexError(f"index {index!r}", where=ASKED, fix="an int, a list of ints, a slice, or None for all")
-        return int(index) + (self.lookback if index >= 0 or back else length)
+    def _positions(self, indices: Any, length: int, back: bool) -> int | range | NDArray[np.int64]:
+        """Where the records are that `indices` ask for, by default those from timestep 0 on; whether there are any or not."""
 
-    def _positions(self, indices: Any, length: int, back: bool) -> NDArray[np.int64]:
-        index = np.asarray(indices)
-        if index.size == 0:
-            return np.zeros(0, np.int64)
-        if index.ndim != 1 or index.dtype.kind not in "iu":
-            raise EpisodeIndexError(f"indices {indices!r}", where=ASKED, fix="a list of ints")
-        return (index + (self.lookback if back else np.where(index >= 0, self.lookback, length))).astype(np.int64)
+        def position(index: Any) -> int:
+            return whole_number(index) + (self.lookback if index >= 0 or back else length)
 
-    def _range(self, part: slice, length: int, back: bool) -> range:
-        """The positions that `part` asks for, whether records are there or not; from timestep 0 to the end by default."""
-        if part.step == 0:
-            raise EpisodeIndexError("a slice with a step of 0", where=ASKED, fix="a step of 1 or more, or none")
-        start = self.lookback if part.start is None else self._position(part.start, length, back)
-        stop = length if part.stop is None else self._position(part.stop, length, back)
-        return range(start, stop, 1 if part.step is None else part.step)
+        try:
+            if indices is None:
+                return range(self.lookback, length)
+            if isinstance(indices, slice):
+                start = self.lookback if indices.start is None else position(indices.start)
+                stop = length if indices.stop is None else position(indices.stop)
+                return range(start, stop, 1 if indices.step is None else indices.step)
+            if not isinstance(indices, (list, np.ndarray)):
+                return position(indices)
+            index = np.asarray(indices)
+            if index.size and (index.ndim != 1 or index.dtype.kind not in "iu"):
+                raise TypeError("not a list of integers")
+            return (index + (self.lookback if back else np.where(index >= 0, self.lookback, length))).astype(np.int64)
+        except (TypeError, ValueError) as err:
+            fix = "an int, a list of ints, a slice with a step other than 0, or None for all"
+            raise EpisodeIndexError(f"indices {indices!r}", where=ASKED, fix=fix) from err
 
     def _rows(self, rows: Any) -> Any:
-        if type(self.data) is np.ndarray:  # by far the most frequent case
+        if type(self.data) is np.ndarray or not self.finalized:  # by far the most frequent case
             return self.data[rows]
-        return map_leaves(lambda leaf: leaf[rows], self.data) if self.finalized else self.data[rows]
+        return map_leaves(lambda leaf: leaf[rows], self.data)
 
     def _shown(self, records: Any, one_hot_discrete: bool) -> Any:
         if not one_hot_discrete:
@@ -201,28 +210,41 @@ class InfiniteLookbackBuffer:
             raise self._missing(at, length)
         return self._filled(fill, one_hot_discrete)
 
-    def _filled(self, fill: Any, one_hot_discrete: bool) -> Any:
-        """One record of `fill`: in the space's dtypes, else shaped like the others."""
-        if self.space is not None:
-            return map_leaves(lambda leaf: _filled_leaf(leaf, fill, one_hot_discrete), space_tree(self.space))
-        if not self.finalized or (isinstance(self.data, np.ndarray) and self.data.ndim == 1):
-            return fill
-        # Rows that are single numbers take the fill value's own dtype, so that a fill of 0.5 survives among integers.
-        return map_leaves(lambda leaf: _full(leaf.shape[1:], fill, leaf.dtype if leaf.ndim > 1 else None), self.data)
-
     def _gather(self, wanted: NDArray[np.int64], length: int, fill: Any, one_hot_discrete: bool) -> Any:
         there = (wanted >= 0) & (wanted < length)
         if fill is None and not there.all():
             raise self._missing(int(wanted[~there][0]), length)
         if not self.finalized:
             return [self._one(at, length, fill, one_hot_discrete) for at in wanted.tolist()]
-        found = self._shown(map_leaves(lambda leaf: leaf[wanted[there]], self.data), one_hot_discrete)
         if there.all():
-            return found
+            return self._shown(self._rows(wanted), one_hot_discrete)
+        item = self._filled(fill, one_hot_discrete)
+        if not length:
+            return map_leaves(lambda leaf: np.repeat(np.asarray(leaf)[None], len(wanted), axis=0), item)
+        found = self._shown(self._rows(np.clip(wanted, 0, length - 1)), one_hot_discrete)
         try:
-            return map_leaves(lambda leaf, item: _merged(leaf, there, item), found, self._filled(fill, one_hot_discrete))
+            return map_leaves(lambda leaf, one: np.where(there.reshape(-1, *[1] * (leaf.ndim - 1)), leaf, one), found, item)
         except ValueError as err:
             raise BadEpisode(str(err), where="fill", fix="give the episode the space of this data") from err
+
+    def _filled(self, fill: Any, one_hot_discrete: bool) -> Any:
+        """One record of `fill`: in the space's dtypes, else shaped like the others."""
+
+        def of_space(leaf: Space) -> NDArray[Any]:
+            if one_hot_discrete and isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+                return np.full(hot_size(leaf), fill, np.float32)  # every slot: a fill of 0 gives zero-hot vectors
+            return np.full(leaf.shape or (), fill, leaf.dtype)
+
+        try:
+            if self.space is not None:
+                return map_leaves(of_space, space_tree(self.space))
+            if not self.finalized or (isinstance(self.data, np.ndarray) and self.data.ndim == 1):
+                return fill
+            # Rows that are single numbers take the fill value's own dtype, so that a fill of 0.5 survives among integers.
+            return map_leaves(lambda leaf: np.full(leaf.shape[1:], fill, leaf.dtype if leaf.ndim > 1 else None), self.data)
+        except (TypeError, ValueError, OverflowError) as err:
+            fix = "give a number that the type of this data can hold"
+            raise BadEpisode(f"cannot fill with {fill!r}: {err}", where="fill", fix=fix) from err
 
     def _missing(self, at: int, length: int) -> EpisodeIndexError:
         before = self.lookback
@@ -241,45 +263,38 @@ class InfiniteLookbackBuffer:
         neither the data nor, once numpy'ized, its space.
         """
         length = self.len_incl_lookback()
-        rows: Any
-        if at_indices is None or isinstance(at_indices, slice):
-            rows = _within(self._range(at_indices or slice(0, None), length, neg_index_as_lookback), length)
-        elif isinstance(at_indices, (list, np.ndarray)):
-            rows = self._positions(at_indices, length, neg_index_as_lookback)
-            if (outside := rows[(rows < 0) | (rows >= length)]).size:
-                raise self._missing(int(outside[0]), length)
+        rows: Any = self._positions(at_indices, length, neg_index_as_lookback)
+        if isinstance(rows, range):
+            rows = _within(rows, length)
         else:
-            rows = self._position(at_indices, length, neg_index_as_lookback)
-            if not 0 <= rows < length:
-                raise self._missing(rows, length)
+            outside = [at for at in np.atleast_1d(rows).tolist() if not 0 <= at < length]
+            if outside:
+                raise self._missing(outside[0], length)
         if self.finalized:
             self._set_arrays(rows, new_data)
         elif isinstance(rows, int):
             self.data[rows] = new_data
         else:
-            self._set_records(rows, new_data)
+            at_each = range(length)[rows] if isinstance(rows, slice) else rows.tolist()
+            if isinstance(new_data, dict) or not isinstance(new_data, (Sequence, np.ndarray)) or len(new_data) != len(at_each):
+                raise _other_count(len(new_data) if isinstance(new_data, (Sequence, np.ndarray)) else 1, len(at_each))
+            for row, record in zip(at_each, new_data, strict=True):
+                self.data[row] = record
 
     def _set_arrays(self, rows: Any, new: Any) -> None:
         if isinstance(new, list) and new and isinstance(self.data, (dict, tuple)) and not isinstance(rows, int):
             new = stack(new, self.space)
         try:
             values = map_leaves(lambda leaf, value: _value_for(leaf, rows, value), self.data, new)
-            if self.space is not None:
-                map_leaves(lambda part, value: _check_first(part, rows, value), space_tree(self.space), values)
+            if isinstance(rows, int):
+                check_item(map_leaves(lambda value: value[()], values), self.space, where="new_data")
+            elif row_count(values):
+                check_item(rows_of(values, 0), self.space, where="new_data")
         except ValueError as err:
             raise BadEpisode(f"another structure: {err}", where="new_data", fix="give the structure that is there") from err
         if not self._owned:
-            self.data, self._owned = map_leaves(np.array, self.data), True
+            self.replace(map_leaves(np.array, self.data))
         map_leaves(lambda leaf, value: leaf.__setitem__(rows, value), self.data, values)
-
-    def _set_records(self, rows: Any, new: Any) -> None:
-        at = range(len(self.data))[rows] if isinstance(rows, slice) else rows.tolist()
-        if isinstance(new, dict) or not isinstance(new, (Sequence, np.ndarray)) or len(new) != len(at):
-            count = len(new) if isinstance(new, (Sequence, np.ndarray)) else f"a {type(new).__name__}"
-            fix = "give a list with one record per timestep overwritten"
-            raise EpisodeIndexError(f"{count} for {len(at)} timesteps", where="new_data", fix=fix)
-        for row, record in zip(at, new, strict=True):
-            self.data[row] = record
 
     # ---- states ----
 
@@ -293,32 +308,36 @@ class InfiniteLookbackBuffer:
         }
 
     @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> InfiniteLookbackBuffer:
+    def from_state(cls, state: Mapping[str, Any], space: Space | None = None) -> InfiniteLookbackBuffer:
         """The buffer of a state by RLlib 2.40 to 2.60 or by `get_state`, over the state's arrays.
 
-        Lists become tuples where the space says Tuple and, in numpy'ized data, everywhere: there they can only be structure.
+        `space`: the episode's, if it knows it. Lists become tuples where the space says Tuple
+        and, in numpy'ized data, everywhere: there they can only be structure. RLlib 2.40 passed numpy'ized steps of Dict and
+        Tuple spaces through `space.to_jsonable([data])`, which took the episode for one sample.
+
         Raises BadEpisode for a state of another form.
         """
         try:
-            data, finalized, lookback = state["data"], bool(state["finalized"]), int(state["lookback"])
-            space = known_space_from_rllib(state.get("space"), where="space")
-        except (KeyError, TypeError, AttributeError, ValueError) as err:
+            data, finalized, lookback = (
+                state["data"],
+                bool(state.get("finalized", False)),
+                whole_number(state.get("lookback", 0)),
+            )
+            own = known_space_from_rllib(state.get("space"), where="space")
+            space = own if space is None else space
+            if lookback < 0:
+                raise ValueError(f"a lookback of {lookback}")
+            if finalized:
+                tree = _lists_to_tuples(data)
+                if space is not None and not all(isinstance(leaf, np.ndarray) for leaf in leaves(tree)):
+                    [tree] = space.from_jsonable(data)
+                return cls.over(_arrays(tree), lookback, space, finalized=True)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RecursionError) as err:
             raise BadEpisode(f"no state of a buffer: {err!r}", where="state", fix="see schemas/ for the form") from err
-        if finalized:
-            return cls.over(_arrays(data), lookback, space, finalized=True)
         if not isinstance(data, (list, tuple, np.ndarray)):
             raise BadEpisode(f"records in a {type(data).__name__}", where="data", fix="a list of records, or finalized: true")
         records = tuples_for(data, space) if has_tuple(space) or isinstance(data, list) else list(data)
         return cls.over(records, lookback, space, finalized=False)
-
-    def __eq__(self, other: object) -> bool:
-        """Whether both hold equal records, in the same state, with the same lookback and space."""
-        if not isinstance(other, InfiniteLookbackBuffer):
-            return NotImplemented
-        mine = (self.lookback, self.finalized, self.space)
-        return mine == (other.lookback, other.finalized, other.space) and _same(self.data, other.data)
-
-    __hash__ = None  # type: ignore[assignment]  # its data changes
 
     def __repr__(self) -> str:
         kind = "arrays" if self.finalized else "list"
@@ -329,10 +348,21 @@ def check_item(item: Tree, space: Space | None, *, where: str) -> None:
     """Raise BadEpisode unless one record lies in `space` (None: anything does)."""
     if space is None:
         return
+    fix = "give data of this space, or set the space first"
+
+    def check(leaf: Space, value: Any) -> None:
+        if isinstance(leaf, spaces.Box) and not isinstance(value, np.ndarray):  # gymnasium would warn each time
+            value = np.asarray(value, leaf.dtype)
+        elif isinstance(leaf, (spaces.MultiDiscrete, spaces.MultiBinary)):
+            value = np.asarray(value)
+        if not leaf.contains(value):
+            kind = f"{value.dtype}{value.shape} " if isinstance(value, (np.ndarray, np.generic)) else ""
+            raise BadEpisode(f"{kind}value outside {leaf}", where=where, fix=fix)
+
     try:
-        map_leaves(lambda leaf, value: _check_in(leaf, value, where), space_tree(space), item)
-    except ValueError as err:
-        raise BadEpisode(f"{err}, wanted {space}", where=where, fix="give data of this space, or set the space first") from err
+        map_leaves(check, space_tree(space), item)
+    except (TypeError, ValueError) as err:
+        raise BadEpisode(f"{err}, wanted {space}", where=where, fix=fix) from err
 
 
 def _within(wanted: range, length: int) -> slice:
@@ -345,94 +375,39 @@ def _within(wanted: range, length: int) -> slice:
     return slice(start, wanted.stop if wanted.stop >= 0 else None, wanted.step)
 
 
-def _filled_leaf(space: Space, fill: Any, one_hot_discrete: bool) -> NDArray[Any]:
-    """Of a one-hot vector every slot is filled, so that a fill of 0 gives zero-hot vectors."""
-    if one_hot_discrete and isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
-        return _full((hot_size(space),), fill, np.float32)
-    return _full(space.shape or (), fill, space.dtype)
-
-
-def _full(shape: tuple[int, ...], fill: Any, dtype: Any) -> NDArray[Any]:
-    try:
-        return np.full(shape, fill, dtype)
-    except (TypeError, ValueError, OverflowError) as err:
-        where, fix = f"data of {dtype}{shape}", "a number that this type can hold"
-        raise BadEpisode(f"cannot fill with {fill!r}: {err}", where=where, fix=fix) from err
-
-
-def _merged(leaf: NDArray[Any], there: NDArray[np.bool_], item: Any) -> NDArray[Any]:
-    """(K, *shape): `leaf` in the rows where `there` (K,) is true, in order, and `item` in the others."""
-    filled = np.asarray(item)
-    if leaf.shape[1:] != filled.shape:
-        raise ValueError(f"data of shape {leaf.shape[1:]}, filling of shape {filled.shape}")
-    merged = np.empty((len(there), *filled.shape), np.result_type(leaf, filled) if len(leaf) else filled.dtype)
-    merged[there], merged[~there] = leaf, filled
-    return merged
-
-
 def _value_for(leaf: NDArray[Any], rows: Any, new: Any) -> NDArray[Any]:
     value, target = np.asarray(new), np.shape(leaf[rows])
     if not isinstance(rows, int) and (not value.ndim or len(value) != target[0]):
-        what = f"{len(value) if value.ndim else 'a single value'} for {target[0]} timesteps"
-        raise EpisodeIndexError(what, where="new_data", fix="give one value per timestep that is overwritten")
+        raise _other_count(len(value) if value.ndim else 1, target[0])
     if RANK.get(value.dtype.kind, 4) > RANK.get(leaf.dtype.kind, 4):
         raise BadEpisode(f"{value.dtype} values into {leaf.dtype} data", where="new_data", fix="round them first")
     if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no dtype of their own
         value = value.astype(leaf.dtype)
-    try:
-        return np.broadcast_to(value, target)
-    except ValueError:
-        what = f"new data of shape {value.shape} into data of shape {target}"
-        raise BadEpisode(what, where="new_data", fix="give the shape that is there") from None
+    return np.broadcast_to(value, target)
 
 
-def _check_first(space: Space, rows: Any, value: NDArray[Any]) -> None:
-    if isinstance(rows, int):
-        _check_in(space, value[()], "new_data")  # [()]: a scalar, not an array of rank 0, so that float64 rewards pass
-    elif len(value):
-        _check_in(space, value[0], "new_data")
+def _other_count(have: int, want: int) -> EpisodeIndexError:
+    fix = "give one value per timestep that is overwritten"
+    return EpisodeIndexError(f"{have} for {want} timesteps", where="new_data", fix=fix)
 
 
-def _check_in(space: Space, value: Any, where: str) -> None:
-    if isinstance(space, spaces.Box) and not isinstance(value, np.ndarray):  # gymnasium would warn each time
-        try:
-            value = np.asarray(value, space.dtype)
-        except (TypeError, ValueError):
-            raise BadEpisode(f"{value!r} is not in {space}", where=where, fix="give numbers") from None
-    if isinstance(space, (spaces.MultiDiscrete, spaces.MultiBinary)):
-        value = np.asarray(value)
-    if not space.contains(value):
-        kind = f"{value.dtype}{value.shape} " if isinstance(value, (np.ndarray, np.generic)) else ""
-        raise BadEpisode(f"{kind}value outside {space}", where=where, fix="give data of this space, or set the space first")
-
-
-def _arrays(data: Any) -> Tree:
-    """Leaves (length, *shape) of numpy'ized data, lists as tuples. Raises BadEpisode."""
-    if type(data) is np.ndarray and data.ndim:
-        return data
-    tree, sizes = _lists_to_tuples(data), {}
+def _arrays(tree: Tree) -> Tree:
+    """`tree`, if it is of arrays of one length. Raises BadEpisode."""
+    sizes = {}
     for path, leaf in flatten(tree):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:
             raise BadEpisode(f"{path or 'data'} is a {type(leaf).__name__}, not an array", where="data", fix="finalized: false")
         sizes[path] = len(leaf)
-    if not sizes or len(set(sizes.values())) > 1:
+    if len(set(sizes.values())) != 1:
         raise BadEpisode(f"leaves of lengths {sizes}", where="data", fix="write the file again from its source")
     return tree
 
 
-def _lists_to_tuples(tree: Any) -> Tree:
+def _lists_to_tuples(tree: Any, depth: int = 0) -> Tree:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"values nested deeper than {MAX_DEPTH}")
     if isinstance(tree, dict):
         if not all(isinstance(key, str) for key in tree):
-            raise BadEpisode(f"keys that are not text: {list(tree)[:3]}", where="data", fix="name the parts with text")
-        return {key: _lists_to_tuples(part) for key, part in tree.items()}
-    return tuple(map(_lists_to_tuples, tree)) if isinstance(tree, (list, tuple)) else tree
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Whether two lists of records, or two trees of arrays, hold equal values in one structure."""
-    if isinstance(left, dict):
-        same = isinstance(right, dict) and left.keys() == right.keys()
-        return same and all(_same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return type(left) is type(right) and len(left) == len(right) and all(map(_same, left, right))
-    return same_leaf(left, right)
+            raise ValueError(f"keys that are not text: {list(tree)[:3]}")
+        return {key: _lists_to_tuples(part, depth + 1) for key, part in tree.items()}
+    return tuple(_lists_to_tuples(part, depth + 1) for part in tree) if isinstance(tree, (list, tuple)) else tree

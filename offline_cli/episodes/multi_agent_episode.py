@@ -27,9 +27,8 @@ __all__ = ["MultiAgentEpisode"]
 
 SKIP = "S"
 ALL = "__all__"  # the key of flags that hold for every agent
-TURNS = "give an action once per observation, a first and a last observation without one, and a done agent its flags alone"
-STATE = "write the state again from its source"
-OF_AGENTS = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")  # of agents seen before
+TURNS = "give an action and a reward once per observation, a first and a last observation without, a done agent its flags alone"
+HANGING = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")  # of agents seen before
 PLAIN = (
     *("id_", "agent_to_module_mapping_fn", "observation_space", "action_space", "env_t_started", "env_t"),
     *("is_terminated", "is_truncated", "custom_data"),
@@ -52,8 +51,6 @@ class AgentOptions(GetterOptions, total=False):
 class Timeline(InfiniteLookbackBuffer):
     """Tags of one agent, a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
 
-    __slots__ = ()
-
     def get(self, indices: Indices = None, *, _ignore_last_ts: bool = False, **options: Any) -> Any:
         """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts`, RLlib's word: for data that ends a step earlier."""
         if _ignore_last_ts:
@@ -61,14 +58,14 @@ class Timeline(InfiniteLookbackBuffer):
         return super().get(indices, **options)
 
 
-class Share(NamedTuple):
-    """What one agent was given in a step; None: nothing."""
+class Turn(NamedTuple):
+    """What one agent was given in a step, with what hung; None: nothing."""
 
     observation: Any
     action: Any
-    reward: Any
+    reward: float
     infos: Any
-    extra: Any
+    extra: Mapping[str, Any]
     terminated: bool
     truncated: bool
 
@@ -282,97 +279,82 @@ class MultiAgentEpisode:
         if self.is_done:
             raise self._bad("a step after the episode was done", fix="begin a new MultiAgentEpisode")
         flags = (terminateds or {}, truncateds or {})
-        named = [*observations, *actions, *rewards, *flags[0], *flags[1]]
-        everybody = self.agent_episodes if flags[0].get(ALL) or flags[1].get(ALL) else ()
-        shares = {
-            agent: Share(
-                observations.get(agent),
-                actions.get(agent),
-                rewards.get(agent),
-                (infos or {}).get(agent),
-                (extra_model_outputs or {}).get(agent),
-                *(bool(flag.get(agent) or flag.get(ALL)) for flag in flags),
-            )
-            for agent in dict.fromkeys([*named, *everybody])
-            if agent != ALL
-        }
-        for agent, share in shares.items():
-            self._check(agent, share)
-        ends = self._ends(shares, flags)
+        ends = [bool(flag.get(ALL)) for flag in flags]
+        named = [*observations, *actions, *rewards, *flags[0], *flags[1], *(self.agent_episodes if any(ends) else ())]
+        given = (observations, actions, rewards, infos or {}, extra_model_outputs or {}, *flags)
+        turns = {agent: self._turn(agent, given) for agent in dict.fromkeys(named) if agent != ALL}
         self.env_t += 1
-        for agent, share in shares.items():
-            self._add(agent, share)
+        for agent, turn in turns.items():
+            self._add(agent, turn)
         for timeline in self.env_t_to_agent_t.values():
-            timeline.extend([SKIP] * (self._moments - len(timeline.data)))
+            timeline.data.extend([SKIP] * (self._moments - len(timeline.data)))
+        parts = self.agent_episodes.values()
+        if not any(ends) and parts and all(part.is_done for part in parts):
+            ends = [any(part.is_terminated for part in parts), not any(part.is_terminated for part in parts)]
         self.is_terminated, self.is_truncated = ends
 
-    def _check(self, agent: AgentID, share: Share) -> None:
-        """Raise BadEpisode where `_add` would fail, or the agent cannot have got this share."""
-        part, hangs = self.agent_episodes.get(agent), agent in self._hanging_actions_end
-        problem = _problem(part, share, hangs)
-        if problem:
-            raise self._bad(f"agent {agent!r} {problem}", fix=TURNS)
-        if part is None or part.is_done or not (hangs or share.action is not None):
-            return
-        try:
-            if share.observation is not None or share.is_done:
-                part.check_step(*self._completed(agent, part, share))
-            elif not hangs:
-                part.check_outputs(share.extra or {})
-        except BadEpisode as err:
-            err.where = f"multi-agent episode {self.id_}, agent {agent!r}, {err.where}"
-            raise
-
-    def _add(self, agent: AgentID, share: Share) -> None:
-        part = self.agent_episodes.get(agent)
-        if part is None and share.observation is not None and not share.is_done:
-            self._enter(agent, share.observation, share.infos)
+    def _turn(self, agent: AgentID, given: Sequence[ByAgent]) -> Turn:
+        """What the agent was given, with what hung. Raises BadEpisode where that cannot be, or its spaces refuse it."""
+        observation, action, reward, infos, extra = (kind.get(agent) for kind in given[:5])
+        terminated, truncated = (bool(flag.get(agent) or flag.get(ALL)) for flag in given[5:])
+        part, hangs, acts = self.agent_episodes.get(agent), agent in self._hanging_actions_end, action is not None
+        sees, is_done = observation is not None, terminated or truncated
         if part is None:
-            _owe(self._hanging_rewards_begin, agent, 0.0 if share.is_done else share.reward)
+            is_wrong = acts
+        elif part.is_done:
+            is_wrong = any(kind is not None for kind in (observation, action, reward, infos, extra))
+        else:
+            is_wrong = (acts and (hangs or (sees and reward is None))) or (sees and not (acts or hangs or is_done))
+            is_wrong |= truncated and (acts or hangs) and not sees
+        if is_wrong:
+            raise self._bad(f"agent {agent!r} acts, sees or ends out of turn", fix=TURNS)
+        if hangs:
+            action, extra = self._hanging_actions_end[agent], self._hanging_extra_model_outputs_end[agent]
+        owed = self._hanging_rewards_end.get(agent, 0.0) + (reward or 0.0)
+        turn = Turn(observation, action, owed, infos, dict(extra or {}), terminated, truncated)
+        if part is not None and not part.is_done and action is not None:
+            try:
+                part.check_step(observation, action, turn.extra)
+            except BadEpisode as err:
+                err.where = f"multi-agent episode {self.id_}, agent {agent!r}, {err.where}"
+                raise
+        return turn
+
+    def _add(self, agent: AgentID, turn: Turn) -> None:
+        part = self.agent_episodes.get(agent)
+        if part is None:
+            if turn.observation is not None and not turn.is_done:
+                self._enter(agent, turn.observation, turn.infos)
+            if turn.reward:
+                self._hanging_rewards_begin[agent] = self._hanging_rewards_begin.get(agent, 0.0) + turn.reward
         elif part.is_done:
             return
-        elif share.action is None and agent not in self._hanging_actions_end:
-            self._wait(agent, part, share)
-        elif share.observation is None and not share.is_done:
-            if share.action is not None:
-                self._hanging_actions_end[agent] = share.action
-                self._hanging_extra_model_outputs_end[agent] = dict(share.extra or {})
-            self._hanging_rewards_end[agent] = self._hanging_rewards_end.get(agent, 0.0) + (share.reward or 0.0)
+        elif turn.action is None:  # it waits; if it ends, its last step gets what it is owed
+            part.is_terminated, part.is_truncated = turn.terminated, turn.truncated
+            if turn.reward:
+                self._hanging_rewards_end[agent] = turn.reward
+            if turn.is_done and len(part) and agent in self._hanging_rewards_end:  # a chunk without a step leaves it hanging
+                part.set_rewards(new_data=part.get_rewards(-1) + self._hanging_rewards_end.pop(agent), at_indices=-1)
+        elif turn.observation is None and not turn.is_done:
+            self._hanging_actions_end[agent] = turn.action
+            self._hanging_extra_model_outputs_end[agent] = dict(turn.extra)
+            self._hanging_rewards_end[agent] = turn.reward
         else:
-            observation, action, reward, extra = self._completed(agent, part, share)
-            infos = part.get_infos(-1) if share.observation is None else share.infos
-            flags = {"terminated": share.terminated, "truncated": share.truncated}
-            part.add_env_step(observation, action, reward, infos, extra_model_outputs=extra, **flags)
+            repeats = turn.observation is None  # terminated without one: not used in training
+            part.add_env_step(
+                part.get_observations(-1) if repeats else turn.observation,
+                turn.action,
+                turn.reward,
+                part.get_infos(-1) if repeats else turn.infos,
+                terminated=turn.terminated,
+                truncated=turn.truncated,
+                extra_model_outputs=turn.extra,
+            )
             self.env_t_to_agent_t[agent].append(part.t)
-            for name in OF_AGENTS:
+            for name in HANGING:
                 getattr(self, name).pop(agent, None)
-        if share.is_done:
+        if turn.is_done:
             self._hanging_rewards_begin.pop(agent, None)
-
-    def _completed(self, agent: AgentID, part: SingleAgentEpisode, share: Share) -> tuple[Any, Any, float, Mapping[str, Any]]:
-        """Observation, action, reward and outputs of a step that ends.
-
-        An agent terminated without an observation sees its last one again, which is not used in training.
-        """
-        observation = part.get_observations(-1) if share.observation is None else share.observation
-        reward = self._hanging_rewards_end.get(agent, 0.0) + (share.reward or 0.0)
-        if agent in self._hanging_actions_end:
-            return observation, self._hanging_actions_end[agent], reward, self._hanging_extra_model_outputs_end[agent]
-        return observation, share.action, reward, share.extra or {}
-
-    def _ends(self, shares: Mapping[AgentID, Share], flags: Sequence[Flags]) -> tuple[bool, bool]:
-        """Whether the episode is terminated, and truncated: as `__all__` says, or once all agents are done, newcomers too."""
-        terminated, truncated = (bool(flag.get(ALL)) for flag in flags)
-        known = self.agent_episodes
-        if terminated or truncated or not known:
-            return terminated, truncated
-        came = [share for agent, share in shares.items() if agent not in known and share.observation is not None]
-        ends = [(share.terminated, share.truncated) for share in came]
-        for agent, part in known.items():
-            ended_before = part.is_done or agent not in shares
-            ends.append((part.is_terminated, part.is_truncated) if ended_before else shares[agent][-2:])
-        terminated = any(pair[0] for pair in ends)
-        return (terminated, not terminated) if all(map(any, ends)) else (False, False)
 
     def _enter(self, agent: AgentID, observation: Any, infos: Any) -> None:
         """Let an agent in with its first observation, at the environment timestep that is the last one now."""
@@ -386,13 +368,6 @@ class MultiAgentEpisode:
         part.add_env_reset(observation, infos)
         self.agent_episodes[agent] = part
         self.env_t_to_agent_t[agent] = Timeline([*[SKIP] * (self._moments - 1), 0], self._lookback)
-
-    def _wait(self, agent: AgentID, part: SingleAgentEpisode, share: Share) -> None:
-        """Of an agent that has not acted since its last observation: what it is owed; if it ends, its last step gets that."""
-        part.is_terminated, part.is_truncated = share.terminated, share.truncated
-        _owe(self._hanging_rewards_end, agent, share.reward)
-        if part.is_done and len(part) and agent in self._hanging_rewards_end:  # a chunk without a step leaves it hanging
-            part.set_rewards(new_data=part.get_rewards(-1) + self._hanging_rewards_end.pop(agent), at_indices=-1)
 
     def to_numpy(self) -> Self:
         """Turn each agent's steps into arrays, in place, as `SingleAgentEpisode.to_numpy`. What hangs stays as it is."""
@@ -442,23 +417,23 @@ class MultiAgentEpisode:
             known = sorted({str(key) for part in self.agent_episodes.values() for key in part.extra_model_outputs})
             where, fix = f"multi-agent episode {self.id_}", f"one of: {', '.join(known) or 'there are none'}"
             raise EpisodeKeyError(f"no extra model output {name!r}", where=where, fix=fix)
-        single = not (indices is None or isinstance(indices, slice) or hasattr(indices, "__len__"))
         found = {}
         try:
             if env_steps and buffers:
                 count = self._moments - (is_output or name in ("actions", "rewards"))
                 clock = InfiniteLookbackBuffer.over(range(count), self._lookback, None, finalized=False)
                 fill = None if options.get("fill") is None else -1  # of moments outside
-                moments = clock.get(indices, neg_index_as_lookback=options.get("neg_index_as_lookback", False), fill=fill)
+                indices = clock.get(indices, neg_index_as_lookback=options.get("neg_index_as_lookback", False), fill=fill)
                 options["neg_index_as_lookback"] = True
             for agent, buffer in buffers.items():
-                own = self._own(agent, buffer, moments, "fill" in options) if env_steps else indices
-                if not (env_steps and own is None):
+                own = self._own(agent, buffer, indices, "fill" in options) if env_steps else indices
+                if own is not None or not env_steps:
                     found[agent] = buffer.get(own, **options)
         except BadEpisode as err:
             err.where = f"multi-agent episode {self.id_}, {name}, {err.where}"
             raise
-        return {agent: values for agent, values in found.items() if single or row_count(values)}
+        several = indices is None or isinstance(indices, slice) or hasattr(indices, "__len__")
+        return {agent: values for agent, values in found.items() if not several or row_count(values)}
 
     def _buffer(self, agent: AgentID, name: str, is_output: bool) -> InfiniteLookbackBuffer | None:
         """One kind of an agent's data, with what hangs at its end."""
@@ -469,10 +444,10 @@ class MultiAgentEpisode:
         buffer = part.extra_model_outputs.get(name) if is_output else getattr(part, name)
         if name not in hanging:
             return buffer
-        if buffer is None:
-            return InfiniteLookbackBuffer([hanging[name]])
-        data = buffer.appended(hanging[name]) if buffer.finalized else [*buffer.data, hanging[name]]
-        return InfiniteLookbackBuffer.over(data, buffer.lookback, buffer.space, finalized=buffer.finalized)
+        buffer = InfiniteLookbackBuffer() if buffer is None else buffer
+        return InfiniteLookbackBuffer.over(
+            buffer.appended(hanging[name]), buffer.lookback, buffer.space, finalized=buffer.finalized
+        )
 
     def _own(self, agent: AgentID, buffer: InfiniteLookbackBuffer, moments: Any, filled: bool) -> Any:
         """The agent's own indices for these moments, back into its lookback buffer; None where it has none of them."""
@@ -500,7 +475,7 @@ class MultiAgentEpisode:
         chunk = copy.copy(self)
         chunk.env_t_started, chunk.custom_data = self.env_t, copy.deepcopy(self.custom_data)
         chunk._agent_to_module_mapping = dict(self._agent_to_module_mapping)
-        for name in ("agent_episodes", "env_t_to_agent_t", "_hanging_rewards_begin", *OF_AGENTS):
+        for name in ("agent_episodes", "env_t_to_agent_t", "_hanging_rewards_begin", *HANGING):
             setattr(chunk, name, {})
         last_seen = [
             max(at for at, tag in enumerate(self.env_t_to_agent_t[agent].data) if tag != SKIP)
@@ -518,7 +493,7 @@ class MultiAgentEpisode:
             mine = part.chunk(steps[before] - part.t_started, steps[-1] - part.t_started, before)
             mine.is_terminated, mine.is_truncated = part.is_terminated, part.is_truncated
             chunk.agent_episodes[agent], chunk.env_t_to_agent_t[agent] = mine, Timeline(tags, chunk._lookback)
-            for name in OF_AGENTS:
+            for name in HANGING:
                 if agent in getattr(self, name):
                     getattr(chunk, name)[agent] = getattr(self, name)[agent]
         return chunk
@@ -590,16 +565,15 @@ class MultiAgentEpisode:
         for agent, part in self.agent_episodes.items():
             part.validate()
             timeline = self.env_t_to_agent_t.get(agent, Timeline())
-            steps, count = _seen(timeline.data), part.observations.len_incl_lookback()
-            if len(timeline.data) != self._moments or timeline.lookback != self._lookback:
-                problem = f"a timeline of {len(timeline.data)} timesteps where there are {self._moments}"
-            elif steps != list(range(part.t + 1 - len(steps), part.t + 1)) or len(steps) > count:
-                problem = f"{len(steps)} observations up to {steps[-1:]} by its timeline, {count} up to {part.t} by its episode"
-            elif part.is_done and agent in self._hanging_actions_end:
-                problem = "ended, and an action that hangs"
-            else:
-                continue
-            raise self._bad(f"agent {agent!r} has {problem}", fix=STATE)
+            steps = _seen(timeline.data)
+            if (
+                (len(timeline.data), timeline.lookback) != (self._moments, self._lookback)
+                or steps != list(range(part.t + 1 - len(steps), part.t + 1))
+                or len(steps) > part.observations.len_incl_lookback()
+                or (part.is_done and agent in self._hanging_actions_end)
+            ):
+                what = f"agent {agent!r} has a timeline of {len(timeline.data)} timesteps and {len(steps)} observations"
+                raise self._bad(f"{what}, which contradicts its episode", fix="write the state again from its source")
 
     def _bad(self, what: str, *, fix: str) -> BadEpisode:
         return BadEpisode(what, where=f"multi-agent episode {self.id_}, environment timestep {self.env_t}", fix=fix)
@@ -613,24 +587,3 @@ def default_module(agent_id: AgentID, episode: Any) -> str:
 def _seen(tags: list[Any]) -> list[int]:
     """The agent's timesteps among `tags`, in order."""
     return [tag for tag in tags if tag != SKIP]
-
-
-def _problem(part: SingleAgentEpisode | None, share: Share, hangs: bool) -> str:
-    """Why an agent cannot have got this share; empty where it can."""
-    acts, sees = share.action is not None, share.observation is not None
-    if part is None:
-        return "acts before its first observation" if acts else ""
-    if part.is_done:
-        return "is done, yet was given data" if any(kind is not None for kind in share[:5]) else ""
-    if acts and hangs:
-        return "acts again before the next observation"
-    if sees and not (acts or hangs or share.is_done):
-        return "got another observation without having acted"
-    if acts and sees and share.reward is None:
-        return "acted and got an observation, but no reward"
-    return "acted and was truncated without a last observation" if share.truncated and (acts or hangs) and not sees else ""
-
-
-def _owe(rewards: dict[AgentID, float], agent: AgentID, reward: Any) -> None:
-    if reward:
-        rewards[agent] = rewards.get(agent, 0.0) + reward

@@ -15,29 +15,28 @@ from __future__ import annotations
 import copy
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from operator import index as whole_number
 from types import MappingProxyType
 from typing import Any, Final, Self, Unpack
 
 import gymnasium as gym
 import numpy as np
 
-from offline_cli.columns import Columns
-from offline_cli.episodes.episode_spaces import known_space_from_rllib, known_space_to_rllib
-from offline_cli.episodes.lookback_buffer import GetterOptions, Indices, InfiniteLookbackBuffer, check_item
-from offline_cli.errors import BadEpisode, EpisodeKeyError, OfflineCliError
+from offline_cli.episodes.episode_spaces import OWN_SPACES, known_space_to_rllib, space_in_state
+from offline_cli.episodes.lookback_buffer import GetterOptions, Indices, InfiniteLookbackBuffer, SetterOptions, check_item
+from offline_cli.errors import PROBLEM, BadEpisode, EpisodeKeyError, OfflineCliError
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
 __all__ = ["REWARD_SPACE", "SingleAgentEpisode", "check_cut", "state_error"]
 
 REWARD_SPACE: Space = gym.spaces.Box(-np.inf, np.inf, (), np.float32)  # RLlib's: decides the type of filled rewards only
-PLAIN: Final = ("agent_id", "module_id", "multi_agent_episode_id", "_start_time", "_last_step_time")  # in states as they are
+NAMES: Final = ("agent_id", "module_id", "multi_agent_episode_id")
+LAST_TIMESTEP: Final = 1 << 53
 NO_OUTPUTS: Final[Mapping[str, Any]] = MappingProxyType({})
 Data = Any  # a list of steps, a tree of arrays, or an InfiniteLookbackBuffer
 Bounds = slice  # the class has a method of that name
-Grown = tuple[InfiniteLookbackBuffer, Tree]  # a numpy'ized buffer, and its arrays with one more record
 
 
 def _one_step(kind: str) -> tuple[Callable[..., Any], Callable[..., None]]:
@@ -57,27 +56,6 @@ class SingleAgentEpisode:
 
     `t_started` is the timestep of the first action within the whole episode (0 but for chunks), `t` that of the next one.
     """
-
-    __slots__ = (
-        "_action_space",
-        "_infos",
-        "_last_step_time",
-        "_observation_space",
-        "_start_time",
-        "actions",
-        "agent_id",
-        "custom_data",
-        "extra_model_outputs",
-        "id_",
-        "is_terminated",
-        "is_truncated",
-        "module_id",
-        "multi_agent_episode_id",
-        "observations",
-        "rewards",
-        "t",
-        "t_started",
-    )
 
     def __init__(
         self,
@@ -120,9 +98,8 @@ class SingleAgentEpisode:
         self.observations = _buffer(observations, lookback, observation_space)
         self.actions = _buffer(actions, lookback, action_space)
         self.rewards = _buffer(rewards, lookback, REWARD_SPACE)
-        self._infos: InfiniteLookbackBuffer | None = None if infos is None else _buffer(infos, lookback, None)
+        self.infos = _buffer(_no_infos(self.observations) if infos is None else infos, lookback, None)
         self.extra_model_outputs = {name: _buffer(data, lookback, None) for name, data in (extra_model_outputs or {}).items()}
-        self._observation_space, self._action_space = self.observations.space, self.actions.space
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = int(t_started or 0)
         self.t = len(self.rewards) + self.t_started
@@ -132,11 +109,10 @@ class SingleAgentEpisode:
         self.validate()
 
     @classmethod
-    def assemble(cls, **slots: Any) -> Self:
-        """An episode over buffers that are known to fit each other, unchecked: a value for every slot."""
+    def assemble(cls, **attributes: Any) -> Self:
+        """An episode over buffers that are known to fit each other, unchecked: a value for every attribute."""
         self = cls.__new__(cls)
-        for name, value in slots.items():
-            setattr(self, name, value)
+        self.__dict__ |= attributes
         return self
 
     # ---- what it is ----
@@ -169,89 +145,48 @@ class SingleAgentEpisode:
         return self.is_terminated or self.is_truncated
 
     @property
-    def infos(self) -> InfiniteLookbackBuffer:
-        """The info dicts, one per observation; made on demand where all are empty."""
-        if self._infos is None:
-            empty: list[dict[str, Any]] = [{} for _ in range(self.observations.len_incl_lookback())]
-            self._infos = InfiniteLookbackBuffer.over(empty, self.observations.lookback, None, finalized=False)
-        return self._infos
-
-    @property
     def has_infos(self) -> bool:
         """Whether any info is not empty, lookback buffer included."""
-        return self._infos is not None and any(self._infos.data)
+        return any(self.infos.data)
 
     @property
     def observation_space(self) -> Space | None:
-        """The space of one observation; setting it sets the buffer's too."""
-        return self._observation_space
+        """The space of one observation; None: unknown."""
+        return self.observations.space
 
     @observation_space.setter
     def observation_space(self, space: Space | None) -> None:
-        self._observation_space = self.observations.space = space
+        self.observations.space = space
 
     @property
     def action_space(self) -> Space | None:
-        """The space of one action; setting it sets the buffer's too."""
-        return self._action_space
+        """The space of one action; None: unknown."""
+        return self.actions.space
 
     @action_space.setter
     def action_space(self, space: Space | None) -> None:
-        self._action_space = self.actions.space = space
+        self.actions.space = space
 
     def get_return(self) -> float:
         """The undiscounted sum of rewards, in the environment's units, lookback buffer and earlier chunks left out."""
         rewards = self.rewards.get()
         return float(rewards.sum() if self.is_numpy else sum(rewards))
 
-    def get_duration_s(self) -> float:
-        """Seconds from the first to the last addition to this chunk; 0 before the first step."""
-        if self._last_step_time is None or self._start_time is None:
-            return 0.0
-        return self._last_step_time - self._start_time
-
-    def get_data_dict(self) -> dict[str, Any]:
-        """Columns of T rows by RLlib's names: flags, t, eps_id, obs, infos, actions, rewards and each extra model output.
-
-        Arrays if numpy'ized (infos stay a list), lists if not.
-        """
-        steps = len(self)
-        before = [False] * (steps - 1)
-        flags = {
-            Columns.TERMINATEDS: [*before, self.is_terminated][:steps],
-            Columns.TRUNCATEDS: [*before, self.is_truncated][:steps],
-            Columns.T: list(range(self.t_started, self.t)),
-            Columns.EPS_ID: [self.id_] * steps,
-        }
-        return {
-            **({name: np.array(column) for name, column in flags.items()} if self.is_numpy else flags),
-            Columns.OBS: self.observations.get(slice(0, steps)),
-            Columns.INFOS: self.infos.get(slice(0, steps)),
-            Columns.ACTIONS: self.actions.get(),
-            Columns.REWARDS: self.rewards.get(),
-            **{name: buffer.get() for name, buffer in self.extra_model_outputs.items()},
-        }
-
     def validate(self) -> None:
         """Raise BadEpisode, with names and lengths, unless there are T actions, T rewards, T+1 observations and infos, ..."""
         seen = len(self.observations)
         steps = max(seen - 1, 0)
-        if (
-            len(self.actions) == len(self.rewards) == len(self) == steps
-            and (self._infos is None or len(self._infos) == seen)
-            and all(len(buffer) == steps for buffer in self.extra_model_outputs.values())
-        ):
+        extra = {f"extra model output {name}": len(buffer) for name, buffer in self.extra_model_outputs.items()}
+        lengths = {"actions": len(self.actions), "rewards": len(self.rewards), **extra}
+        lengths["steps between t_started and t"] = self.t - self.t_started
+        wrong = [f"{have} {name} ({steps} wanted)" for name, have in lengths.items() if have != steps]
+        wrong += [f"{len(self.infos)} infos ({seen} wanted)"] if len(self.infos) != seen else []
+        if not wrong:
             return
-        lengths = {
-            "actions": (len(self.actions), steps),
-            "rewards": (len(self.rewards), steps),
-            "steps between t_started and t": (self.t - self.t_started, steps),
-            "infos": (len(self.infos), seen),
-            **{f"extra model output {name}": (len(buffer), steps) for name, buffer in self.extra_model_outputs.items()},
-        }
-        wrong = [f"{have} {name} ({want} wanted)" for name, (have, want) in lengths.items() if have != want]
         fix = "give T+1 observations and infos, T of the rest, all with one lookback buffer"
-        raise self._bad(f"{seen} observations, {', '.join(wrong)}", fix=fix)
+        error = self._bad(f"{seen} observations, {', '.join(wrong)}", fix=fix)
+        error.details[PROBLEM] = "length-mismatch"
+        raise error
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "going on"
@@ -264,8 +199,7 @@ class SingleAgentEpisode:
         if self.is_reset or self.is_done or self.t or self.t_started:
             what = f"a reset at timestep {self.t} of an episode with {len(self.observations)} observations"
             raise self._bad(what, fix="begin a new SingleAgentEpisode for each env.reset()")
-        if infos or self._infos is not None:
-            self.infos.append(infos or {})  # before the observation: both have one length
+        self.infos.append(infos or {})
         self.observations.append(observation)
         self._start_time = time.perf_counter()
 
@@ -286,50 +220,39 @@ class SingleAgentEpisode:
         outputs are not those of the steps before, and when a numpy'ized episode's spaces do not contain the step.
         """
         extra = extra_model_outputs or NO_OUTPUTS
-        grown = self.check_step(observation, action, reward, extra)
-        if infos or self._infos is not None:
-            self.infos.append(infos or {})  # before the observation: both have one length
-        held = self.extra_model_outputs
-        for name in extra:
-            if name not in held:
-                held[name] = InfiniteLookbackBuffer()
+        self.check_step(observation, action, extra)
+        for name in extra.keys() - self.extra_model_outputs.keys():
+            self.extra_model_outputs[name] = InfiniteLookbackBuffer()
         added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
-        for buffer, item in added if not extra else [*added, *((held[name], value) for name, value in extra.items())]:
-            if not buffer.finalized:
+        if extra:
+            added += [(self.extra_model_outputs[name], value) for name, value in extra.items()]
+        arrays = [buffer.appended(item) if buffer.finalized else None for buffer, item in added]
+        self.infos.append(infos or {})
+        for (buffer, item), grown in zip(added, arrays, strict=True):
+            if buffer.finalized:
+                buffer.replace(grown)
+            else:
                 buffer.data.append(item)
-        for buffer, arrays in grown:
-            buffer.replace(arrays)
         self.t += 1
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self._last_step_time = time.perf_counter()
         if self._start_time is None:
             self._start_time = self._last_step_time
 
-    def check_step(self, observation: Any, action: Any, reward: Any, extra: Mapping[str, Any]) -> Sequence[Grown]:
-        """Raise what `add_env_step` would raise, changing nothing; gives the arrays of numpy'ized buffers with this step."""
+    def check_step(self, observation: Any, action: Any, extra: Mapping[str, Any]) -> None:
+        """Raise BadEpisode unless the episode goes on with such a step: extra model outputs, once numpy'ized also spaces."""
         if self.is_done:
             raise self._bad("a step after the episode was done", fix="begin a new SingleAgentEpisode")
         if not self.is_reset:
             raise self._bad("a step before the reset", fix="call add_env_reset first")
-        held = self.extra_model_outputs
-        if extra or held:
-            self.check_outputs(extra)
-        if not (self.observations.finalized or self.actions.finalized or any(b.finalized for b in held.values())):
-            return ()
-        if self.is_numpy:
-            where = f"episode {self.id_}, %s of timestep %s"
-            check_item(observation, self._observation_space, where=where % ("observation", self.t + 1))
-            check_item(action, self._action_space, where=where % ("action", self.t))
-        added = [(self.observations, observation), (self.actions, action), (self.rewards, reward)]
-        added += [(held[name], value) for name, value in extra.items() if name in held]
-        return [(buffer, buffer.appended(item)) for buffer, item in added if buffer.finalized]
-
-    def check_outputs(self, extra: Mapping[str, Any]) -> None:
-        """Raise BadEpisode unless the extra model outputs of a step have the names of those of the steps before."""
         known = self.extra_model_outputs.keys()
         if extra.keys() != known and (len(self) or not extra.keys() >= known):
             what = f"extra model outputs {sorted(extra)} at timestep {self.t}, {sorted(known)} before"
             raise self._bad(what, fix="give the same ones at every step")
+        if self.is_numpy:
+            where = f"episode {self.id_}, %s of timestep %s"
+            check_item(observation, self.observation_space, where=where % ("observation", self.t + 1))
+            check_item(action, self.action_space, where=where % ("action", self.t))
 
     def to_numpy(self) -> Self:
         """Turn the lists of steps into arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.
@@ -344,55 +267,53 @@ class SingleAgentEpisode:
             buffers |= {"actions": self.actions, "rewards": self.rewards}
             buffers |= {f"extra model output {name}": buffer for name, buffer in self.extra_model_outputs.items()}
         for name, buffer in buffers.items():
-            with self._place(name):
-                buffer.finalize(np.float64 if buffer is self.rewards else None)
+            self._placed(name, buffer.finalize, np.float64 if buffer is self.rewards else None)
         return self
 
     # ---- getters: one record for an int; several for a list, slice or None (all): a list, or leaves (K, *shape) ----
 
     def get_observations(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
         """Observations, T+1 in all. Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`."""
-        return self._get("observations", self.observations, indices, options)
+        return self._placed("observations", self.observations.get, indices, **options)
 
     def get_actions(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
         """Actions, T in all; else as `get_observations`."""
-        return self._get("actions", self.actions, indices, options)
+        return self._placed("actions", self.actions.get, indices, **options)
 
     def get_rewards(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
         """Rewards, T in all, float64 once numpy'ized; else as `get_observations`."""
-        return self._get("rewards", self.rewards, indices, options)
+        return self._placed("rewards", self.rewards.get, indices, **options)
 
     def get_infos(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
         """Info dicts, T+1 in all, in a list, numpy'ized or not; else as `get_observations`."""
-        return self._get("infos", self.infos, indices, options)
+        return self._placed("infos", self.infos.get, indices, **options)
 
     def get_extra_model_outputs(self, key: str, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
         """Outputs of name `key`, T in all; else as `get_observations`. Raises EpisodeKeyError for an unknown `key`."""
-        return self._get(f"extra model output {key}", self._extra(key), indices, options)
+        return self._placed(f"extra model output {key}", self._extra(key).get, indices, **options)
 
-    # ---- setters: overwrite one record (int), several (list, slice) or all after the lookback buffer (None) ----
+    # ---- setters: overwrite one record (int), several (list, slice) or all after the lookback buffer (None). They take
+    # `new_data`, `at_indices` and `neg_index_as_lookback`: see `InfiniteLookbackBuffer.set` ----
 
-    def set_observations(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_observations(self, **options: Unpack[SetterOptions]) -> None:
         """Raises EpisodeIndexError where lengths differ, BadEpisode where structure, shape or space do."""
-        self._set("observations", self.observations, new_data, at_indices, neg_index_as_lookback)
+        self._placed("observations", self.observations.set, **options)
 
-    def set_actions(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_actions(self, **options: Unpack[SetterOptions]) -> None:
         """Raises as `set_observations`."""
-        self._set("actions", self.actions, new_data, at_indices, neg_index_as_lookback)
+        self._placed("actions", self.actions.set, **options)
 
-    def set_rewards(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_rewards(self, **options: Unpack[SetterOptions]) -> None:
         """Raises as `set_observations`."""
-        self._set("rewards", self.rewards, new_data, at_indices, neg_index_as_lookback)
+        self._placed("rewards", self.rewards.set, **options)
 
-    def set_infos(self, *, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
+    def set_infos(self, **options: Unpack[SetterOptions]) -> None:
         """Raises as `set_observations`."""
-        self._set("infos", self.infos, new_data, at_indices, neg_index_as_lookback)
+        self._placed("infos", self.infos.set, **options)
 
-    def set_extra_model_outputs(
-        self, *, key: str, new_data: Any, at_indices: Indices = None, neg_index_as_lookback: bool = False
-    ) -> None:
+    def set_extra_model_outputs(self, *, key: str, **options: Unpack[SetterOptions]) -> None:
         """Raises as `set_observations`, and EpisodeKeyError for an unknown `key`."""
-        self._set(f"extra model output {key}", self._extra(key), new_data, at_indices, neg_index_as_lookback)
+        self._placed(f"extra model output {key}", self._extra(key).set, **options)
 
     # ---- older spellings, one timestep each; options as above ----
 
@@ -406,16 +327,13 @@ class SingleAgentEpisode:
         """`get_extra_model_outputs` of one timestep."""
         return self.get_extra_model_outputs(key, index, **options)
 
-    def _get(self, name: str, buffer: InfiniteLookbackBuffer, indices: Indices, options: GetterOptions) -> Any:
-        try:  # not `_place`: a context manager would double the time of a getter
-            return buffer.get(indices, **options)
+    def _placed(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """`call(...)`; errors of a buffer get the episode and the kind of data in front of their place."""
+        try:
+            return call(*args, **options)
         except BadEpisode as err:
             err.where = f"episode {self.id_}, {name}, {err.where}"
             raise
-
-    def _set(self, name: str, buffer: InfiniteLookbackBuffer, new_data: Any, at_indices: Indices, back: bool) -> None:
-        with self._place(name):
-            buffer.set(new_data, at_indices=at_indices, neg_index_as_lookback=back)
 
     def _extra(self, key: str) -> InfiniteLookbackBuffer:
         if key in self.extra_model_outputs:
@@ -477,8 +395,8 @@ class SingleAgentEpisode:
             return buffer.part(first - kept, buffer.lookback + stop + more, kept, space=buffer.space)
 
         piece = copy.copy(self)
-        piece.observations, piece.actions, piece.rewards = part(self.observations, 1), part(self.actions), part(self.rewards)
-        piece._infos = None if self._infos is None else part(self._infos, 1)
+        piece.observations, piece.infos = part(self.observations, 1), part(self.infos, 1)
+        piece.actions, piece.rewards = part(self.actions), part(self.rewards)
         piece.extra_model_outputs = {name: part(buffer) for name, buffer in self.extra_model_outputs.items()}
         piece.is_terminated = piece.is_truncated = False
         piece.t_started, piece.t = self.t_started + start, self.t_started + stop
@@ -494,33 +412,22 @@ class SingleAgentEpisode:
         timestep and with the observation that this one ends with, and both have the same extra model outputs.
         """
         self._check_continues(other)
-        seen = [(self.observations, other.observations)]
-        if self.has_infos or other.has_infos:
-            seen.append((self.infos, other.infos))
-        else:
-            self._infos = None
+        seen = [(self.observations, other.observations), (self.infos, other.infos)]
         acted = [(self.actions, other.actions), (self.rewards, other.rewards)]
         acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in self.extra_model_outputs.items()]
-        before = [(mine, mine.data, mine.len_incl_lookback()) for mine, _ in (*seen, *acted)]
-        try:
-            for first, pairs in ((0, acted), (1, seen)):
-                for mine, theirs in pairs:
-                    theirs.shared()
-                    if len(theirs) > first:
-                        mine.extend(theirs.get(slice(first, None)))
-        except BadEpisode:
-            for mine, data, count in before:
-                mine.data = data if mine.finalized else data[:count]
-            raise
-        for mine, theirs in seen:  # the joint is in both, equal; as in RLlib, the chunk's stays
-            if not mine.finalized:
-                mine.data[-len(theirs)] = theirs.get(0)
+        # The joint is in both, equal: the chunk's stays. All is joined before anything is changed.
+        data = [mine.joined(theirs, drop=int(number < len(seen))) for number, (mine, theirs) in enumerate([*seen, *acted])]
+        for (mine, _), joined in zip([*seen, *acted], data, strict=True):
+            mine.replace(joined)
         self.t = other.t
         self.is_terminated, self.is_truncated = other.is_terminated, other.is_truncated
         self._last_step_time = other._last_step_time or self._last_step_time
         self.custom_data.update(other.custom_data)
 
     def _check_continues(self, other: SingleAgentEpisode) -> None:
+        self.validate()
+        other.validate()
+        names = [sorted(chunk.extra_model_outputs) for chunk in (other, self)]
         problem = ""
         if other.id_ != self.id_:
             problem = f"a chunk of episode {other.id_}"
@@ -528,16 +435,12 @@ class SingleAgentEpisode:
             problem = "a chunk after the episode was done"
         elif self.t != other.t_started:
             problem = f"a chunk from timestep {other.t_started} on, this one ends at {self.t}"
-        elif self.extra_model_outputs.keys() != other.extra_model_outputs.keys():
-            names = [sorted(chunk.extra_model_outputs) for chunk in (other, self)]
+        elif names[0] != names[1]:
             problem = f"a chunk with extra model outputs {names[0]}, {names[1]} here"
-        else:
-            self.validate()
-            other.validate()
-            if not self.is_reset or not other.is_reset:
-                problem = "a chunk without a first observation"
-            elif not _same(self.get_observations(-1), other.get_observations(0)):
-                problem = f"a chunk whose first observation is not the last one here, of timestep {self.t}"
+        elif not self.is_reset or not other.is_reset:
+            problem = "a chunk without a first observation"
+        elif not _same(self.get_observations(-1), other.get_observations(0)):
+            problem = f"a chunk whose first observation is not the last one here, of timestep {self.t}"
         if problem:
             raise self._bad(problem, fix="join the chunks of one episode in order, with no gaps")
 
@@ -548,13 +451,13 @@ class SingleAgentEpisode:
         extra = {name: buffer.get_state() for name, buffer in self.extra_model_outputs.items()}
         return {
             "id_": self.id_,
-            **{name: getattr(self, name) for name in PLAIN[:3]},
+            **{name: getattr(self, name) for name in NAMES},
             **{name: getattr(self, name).get_state() for name in ("observations", "actions", "rewards", "infos")},
             "extra_model_outputs": extra or None,
             **{name: getattr(self, name) for name in ("is_terminated", "is_truncated", "t_started", "t")},
             "_observation_space": known_space_to_rllib(self.observation_space),
             "_action_space": known_space_to_rllib(self.action_space),
-            **{name: getattr(self, name) for name in PLAIN[3:]},
+            **{name: getattr(self, name) for name in ("_start_time", "_last_step_time")},
             "custom_data": self.custom_data,
         }
 
@@ -576,40 +479,47 @@ class SingleAgentEpisode:
 
     @classmethod
     def _of_state(cls, state: Mapping[str, Any], where: str) -> Self:
-        extra = state["extra_model_outputs"] or {}
-        infos = _buffer_of_state(state["infos"], where, "infos")
-        if infos.data and (infos.data[0] is None or any(infos.data)):
-            infos.data = [info or {} for info in infos.data]  # some writers put None for nothing
+        def buffer(name: str, held: Any, space: Space | None = None) -> InfiniteLookbackBuffer:
+            try:
+                return InfiniteLookbackBuffer.from_state(held, space)
+            except OfflineCliError as err:
+                err.where = f"{where}, {name}, {err.where}"
+                raise
+
+        own = {name: space_in_state(state, name, where=where) for name in OWN_SPACES}
+        infos, rewards = buffer("infos", state["infos"]), buffer("rewards", state["rewards"])
+        if infos.finalized or not all(info is None or isinstance(info, dict) for info in infos.data):
+            raise TypeError("infos that are not a list of dicts")
+        infos.data = [info or {} for info in infos.data]  # some writers put None for nothing
+        if not _one_number_each(rewards):
+            raise TypeError("rewards that are not one number per step")
+        t_started, t = whole_number(state["t_started"]), whole_number(state["t"])
+        if not 0 <= t_started <= t <= LAST_TIMESTEP:
+            raise ValueError(f"timesteps from {t_started} to {t}")
+        extra = state.get("extra_model_outputs") or {}
+        if not all(isinstance(name, str) for name in extra):
+            raise TypeError("extra model outputs whose names are not text")
         return cls.assemble(
             id_=str(state["id_"]),
-            observations=_buffer_of_state(state["observations"], where, "observations"),
-            actions=_buffer_of_state(state["actions"], where, "actions"),
-            rewards=_buffer_of_state(state["rewards"], where, "rewards"),
-            _infos=infos,
-            extra_model_outputs={name: _buffer_of_state(part, where, name) for name, part in extra.items()},
-            _observation_space=known_space_from_rllib(state["_observation_space"], where=where),
-            _action_space=known_space_from_rllib(state["_action_space"], where=where),
-            is_terminated=bool(state["is_terminated"]),
-            is_truncated=bool(state["is_truncated"]),
-            t_started=int(state["t_started"]),
-            t=int(state["t"]),
+            observations=buffer("observations", state["observations"], own["observations"]),
+            actions=buffer("actions", state["actions"], own["actions"]),
+            rewards=rewards,
+            infos=infos,
+            extra_model_outputs={name: buffer(name, part) for name, part in extra.items()},
+            is_terminated=_flag(state["is_terminated"]),
+            is_truncated=_flag(state["is_truncated"]),
+            t_started=t_started,
+            t=t,
             custom_data=dict(state.get("custom_data") or state.get("_temporary_timestep_data") or {}),
-            **{name: state[name] for name in PLAIN},
+            _start_time=_seconds(state.get("_start_time")),
+            _last_step_time=_seconds(state.get("_last_step_time")),
+            **{name: state.get(name) for name in NAMES},
         )
 
     # ---- errors ----
 
     def _bad(self, what: str, *, fix: str) -> BadEpisode:
         return BadEpisode(what, where=f"episode {self.id_}", fix=fix)
-
-    @contextmanager
-    def _place(self, name: str) -> Iterator[None]:
-        """Errors of a buffer get the episode and the kind of data in front of their place."""
-        try:
-            yield
-        except BadEpisode as err:
-            err.where = f"episode {self.id_}, {name}, {err.where}"
-            raise
 
 
 def check_cut(episode: Any, lookback: int) -> None:
@@ -633,12 +543,27 @@ def _buffer(data: Data, lookback: int, space: Space | None) -> InfiniteLookbackB
     return data
 
 
-def _buffer_of_state(state: Mapping[str, Any], where: str, name: str) -> InfiniteLookbackBuffer:
-    try:
-        return InfiniteLookbackBuffer.from_state(state)
-    except OfflineCliError as err:
-        err.where = f"{where}, {name}, {err.where}"
-        raise
+def _no_infos(observations: InfiniteLookbackBuffer) -> list[dict[str, Any]]:
+    return [{} for _ in range(observations.len_incl_lookback())]
+
+
+def _one_number_each(rewards: InfiniteLookbackBuffer) -> bool:
+    if rewards.finalized:
+        return isinstance(rewards.data, np.ndarray) and rewards.data.ndim == 1 and rewards.data.dtype.kind in "biuf"
+    values = [value for value in rewards.data if not isinstance(value, (bool, int, float))]
+    return all(
+        isinstance(value, (np.ndarray, np.generic)) and value.size == 1 and value.dtype.kind in "biuf" for value in values
+    )
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{value!r:.40} where true or false belongs")
+    return bool(value)
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None or np.isnan(value) else float(value)
 
 
 def _same(left: Tree, right: Tree) -> bool:

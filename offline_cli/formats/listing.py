@@ -28,7 +28,6 @@ from offline_cli.formats.tables.text_files import is_named_csv, looks_like_csv, 
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
-from offline_cli.tally import Rejects
 
 __all__ = ["KINDS", "LOOKED_AT", "NO_DATA", "Listing"]
 
@@ -239,15 +238,14 @@ def _lines_kind(files: Sequence[Location]) -> str:
     damaged: BadData | None = None
     starts = set[bytes]()
     for file in files[:LINES_LOOKED_AT]:
-        try:
-            with Scope() as scope:
-                line = next(lines_of(file, Rejects(), scope), None)
-        except BadData as error:
-            damaged = damaged or error
-        else:
-            if line is not None and is_batch(line):
-                return "sample-batch"
-            starts |= {_first_letter(file)}
+        with Scope() as scope:
+            line = next(lines_of(file, scope), None)
+        if isinstance(line, BadData):
+            damaged = damaged or line
+            continue
+        if line is not None and is_batch(line):
+            return "sample-batch"
+        starts |= {_first_letter(file)}
     if damaged is not None:
         raise damaged
     return "json" if b"{" in starts else "zip" if b"P" in starts else "json-array"

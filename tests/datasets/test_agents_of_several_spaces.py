@@ -44,7 +44,7 @@ def test_agents_of_other_spaces_are_refused_with_their_names_and_what_to_do(how:
         else:
             with DatasetWriter(tmp_path / "D", observation_space=spaces.Box(-1, 1, (2,)), action_space=CHOICE) as writer:
                 writer.write(episode)
-    assert "agent pawn" in refused.value.what
+    assert "agent pawn" in refused.value.where
     assert "agent king" in refused.value.where
     assert "episode.agent_episodes[agent]" in refused.value.fix
     kings = write_dataset([episode.agent_episodes["king"]], tmp_path / "kings")  # what it says to try

@@ -220,10 +220,9 @@ class TestRefusals:
     def test_names_that_no_file_can_hold_are_refused(
         self, place: Location, format: str, make_batch: Make, write_dataset: Write
     ) -> None:
-        for name in ("\ud800", "x" * (1 << 16)):
-            for names in ({"ids": ("a", name)}, {"agent_ids": (None, name)}):
-                with pytest.raises(BadData, match="name"):
-                    write_dataset(place, replace(make_batch((2, 1)), **names), format=format)
+        for names in ({"ids": ("a", "\ud800")}, {"agent_ids": (None, "\ud800")}):
+            with pytest.raises(BadData, match="name"):
+                write_dataset(place, replace(make_batch((2, 1)), **names), format=format)
 
     def test_values_that_the_space_cannot_hold_are_refused(
         self, place: Location, make_batch: Make, writer_for: WriterFor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,25 +98,6 @@ def test_a_run_of_episodes_is_a_view() -> None:
 def test_episodes_of_two_structures_do_not_share_a_batch(change: dict[str, Any], what: str) -> None:
     with pytest.raises(BadEpisode, match=what):
         EpisodeBatch.concat([batch_of(), batch_of(**change)])
-
-
-def test_a_digest_sees_every_step_and_dtype_but_no_names() -> None:
-    batch = batch_of()
-    same = replace(batch, ids=("x", "y", "z"), infos=None, custom_data=None)
-    assert [same.digest(e) for e in range(3)] == [batch.digest(e) for e in range(3)]
-    assert len({batch.digest(e) for e in range(3)}) == 3
-    changes: list[dict[str, Any]] = [
-        {"obs": {**batch.obs, "x": batch.obs["x"].view(np.int32)}},  # the same bytes
-        {"obs": {"y": batch.obs["y"], "z": batch.obs["x"]}},
-        {"actions": batch.actions + 1},
-        {"rewards": -batch.rewards - 1},
-        {"truncated": ~batch.truncated},
-        {"t_started": np.array([1, 1, 1])},
-        {"extra": {}},
-    ]
-    for change in changes:
-        other = replace(batch, **change)
-        assert [other.digest(e) != batch.digest(e) for e in (0, 2)] == [True, True], change
 
 
 def test_a_mask_selects_the_episodes_that_it_marks_and_has_their_number() -> None:

@@ -109,8 +109,7 @@ def test_lookback_buffers_are_left_out_of_batches() -> None:
     assert again.infos == [{"n": 1}, {"n": 2}]
 
 
-@pytest.mark.parametrize("name", ["\ud800", "x" * (1 << 16)])
-def test_a_name_that_no_reader_takes_back_is_not_written(name: str) -> None:
-    for batch in (batch_of(ids=("a", name)), batch_of(agent_ids=(None, name))):
+def test_a_name_that_utf8_cannot_hold_is_not_written() -> None:
+    for batch in (batch_of(ids=("a", "\ud800")), batch_of(agent_ids=(None, "\ud800"))):
         with pytest.raises(BadData, match="name"):
             write_all(batch)

@@ -91,7 +91,7 @@ def test_a_number_missing_in_another_column_is_nan_and_counted(column: pa.Array,
         ({"rewards": pa.nulls(3)}, "no column rewards"),
         ({"rewards": [[1.0, 2.0]] * 3}, "column rewards holds more than one value per step"),
         ({"new_obs": [[1.0]] * 3}, "column new_obs has shape [1], and column obs shape [2]"),
-        ({"obs": [{"x": 1.0}] * 3}, "column new_obs has shape [2], and column obs parts x of shape []"),
+        ({"obs": [{"x": 1.0}] * 3}, "column new_obs has shape [2], and column obs part x of shape []"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

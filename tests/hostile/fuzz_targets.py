@@ -23,6 +23,7 @@ from offline_cli.cli.render import to_json
 from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.codec import decode, decode_batch
+from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import BadData, BadMapping, OfflineCliError, SpaceMismatch, UnsupportedSpace
 from offline_cli.formats.rllib.packed import unpack, unpack_cells
 from offline_cli.formats.rllib.sample_batch import SampleBatchSource
@@ -101,7 +102,7 @@ def episodes(data: bytes) -> None:
     if len(ids) + rejects.count != 3:
         raise Wrong(f"{len(ids)} episodes and {rejects.count} rejects of three items")
     for batch in batches:
-        _ = batch.returns, batch.digest(0), batch.acted_obs()
+        _ = batch.returns, fingerprints(batch)[0], batch.acted_obs()
 
 
 def _known_item() -> bytes:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.formats.source import Source
 from offline_cli.tally import OnError, Rejects, Tally
 
@@ -41,4 +42,4 @@ def _fragments(source: Source, tally: Tally, rejects: Rejects) -> Iterator[tuple
         for entry, name in enumerate(batch.ids):
             optional = (batch.start_kind, batch.agent_ids, batch.module_ids, batch.final_missing)
             told = (None if column is None else column[entry] for column in optional)
-            yield name, batch.digest(entry), *told, None if part.origins is None else part.origins[entry]
+            yield name, fingerprints(batch)[entry], *told, None if part.origins is None else part.origins[entry]

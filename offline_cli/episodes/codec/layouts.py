@@ -11,6 +11,7 @@ A name, clock, lookback or map that is empty in the item learned from is constan
 from __future__ import annotations
 
 import math
+import os
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,32 +20,36 @@ from typing import Any
 
 import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
+from offline_cli.episodes.batch import forms
 from offline_cli.episodes.codec.arrays import (
+    check_values,
     dtype_from_type,
     list_header,
-    map_header,
     pack,
     shape_from_node,
     unpack_first,
     unpack_raw,
 )
 from offline_cli.episodes.codec.strided_lists import ItemTemplate, learn_template
-from offline_cli.episodes.episode_spaces import known_space_from_rllib, space_in_state
-from offline_cli.errors import OfflineCliError
+from offline_cli.episodes.episode_spaces import known_space_from_rllib, space_in_state, zero_rows
+from offline_cli.episodes.stacking import concatenate, stack
+from offline_cli.errors import BadEpisode, OfflineCliError
 from offline_cli.spaces import Space
+from offline_cli.tally import Tally
 from offline_cli.trees import Tree
-
-__all__ = ["INSIDE", "NAMES", "ArrayField", "BufferFields", "ItemLayout", "StepsField", "learn_layout"]
 
 Read = Callable[[bytes, int], tuple[Any, int]]
 """(item, start) to (value, the byte after it), which may be past the end: offsets only grow, and the layout checks the last."""
 
+Column = Sequence[tuple[int, Any]]  # of each item: how many rows, and their bytes or values
 NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 UINT_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 LIST_WIDTHS = {0xDC: 2, 0xDD: 4}
+MARK, NO_PAYLOAD = os.urandom(16), b""
 BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
 KEEP_VIEW = 1 << 12  # payloads at least this large are not copied out of their item before they are joined
 CUT_BYTES = 1 << 16  # larger items are not worth a cut
@@ -72,6 +77,7 @@ class _NoLayout(Exception):
 class ArrayField:
     """One array of rows (numpy'ized data), from its first dimension to its last byte."""
 
+    index: int  # in a row of field values
     dtype: np.dtype[Any]
     shape: tuple[int, ...]  # of one row
     middle: bytes  # between the first dimension and the payload
@@ -90,11 +96,22 @@ class ArrayField:
             raise Mismatch
         return (rows, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
+    def joined(self, column: Column, skip: Sequence[int], space: Space | None, tally: Tally) -> NDArray[Any]:
+        """(rows, *shape) of all items, without the first `skip` rows of each."""
+        payloads = [payload for _, payload in column]
+        if any(skip):
+            payloads = [payload[k * self.row_bytes :] for payload, k in zip(payloads, skip, strict=True)]
+        rows = sum(count for count, _ in column) - sum(skip)
+        array = np.frombuffer(bytearray().join(payloads), self.dtype).reshape(rows, *self.shape)
+        check_values(array, where=INSIDE)
+        return array
+
 
 @dataclass(frozen=True, slots=True)
 class StepsField:
     """A list of one value per step (data that is not numpy'ized): a table of equal rows, or without a template any values."""
 
+    index: int
     template: ItemTemplate | None
 
     def read(self, data: bytes, start: int) -> tuple[tuple[int, Any], int]:
@@ -108,12 +125,27 @@ class StepsField:
             raise Mismatch
         return (size, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
+    def joined(self, column: Column, skip: Sequence[int], space: Space | None, tally: Tally) -> Tree:
+        """Leaves (rows, *shape) of all items, without the first `skip` rows of each. Raises BadEpisode where steps differ."""
+        parts = [values for _, values in column]
+        if self.template is not None:
+            parts = [rows[k * self.template.size :] if k else rows for rows, k in zip(parts, skip, strict=True)]
+            table = bytearray().join(parts)
+            tree = self.template.read(table, 0, len(table) // self.template.size)
+            if tree is None:
+                raise BadEpisode("steps that differ in more than their values", where=INSIDE, fix="")
+            return tree
+        trees = [stack(part, space, tally=tally) for values, k in zip(parts, skip, strict=True) if (part := values[k:])]
+        if any(forms(tree, "") != forms(trees[0], "") for tree in trees):
+            raise BadEpisode("steps of several structures", where=INSIDE, fix="")
+        return concatenate(*trees) if trees else zero_rows(space, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class BufferFields:
     """Where a row of field values holds one buffer."""
 
-    data: Tree  # of row indices: one for each array; a bare index for a list
+    data: Tree  # of ArrayField; a bare StepsField for a list; the index of infos
     lookback: int | None  # None: always 0
 
 
@@ -178,10 +210,9 @@ class ItemLayout:
     fields: tuple[tuple[bytes, int, Read], ...]
     tail: bytes
     slots: dict[str, int]  # of fields that are single values
-    arrays: dict[int, ArrayField]  # by index in a row
-    steps: dict[int, StepsField]  # by index in a row
     buffers: dict[str, BufferFields]  # observations, actions, rewards, infos
     extra: dict[str, BufferFields]  # by name of the output
+    is_listed: bool  # not numpy'ized: items are long, and are not cut
     observation_space: Space | None
     action_space: Space | None
     cuts: dict[int, _Cut | None] = field(default_factory=dict)  # by size of item; None: met once, or not worth it
@@ -194,7 +225,7 @@ class ItemLayout:
         if row is not None:
             return row
         row = self._read(data)
-        if row is not None and cut is None and size < CUT_BYTES and not self.steps and len(self.cuts) < MAX_CUTS:
+        if row is not None and cut is None and size < CUT_BYTES and not self.is_listed and len(self.cuts) < MAX_CUTS:
             with suppress(_NoLayout):
                 self.cuts[size] = _Cut(data, row, self.fields) if size in self.cuts else None
         return row
@@ -324,120 +355,102 @@ def learn_layout(data: bytes) -> ItemLayout | None:
         state = unpack_raw(data, where=INSIDE)
         if not isinstance(state, dict) or not NEEDED <= state.keys() <= KNOWN:
             return None
-        layout = _Learner(data, state).layout()
+        layout = _Learner().layout(state)
     except (_NoLayout, Mismatch, OfflineCliError, *ODD):
         return None
     return layout if layout.read(data) is not None else None
 
 
 class _Learner:
-    """Walks one raw state, packing it again and leaving fields out."""
+    """Packs one raw state again with a mark for each field: what lies between the marks is constant."""
 
-    def __init__(self, data: bytes, state: Mapping[Any, Any]) -> None:
-        self.data, self.state = data, state
-        self.written = 0  # bytes of the item before `constant`
-        self.constant = bytearray()
-        self.fields: list[tuple[bytes, int, Read]] = []
-        self.arrays: dict[int, ArrayField] = {}
-        self.steps: dict[int, StepsField] = {}
+    def __init__(self) -> None:
+        self.reads: list[Read] = []
+        self.fields: list[ArrayField | StepsField] = []
 
-    def layout(self) -> ItemLayout:
+    def layout(self, state: Mapping[Any, Any]) -> ItemLayout:
         slots: dict[str, int] = {}
         buffers: dict[str, BufferFields] = {}
         extra: dict[str, BufferFields] = {}
-        self.constant += map_header(len(self.state))
-        for key, value in self.state.items():
-            self._key(key)
+        marked = dict(state)
+        for key, value in state.items():
             if key in ALWAYS or (key in IF_ANY and value is not None and value != {}):
-                slots[key] = self._field(ALWAYS.get(key) or IF_ANY[key])
+                marked[key], slots[key] = self._field(ALWAYS.get(key) or IF_ANY[key])
             elif key in ("observations", "actions", "rewards", "infos"):
-                buffers[key] = self._buffer(value, read_infos if key == "infos" else None)
+                marked[key], buffers[key] = self._buffer(value, read_infos if key == "infos" else None)
             elif key == "extra_model_outputs" and value:
-                self.constant += map_header(len(value))
+                marked[key] = {}
                 for name, part in value.items():
-                    self._key(name)
-                    extra[name] = self._buffer(part, None)
-            else:
-                self.constant += pack(value)
+                    marked[key][_text(name)], extra[name] = self._buffer(part, None)
+        parts = pack(marked).split(pack(MARK))
+        for one in self.fields:
+            if isinstance(one, ArrayField):  # which goes on to the end of its payload
+                parts[one.index + 1] = parts[one.index + 1].removeprefix(one.middle + pack(NO_PAYLOAD))
+        *constants, tail = parts
         return ItemLayout(
-            tuple(self.fields),
-            bytes(self.constant),
+            tuple((constant, len(constant), read) for constant, read in zip(constants, self.reads, strict=True)),
+            tail,
             slots,
-            self.arrays,
-            self.steps,
             buffers,
             extra,
-            observation_space=space_in_state(self.state, "observations", where=INSIDE),
-            action_space=space_in_state(self.state, "actions", where=INSIDE),
+            is_listed=any(isinstance(one, StepsField) for one in self.fields),
+            observation_space=space_in_state(state, "observations", where=INSIDE),
+            action_space=space_in_state(state, "actions", where=INSIDE),
         )
 
-    def _buffer(self, value: Mapping[str, Any], read: Read | None) -> BufferFields:
+    def _field(self, read: Read) -> tuple[bytes, int]:
+        """The mark of a new field, and its index in a row."""
+        self.reads.append(read)
+        return MARK, len(self.reads) - 1
+
+    def _buffer(self, value: Mapping[str, Any], read: Read | None) -> tuple[dict[str, Any], BufferFields]:
         if value.keys() - {"space"} != {"data", "lookback", "finalized"} or type(value["finalized"]) is not bool:
             raise _NoLayout
-        self.constant += map_header(len(value))
+        known_space_from_rllib(value.get("space"), where=INSIDE)  # refused where `decode` refuses it
         found: Tree = None
-        lookback = None
+        marked, lookback = dict(value), None
         for key, part in value.items():
-            self._key(key)
             if key == "lookback" and part:
-                lookback = self._field(read_uint)
+                marked[key], lookback = self._field(read_uint)
             elif key == "data":
-                listed = isinstance(part, list) and not value["finalized"]
-                found = self._field(read) if read else self._steps() if listed else self._arrays(part, 0)
-            else:
-                if key == "space":
-                    known_space_from_rllib(part, where=INSIDE)  # refused where `decode` refuses it
-                self.constant += pack(part)
-        return BufferFields(found, lookback)
+                is_list = isinstance(part, list) and not value["finalized"]
+                marked[key], found = self._field(read) if read else self._steps(part) if is_list else self._arrays(part, 0)
+        return marked, BufferFields(found, lookback)
 
-    def _steps(self) -> int:
-        start = self.written + len(self.constant)
-        size, first = read_list_size(self.data, start)
-        template = learn_template(self.data, first, where=INSIDE) if size else None
-        if template is not None and template.read(self.data, first, size) is None:
+    def _steps(self, steps: list[Any]) -> tuple[bytes, StepsField]:
+        head, packed = list_header(len(steps)), pack(steps)
+        template = learn_template(packed, len(head), where=INSIDE) if steps else None
+        if template is not None and template.read(packed, len(head), len(steps)) is None:
             template = None  # steps of several types, say
-        steps = StepsField(template)
-        index = self._field(steps.read)
-        self.steps[index] = steps
-        return index
+        field = StepsField(len(self.reads), template)
+        self.fields.append(field)
+        return self._field(field.read)[0], field
 
-    def _arrays(self, value: Any, depth: int) -> Tree:
+    def _arrays(self, value: Any, depth: int) -> tuple[Any, Tree]:
         if depth > MAX_NESTING:
             raise _NoLayout
         if isinstance(value, dict) and b"nd" in value:
             return self._array(value)
         if isinstance(value, dict):
-            self.constant += map_header(len(value))
-            return {self._key(key): self._arrays(part, depth + 1) for key, part in value.items()}
+            parts = {_text(key): self._arrays(part, depth + 1) for key, part in value.items()}
+            return {key: marked for key, (marked, _) in parts.items()}, {key: tree for key, (_, tree) in parts.items()}
         if isinstance(value, list):
-            self.constant += list_header(len(value))
-            return tuple(self._arrays(part, depth + 1) for part in value)
+            listed = [self._arrays(part, depth + 1) for part in value]
+            return [marked for marked, _ in listed], tuple(tree for _, tree in listed)
         raise _NoLayout
 
-    def _array(self, node: dict[Any, Any]) -> int:
+    def _array(self, node: dict[Any, Any]) -> tuple[Any, ArrayField]:
         if list(node) != [b"nd", b"type", b"kind", b"shape", b"data"] or node[b"nd"] is not True or not node[b"shape"]:
             raise _NoLayout
         dtype = dtype_from_type(node[b"type"], kind=node[b"kind"], where=INSIDE)
         _, *shape = shape_from_node(node, where=INSIDE)
-        self.constant += map_header(len(node))
-        for key in (b"nd", b"type", b"kind"):
-            self.constant += pack(key) + pack(node[key])
-        self.constant += pack(b"shape") + list_header(1 + len(shape))
         middle = b"".join(pack(size) for size in shape) + pack(b"data")
-        array = ArrayField(dtype, tuple(shape), middle, math.prod(shape) * dtype.itemsize)
-        index = self._field(array.read)
-        self.arrays[index] = array
-        return index
+        array = ArrayField(len(self.reads), dtype, tuple(shape), middle, math.prod(shape) * dtype.itemsize)
+        self.fields.append(array)
+        return {**node, b"shape": [self._field(array.read)[0], *shape], b"data": NO_PAYLOAD}, array
 
-    def _field(self, read: Read) -> int:
-        constant = bytes(self.constant)
-        self.constant.clear()
-        self.fields.append((constant, len(constant), read))
-        _, self.written = read(self.data, self.written + len(constant))
-        return len(self.fields) - 1
 
-    def _key(self, key: Any) -> str:
-        if not isinstance(key, str):
-            raise _NoLayout
-        self.constant += pack(key)
-        return key
+def _text(key: Any) -> str:
+    if not isinstance(key, str):
+        raise _NoLayout
+    return key

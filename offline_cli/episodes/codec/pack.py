@@ -23,7 +23,6 @@ __all__ = ["encode", "packed", "plain_custom_data", "plain_infos", "plain_mappin
 MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
 LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
 
-_SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
 _KEYS = (bool, int, float, type(None), np.number, np.bool_)
 
 
@@ -63,97 +62,70 @@ def plain_custom_data(values: Mapping[Any, Any], *, where: str, tally: Tally) ->
 
 def plain_mapping(values: Mapping[Any, Any], *, tally: Tally, where: str) -> dict[str, Any]:
     """`values` with every part of it plain. `where` names episode and step; the error adds the key. Raises BadData."""
-    plain: dict[str, Any] = _mapping(values, tally, where, "", 0)
+    plain: dict[str, Any] = _plain(values, (), tally, where)
     return plain
 
 
-def _plain(value: Any, tally: Tally, where: str, path: str, depth: int) -> Any:
-    if depth > MAX_INFO_DEPTH:
-        raise _refused(f"values nested deeper than {MAX_INFO_DEPTH}", where, path)
-    if type(value) in _SCALARS:  # most are, and to ask whether they are collections takes longer than all else
-        return _scalar(value, tally, where, path)
-    if isinstance(value, Mapping):
-        return _mapping(value, tally, where, path, depth)
-    if isinstance(value, (list, tuple)):
-        if isinstance(value, tuple):
-            tally.assume("tuple-to-list")
-        return [_plain(item, tally, where, f"{path}.{i}", depth + 1) for i, item in enumerate(value)]
-    if isinstance(value, Set):
-        tally.assume("set-to-list")
-        return _set(value, tally, where, path, depth)
-    return _scalar(value, tally, where, path)
-
-
-def _mapping(value: Mapping[Any, Any], tally: Tally, where: str, path: str, depth: int) -> dict[str, Any]:
-    plain: dict[str, Any] = {}
-    for key, item in value.items():
-        name = _key(key, tally, where, path)
-        here = f"{path}.{name}" if path else name
-        if name in plain:
-            raise _refused(f"two keys that are both {name!r} as text", where, here)
-        plain[name] = _plain(item, tally, where, here, depth + 1)
-    return plain
-
-
-def _key(key: Any, tally: Tally, where: str, path: str) -> str:
-    if isinstance(key, str):
-        return _text(str.__str__(key), where, path)
-    tally.assume("non-string-key-to-text")
-    if isinstance(key, _KEYS):
-        return str(key)
-    if isinstance(key, bytes):
-        try:
-            return key.decode("utf-8")
-        except UnicodeDecodeError as err:
-            raise _refused(f"a key of bytes that are not text: {key[:20]!r}", where, path) from err
-    if isinstance(key, tuple) and all(isinstance(part, (str, *_KEYS)) for part in key):
-        return str(tuple(part.item() if isinstance(part, np.generic) else part for part in key))
-    raise _refused(f"a key of type {type(key).__name__}", where, path)
-
-
-def _set(value: Set[Any], tally: Tally, where: str, path: str, depth: int) -> list[Any]:
-    items = [_plain(item, tally, where, path, depth + 1) for item in value]
-    return sorted(items, key=lambda item: (type(item).__name__, repr(item)))  # a set's own order changes from run to run
-
-
-def _scalar(value: Any, tally: Tally, where: str, path: str) -> Any:
+def _plain(value: Any, path: tuple[str, ...], tally: Tally, where: str) -> Any:
     match value:
-        case None | bool() | float() | complex() | bytes():
+        case None | bool() | float() | complex() | bytes():  # most values are
             return value
         case str():
-            return _text(str.__str__(value), where, path)
+            return _text(str.__str__(value), path, where)
         case int():
             if not LOWEST_INT <= value <= HIGHEST_INT:
-                raise _refused(f"the integer {str(value)[:40]}, which 64 bits cannot hold", where, path)
+                raise _refused(f"the integer {str(value)[:40]}, which 64 bits cannot hold", path, where)
             return int(value)
+        case Mapping() | list() | tuple() | Set() if len(path) > MAX_INFO_DEPTH:
+            raise _refused(f"values nested deeper than {MAX_INFO_DEPTH}", path, where)
+        case Mapping():
+            plain: dict[str, Any] = {}
+            for key, item in value.items():
+                name = _key(key, path, tally, where)
+                if name in plain:
+                    raise _refused(f"two keys that are both {name!r} as text", (*path, name), where)
+                plain[name] = _plain(item, (*path, name), tally, where)
+            return plain
+        case list() | tuple():
+            tally.assume("tuple-to-list", int(isinstance(value, tuple)))
+            return [_plain(item, (*path, str(i)), tally, where) for i, item in enumerate(value)]
+        case Set():
+            tally.assume("set-to-list")
+            items = [_plain(item, path, tally, where) for item in value]
+            return sorted(items, key=lambda item: (type(item).__name__, repr(item)))  # their own order changes from run to run
         case datetime.datetime() | datetime.date() | datetime.time():
             tally.assume("datetime-to-text")
             return value.isoformat()
-        case np.datetime64():
+        case np.ndarray() | np.generic() if value.dtype.kind == "M":
             tally.assume("datetime-to-text")
-            return str(value)
-        case np.ndarray() | np.generic():
-            return _array(value, tally, where, path)
-    raise _refused(f"a value of type {type(value).__module__}.{type(value).__qualname__}", where, path)
+            return np.datetime_as_string(np.asarray(value)).tolist()
+        case np.ndarray() | np.generic() if value.dtype.kind in "biufcSU" and value.dtype.itemsize:
+            return value
+    kind = f"{value.dtype} array" if isinstance(value, np.ndarray) else f"{type(value).__module__}.{type(value).__qualname__}"
+    raise _refused(f"a value of type {kind}", path, where)
 
 
-def _array(value: Any, tally: Tally, where: str, path: str) -> Any:
-    if value.dtype.kind == "M":
-        tally.assume("datetime-to-text")
-        return np.datetime_as_string(value).tolist()
-    if value.dtype.kind not in "biufcSU" or value.dtype.itemsize == 0:
-        raise _refused(f"an array of {value.dtype}", where, path)
-    return value
+def _key(key: Any, path: tuple[str, ...], tally: Tally, where: str) -> str:
+    if isinstance(key, str):
+        return _text(str.__str__(key), path, where)
+    tally.assume("non-string-key-to-text")
+    if isinstance(key, bytes) and (text := key.decode("utf-8", "replace")).encode() == key:
+        return text
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(part, (str, *_KEYS)) for part in parts):
+        raise _refused(f"a key of type {type(key).__name__}", path, where)
+    plain = tuple(part.item() if isinstance(part, np.generic) else part for part in parts)
+    return str(plain if isinstance(key, tuple) else key)
 
 
-def _text(value: str, where: str, path: str) -> str:
+def _text(value: str, path: tuple[str, ...], where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as err:
-        raise _refused("text that UTF-8 cannot hold", where, path) from err
+        raise _refused("text that UTF-8 cannot hold", path, where) from err
     return value
 
 
-def _refused(what: str, where: str, path: str) -> BadData:
-    place = f"{where}, key {path!r}" if path else where
+def _refused(what: str, path: tuple[str, ...], where: str) -> BadData:
+    place = f"{where}, key {'.'.join(path)!r}" if path else where
     return BadData(what, where=place, fix="store numbers, text, lists and maps of these, or leave the key out before recording")

@@ -1,12 +1,13 @@
 """EpisodeBatches to packed episodes, byte for byte as `encode` packs each of them.
 
-An item is joined of parts, which are made column by column: the bytes that all items of a batch share, and between these each
-episode's own.
+The state that all episodes of a batch share is packed once, with a mark where they differ. An item is what lies between the
+marks, joined with the episode's own bytes, which are made column by column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise, repeat
 from typing import Any
 
@@ -14,23 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec.arrays import bin_header, list_header, map_header, pack
+from offline_cli.episodes.codec.arrays import bin_header, list_header, pack
 from offline_cli.episodes.codec.pack import packed, plain_custom_data, plain_infos
 from offline_cli.episodes.episode_spaces import known_space_to_rllib
 from offline_cli.episodes.single_agent_episode import REWARD_SPACE
 from offline_cli.errors import BadData
 from offline_cli.spaces import Space
 from offline_cli.tally import Tally
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["check_names", "encode_batch"]
 
 TOGETHER = 1024  # episodes that are packed together: the parts of short ones take several times their bytes
 SMALL = 1 << 10  # bytes of a payload, on average: smaller ones are joined faster as bytes of their own than as views
-LONGEST_NAME = (1 << 16) - 1  # bytes
-NIL, NO_ENTRIES, ZERO = b"\xc0", b"\x80", b"\x00"
+MARK = os.urandom(16)
+NIL, NO_ENTRIES, FLAGS = b"\xc0", b"\x80", (b"\xc2", b"\xc3")
 FLOAT64 = 0xCB
-FLAGS = (b"\xc2", b"\xc3")
 ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
 NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
 
@@ -39,7 +39,7 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
     """Each episode of `batch` as `encode` would pack it, byte for byte.
 
     Raises BadData naming episode, step and key for infos and custom data that are not plain, and for names that UTF-8 cannot
-    hold or that are longer than 64 KiB; what had to be changed in infos is counted in `tally`.
+    hold; what had to be changed in infos is counted in `tally`.
     """
     check_names(batch, where=where)
     parts = (batch.select(slice(first, first + TOGETHER)) for first in range(0, len(batch), TOGETHER))
@@ -47,132 +47,100 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
 
 
 def check_names(batch: EpisodeBatch, *, where: str) -> None:
-    """Raise BadData for a name in `batch` that a file cannot hold: lone surrogates, or more than 64 KiB."""
+    """Raise BadData for a name in `batch` that a file cannot hold: text with lone surrogates."""
     for name in chain(batch.ids, batch.agent_ids or (), batch.module_ids or (), batch.multi_agent_ids or ()):
-        if name is None or (name.isascii() and len(name) <= LONGEST_NAME):
-            continue
-        try:
-            size = len(name.encode("utf-8"))
-        except UnicodeEncodeError as err:
-            raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
-        if size > LONGEST_NAME:
-            raise BadData(f"a name of {len(name)} letters: {name[:40]!r}...", where=where, fix="give shorter ids")
+        if name is not None and not name.isascii():
+            try:
+                name.encode("utf-8")
+            except UnicodeEncodeError as err:
+                raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
 
 
 class _Items:
-    """The items of a batch, written part by part in the order of the state's keys."""
+    """The items of a batch."""
 
     def __init__(self, batch: EpisodeBatch, where: str, tally: Tally) -> None:
         self.batch, self.where, self.tally = batch, where, tally
+        self.first = np.zeros(len(batch), np.int64) if batch.t_started is None else batch.t_started
         self.steps: list[int] = batch.lengths.tolist()
         self.acted = list(pairwise(batch.starts.tolist()))  # rows of each episode
         self.seen = list(pairwise(batch.obs_starts.tolist()))
-        self.shared = bytearray()  # written for all since the last column
-        self.columns: list[Iterable[bytes | memoryview]] = []
+        self.columns: list[tuple[Iterable[bytes | memoryview], ...]] = []  # for each mark: the bytes in its place, by episode
 
     def joined(self) -> list[bytes]:
-        batch = self.batch
-        first = np.zeros(len(batch), np.int64) if batch.t_started is None else batch.t_started
-        self.shared += map_header(18)
-        self.names("id_", batch.ids)
-        self.names("agent_id", batch.agent_ids)
-        self.names("module_id", batch.module_ids)
-        self.names("multi_agent_episode_id", batch.multi_agent_ids)
-        self.buffer("observations", batch.obs, batch.observation_space, self.seen)
-        self.buffer("actions", batch.actions, batch.action_space, self.acted)
-        self.buffer("rewards", batch.rewards, REWARD_SPACE, self.acted)
-        self.key("infos")
-        self.infos()
-        self.key("extra_model_outputs")
-        self.shared += map_header(len(batch.extra)) if batch.extra else NIL
-        for name, tree in batch.extra.items():
-            self.buffer(name, tree, None, self.acted)
-        self.own("is_terminated", [FLAGS[flag] for flag in batch.terminated.tolist()])
-        self.own("is_truncated", [FLAGS[flag] for flag in batch.truncated.tolist()])
-        self.own("t_started", list(map(_uint_bytes, first.tolist())))
-        self.own("t", list(map(_uint_bytes, (first + batch.lengths).tolist())))
-        self.key("_observation_space")
-        self.shared += pack(known_space_to_rllib(batch.observation_space))
-        self.key("_action_space")
-        self.shared += pack(known_space_to_rllib(batch.action_space))
-        for column, key in enumerate(("_start_time", "_last_step_time")):
-            self.own(key, None if batch.clock is None else _clock_bytes(batch.clock[:, column]))
-        self.own("custom_data", None if batch.custom_data is None else self.custom_data(batch.custom_data), NO_ENTRIES)
-        return list(map(b"".join, zip(*self.columns, repeat(bytes(self.shared)))))
+        batch, first = self.batch, self.first
+        state = {
+            "id_": self.each(map(_name_bytes, batch.ids)),
+            "agent_id": self.names(batch.agent_ids),
+            "module_id": self.names(batch.module_ids),
+            "multi_agent_episode_id": self.names(batch.multi_agent_ids),
+            "observations": self.buffer(batch.obs, batch.observation_space, self.seen),
+            "actions": self.buffer(batch.actions, batch.action_space, self.acted),
+            "rewards": self.buffer(batch.rewards, REWARD_SPACE, self.acted),
+            "infos": _buffer(self.infos(), None, finalized=False),
+            "extra_model_outputs": {name: self.buffer(tree, None, self.acted) for name, tree in batch.extra.items()} or None,
+            "is_terminated": self.each(FLAGS[flag] for flag in batch.terminated.tolist()),
+            "is_truncated": self.each(FLAGS[flag] for flag in batch.truncated.tolist()),
+            "t_started": self.each(map(_uint_bytes, first.tolist())),
+            "t": self.each(map(_uint_bytes, (first + batch.lengths).tolist())),
+            "_observation_space": known_space_to_rllib(batch.observation_space),
+            "_action_space": known_space_to_rllib(batch.action_space),
+            "_start_time": None if batch.clock is None else self.each(_clock_bytes(batch.clock[:, 0])),
+            "_last_step_time": None if batch.clock is None else self.each(_clock_bytes(batch.clock[:, 1])),
+            "custom_data": {} if batch.custom_data is None else self.each(self.custom_data()),
+        }
+        begin, *between = pack(state).split(pack(MARK))  # which come in the order of their columns
+        parts = [(*columns, repeat(shared)) for columns, shared in zip(self.columns, between, strict=True)]
+        return list(map(b"".join, zip(repeat(begin), *chain.from_iterable(parts))))
 
-    def key(self, name: str) -> None:
-        self.shared += pack(name)
+    def each(self, *columns: Iterable[bytes | memoryview]) -> bytes:
+        """A mark for what each episode has of its own."""
+        self.columns.append(columns)
+        return MARK
 
-    def each(self, column: Iterable[bytes | memoryview]) -> None:
-        self.columns += repeat(bytes(self.shared)), column
-        self.shared.clear()
-
-    def own(self, key: str, values: Iterable[bytes] | None, missing: bytes = NIL) -> None:
-        self.key(key)
-        if values is None:
-            self.shared += missing
-        else:
-            self.each(values)
-
-    def names(self, key: str, names: Sequence[str | None] | None) -> None:
-        self.own(key, None if names is None else list(map(_name_bytes, names)))
-
-    def by_steps(self, make: Callable[[int], bytes]) -> None:
-        """A part that only depends on the number of steps."""
+    def by_steps(self, make: Callable[[int], bytes]) -> Iterable[bytes]:
+        """What only depends on the number of steps."""
         made = {steps: make(steps) for steps in set(self.steps)}
-        self.each(map(made.__getitem__, self.steps))
+        return map(made.__getitem__, self.steps)
 
-    def buffer(self, name: str, tree: Tree, space: Space | None, rows: Sequence[tuple[int, int]]) -> None:
-        self.key(name)
-        self.shared += map_header(4) + pack("data")
-        self.tree(tree, rows)
-        self.after_data(True, space)
+    def names(self, names: Sequence[str | None] | None) -> bytes | None:
+        return None if names is None else self.each(map(_name_bytes, names))
 
-    def after_data(self, finalized: bool, space: Space | None) -> None:
-        self.shared += pack("lookback") + ZERO + pack("finalized") + pack(finalized)
-        self.shared += pack("space") + pack(known_space_to_rllib(space))
+    def buffer(self, tree: Tree, space: Space | None, rows: Sequence[tuple[int, int]]) -> dict[str, Any]:
+        return _buffer(map_leaves(lambda leaf: self.array(np.ascontiguousarray(leaf), rows), tree), space, finalized=True)
 
-    def tree(self, tree: Tree, rows: Sequence[tuple[int, int]]) -> None:
-        if isinstance(tree, dict):
-            self.shared += map_header(len(tree))
-            for key, part in tree.items():
-                self.key(key)
-                self.tree(part, rows)
-        elif isinstance(tree, tuple):
-            self.shared += list_header(len(tree))
-            for part in tree:
-                self.tree(part, rows)
-        else:
-            self.array(np.ascontiguousarray(tree), rows)
-
-    def array(self, leaf: NDArray[Any], rows: Sequence[tuple[int, int]]) -> None:
+    def array(self, leaf: NDArray[Any], rows: Sequence[tuple[int, int]]) -> dict[bytes, Any]:
         more, width = int(rows is self.seen), leaf[:1].nbytes if len(leaf) else 0
-        middle = b"".join(pack(size) for size in leaf.shape[1:]) + pack(b"data")
-        self.shared += map_header(5) + pack(b"nd") + pack(True) + pack(b"type") + pack(leaf.dtype.str) + pack(b"kind")
-        self.shared += pack(b"") + pack(b"shape") + list_header(leaf.ndim)
-        self.by_steps(lambda steps: _uint_bytes(steps + more) + middle + bin_header((steps + more) * width))
         payload = memoryview(leaf.reshape(-1).view(np.uint8).data) if leaf.size else memoryview(b"")
         data = payload.tobytes() if len(payload) < SMALL * len(self.batch) else payload
-        self.each([data[start * width : stop * width] for start, stop in rows])
+        count = self.each(self.by_steps(lambda steps: _uint_bytes(steps + more)))
+        sizes = self.by_steps(lambda steps: bin_header((steps + more) * width))
+        node = {b"nd": True, b"type": leaf.dtype.str, b"kind": b"", b"shape": (count, *leaf.shape[1:])}
+        return {**node, b"data": self.each(sizes, (data[start * width : stop * width] for start, stop in rows))}
 
-    def infos(self) -> None:
+    def infos(self) -> bytes:
         infos = self.batch.infos
-        self.shared += map_header(4) + pack("data")
         if infos is None:
-            self.by_steps(lambda steps: list_header(steps + 1) + NO_ENTRIES * (steps + 1))
-        else:
-            self.each([self.packed_infos(e, infos[start:stop]) for e, (start, stop) in enumerate(self.seen)])
-        self.after_data(False, None)
+            return self.each(self.by_steps(lambda steps: list_header(steps + 1) + NO_ENTRIES * (steps + 1)))
+        found = zip(self.batch.ids, self.first.tolist(), self.seen, strict=True)
+        places = [(f"{self.where}, episode {name}", first, rows) for name, first, rows in found]
+        return self.each(
+            [
+                packed(plain_infos(infos[start:stop], first=first, where=place, tally=self.tally), where=place)
+                for place, first, (start, stop) in places
+            ]
+        )
 
-    def packed_infos(self, e: int, infos: Sequence[Mapping[str, Any]]) -> bytes:
-        first = 0 if self.batch.t_started is None else int(self.batch.t_started[e])
-        place = f"{self.where}, episode {self.batch.ids[e]}"
-        return packed(plain_infos(infos, first=first, where=place, tally=self.tally), where=place)
-
-    def custom_data(self, custom_data: Sequence[Mapping[str, Any]]) -> list[bytes]:
-        places = [f"{self.where}, episode {name}" for name in self.batch.ids]
-        found = zip(custom_data, places, strict=True)
+    def custom_data(self) -> list[bytes]:
+        found = [
+            (data, f"{self.where}, episode {name}")
+            for data, name in zip(self.batch.custom_data or (), self.batch.ids, strict=True)
+        ]
         return [packed(plain_custom_data(data, where=place, tally=self.tally), where=place) for data, place in found]
+
+
+def _buffer(data: Any, space: Space | None, *, finalized: bool) -> dict[str, Any]:
+    return {"data": data, "lookback": 0, "finalized": finalized, "space": known_space_to_rllib(space)}
 
 
 def _name_bytes(name: str | None) -> bytes:

@@ -11,10 +11,9 @@ are left out, with the reason. Rows that pad sequences to one length are removed
 
 from __future__ import annotations
 
-import gc
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Final
 
@@ -26,15 +25,16 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.rllib.json_lines import Line
-from offline_cli.formats.rllib.packed import PackedColumns, looks_packed, unpack, unpack_cells
+from offline_cli.formats.rllib.packed import looks_packed, unpack, unpack_cells
 from offline_cli.formats.step_rows import END_FLAGS, end_flags, timesteps
 from offline_cli.json_documents import from_json
 from offline_cli.spaces import Space
 from offline_cli.tally import MISSING_REWARDS, Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["BatchReader", "Column", "PolicyRows", "form_of", "is_batch"]
+__all__ = ["BatchReader", "PolicyRows", "is_batch"]
 
+ARRAYS: Final = ("line", "rewards", "terminateds", "truncateds", "eps_id", "agent_index", "t")
 SAMPLE_BATCH: Final = "SampleBatch"
 MULTI_AGENT_BATCH: Final = "MultiAgentBatch"
 POLICY_BATCHES: Final = "policy_batches"
@@ -67,20 +67,6 @@ MAX_NDIM: Final = 32
 MAX_TEXT: Final = 8 << 20  # letters of ids as an array, which has the room of the longest for each
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column as arrays."""
-
-    tree: Tree  # leaves (n, ...)
-    typed: bool  # packed columns say their dtype; JSON knows only float64, int64 and bool
-
-    @property
-    def is_numeric(self) -> bool:
-        """Whether every leaf holds numbers or booleans, and there is one."""
-        found = leaves(self.tree)
-        return bool(found) and all(leaf.dtype.kind in NUMERIC for leaf in found)
-
-
 @dataclass(slots=True)
 class PolicyRows:
     """The N steps of one policy in some lines of a file."""
@@ -89,7 +75,8 @@ class PolicyRows:
     places: tuple[str, ...]  # of the lines
     nbytes: int  # of the lines
     line: NDArray[np.int64]  # (N,) index into `places`, rising
-    columns: dict[str, Column]  # obs, actions, new_obs if there, and extra model outputs by name; leaves (N, ...)
+    columns: dict[str, Tree]  # obs, actions, new_obs if there, and extra model outputs by name; leaves (N, ...)
+    typed: frozenset[str]  # columns that say their dtype, as packed ones do; JSON knows only float64, int64 and bool
     rewards: NDArray[np.float64]  # (N,)
     terminateds: NDArray[np.bool_]  # (N,)
     truncateds: NDArray[np.bool_]  # (N,)
@@ -102,64 +89,35 @@ class PolicyRows:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def _arrays(self) -> dict[str, Any]:
+        """All that has a row for each step, but for infos."""
+        arrays = {name: getattr(self, name) for name in ARRAYS}
+        return {"columns": self.columns, **{name: array for name, array in arrays.items() if array is not None}}
+
     @property
     def form(self) -> object:
-        """Equal for rows that can be joined."""
-        ids = [None if array is None else array.dtype.kind for array in (self.eps_id, self.agent_index, self.t)]
-        return self.policy, ids, {name: (column.typed, form_of(column.tree)) for name, column in self.columns.items()}
+        """Equal for rows that can be joined: of the same columns, dtypes and shapes."""
+        kinds = {name: array.dtype.kind for name, array in self._arrays().items() if name in ARRAYS}
+        return self.policy, kinds, map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", self.columns)
 
     @classmethod
     def joined(cls, parts: Sequence[PolicyRows]) -> PolicyRows:
-        """The rows of lines of one form, one after the other: a line by itself costs far more in later stages."""
-        if len(parts) == 1:
-            return parts[0]
-
-        def whole(name: str) -> Any:
-            arrays = [getattr(part, name) for part in parts]
-            if arrays[0] is None:
-                return None
-            is_mixed = len({array.dtype.kind for array in arrays}) > 1  # ids of which some are text
-            return np.concatenate([array.astype(np.str_) for array in arrays] if is_mixed else arrays)
-
-        trees = {name: [part.columns[name].tree for part in parts] for name in parts[0].columns}
-        infos = [part.infos if part.infos is not None else [{}] * len(part) for part in parts]
+        """The rows of lines of one form, one after the other."""
         starts = np.cumsum([0, *(len(part.places) for part in parts[:-1])])
+        numbered = [replace(part, line=first + part.line) for first, part in zip(starts, parts, strict=True)]
+        infos = [part.infos if part.infos is not None else [{}] * len(part) for part in parts]
         return replace(
             parts[0],
             places=tuple(chain.from_iterable(part.places for part in parts)),
             nbytes=sum(part.nbytes for part in parts),
-            line=np.concatenate([first + part.line for first, part in zip(starts, parts, strict=True)]),
-            columns={
-                name: Column(map_leaves(lambda *leaves: np.concatenate(leaves), *found), parts[0].columns[name].typed)
-                for name, found in trees.items()
-            },
             infos=list(chain.from_iterable(infos)) if any(part.infos is not None for part in parts) else None,
-            **{name: whole(name) for name in ("rewards", "terminateds", "truncateds", "eps_id", "agent_index", "t")},
+            **map_leaves(lambda *leaves: np.concatenate(leaves), *(part._arrays() for part in numbered)),
         )
 
     def take(self, chosen: NDArray[Any]) -> PolicyRows:
         """The rows of that index array or mask."""
-
-        def of(array: NDArray[Any] | None) -> Any:
-            return None if array is None else array[chosen]
-
-        return replace(
-            self,
-            line=self.line[chosen],
-            columns={name: Column(map_leaves(of, one.tree), one.typed) for name, one in self.columns.items()},
-            rewards=self.rewards[chosen],
-            terminateds=self.terminateds[chosen],
-            truncateds=self.truncateds[chosen],
-            eps_id=of(self.eps_id),
-            agent_index=self.agent_index[chosen],
-            t=of(self.t),
-            infos=None if self.infos is None else [self.infos[row] for row in np.arange(len(self))[chosen].tolist()],
-        )
-
-
-def form_of(tree: Tree) -> object:
-    """Equal for trees of one structure, of leaves of one dtype and shape of a row."""
-    return map_leaves(lambda leaf: f"{leaf.dtype.str}{leaf.shape[1:]}", tree)
+        infos = None if self.infos is None else [self.infos[row] for row in np.arange(len(self))[chosen].tolist()]
+        return replace(self, infos=infos, **map_leaves(lambda leaf: leaf[chosen], self._arrays()))
 
 
 # ---- JSON to batches ----
@@ -236,18 +194,11 @@ class BatchReader:
     tally: Tally
     observation_space: Space | None = None  # distinguishes a Tuple from a list of rows
     action_space: Space | None = None
-    packed: PackedColumns = field(default_factory=PackedColumns)
 
     def read(self, line: Line) -> list[PolicyRows]:
         """The rows of each policy of a line that has any. Raises BadData, naming line and column."""
-        was_enabled = gc.isenabled()
-        gc.disable()  # JSON makes no cycles, and the search for them takes a third of the time
-        try:
-            tally = Tally()  # of a line that cannot be read nothing is assumed
-            return self.rows(_batches_of(_parsed(line), line, tally), line.where, len(line.data), tally)
-        finally:
-            if was_enabled:
-                gc.enable()
+        tally = Tally()  # of a line that cannot be read nothing is assumed
+        return self.rows(_batches_of(_parsed(line), line, tally), line.where, len(line.data), tally)
 
     def rows(self, batches: Mapping[str | None, Mapping[str, Any]], place: str, nbytes: int, tally: Tally) -> list[PolicyRows]:
         """The steps of each policy that has any, of its columns by name: as JSON has them, or arrays."""
@@ -278,39 +229,43 @@ class _Batch:
             raise BadEpisode(f"no column {' and no column '.join(missing)}", where=self.where, fix="record these columns too")
         read = {name: self._vector(name) for name in PER_STEP if name in self.columns}
         if self.steps is None:
-            self.steps = len(leaves(self._column(Columns.ACTIONS).tree)[0])
-        columns = {name: self._tree(name) for name in TREES if name in self.columns} | self._extras()
+            self.steps = len(leaves(self._column(Columns.ACTIONS)[0])[0])
+        found = {name: self._tree(name) for name in TREES if name in self.columns} | self._extras()
+        columns = {name: tree for name, (tree, _) in found.items()}
         _check_next_obs(columns, self.where)
         self.tally.assume("missing-t", int(Columns.T not in read))
         self.tally.assume("missing-end-flags", int(read.keys().isdisjoint(END_FLAGS)))
         self.tally.assume(MISSING_REWARDS, 0 if Columns.REWARDS in read else self.steps)
         terminateds, truncateds = end_flags(read, self.steps, self.tally)
-        found = PolicyRows(
-            policy=policy,
-            places=(place,),
-            nbytes=nbytes,
-            line=np.zeros(self.steps, np.int64),
-            columns=columns,
-            rewards=read.get(Columns.REWARDS, np.zeros(self.steps)).astype(np.float64),
-            terminateds=terminateds,
-            truncateds=truncateds,
-            eps_id=_whole(read[Columns.EPS_ID]) if Columns.EPS_ID in read else None,
-            agent_index=_whole(read.get(AGENT_INDEX, np.zeros(self.steps, np.int64))),
-            t=read.get(Columns.T),
-            infos=self._infos(),
+        return self._without_padding(
+            PolicyRows(
+                policy=policy,
+                places=(place,),
+                nbytes=nbytes,
+                line=np.zeros(self.steps, np.int64),
+                columns=columns,
+                typed=frozenset(name for name, (_, typed) in found.items() if typed),
+                rewards=read.get(Columns.REWARDS, np.zeros(self.steps)).astype(np.float64),
+                terminateds=terminateds,
+                truncateds=truncateds,
+                eps_id=_whole(read[Columns.EPS_ID]) if Columns.EPS_ID in read else None,
+                agent_index=_whole(read.get(AGENT_INDEX, np.zeros(self.steps, np.int64))),
+                t=read.get(Columns.T),
+                infos=self._infos(),
+            )
         )
-        return self._without_padding(found)
 
-    def _column(self, name: str, space: Space | None = None) -> Column:
-        reading = _ColumnReading(self.steps, f"{self.where}, column {name}", self.reader.packed, name in IDS)
-        column = reading.column(self.columns[name], space)
-        if name not in IDS and reading.nulls and column.is_numeric:
+    def _column(self, name: str, space: Space | None = None) -> tuple[Tree, bool]:
+        """The column as arrays, and whether these have the dtypes that it said."""
+        reading = _ColumnReading(self.steps, f"{self.where}, column {name}", name in IDS)
+        tree = reading.column(self.columns[name], space)
+        if name not in IDS and reading.nulls and _is_numeric(tree):
             self.tally.assume("null-as-nan", reading.nulls)
-        return column
+        return tree, reading.typed
 
     def _vector(self, name: str) -> NDArray[Any]:
         """A column of one value per step, (n,): only rewards may be without a value."""
-        array, where = self._column(name).tree, f"{self.where}, column {name}"
+        array, where = self._column(name)[0], f"{self.where}, column {name}"
         if not isinstance(array, np.ndarray) or array.size != len(array):
             raise BadEpisode("more than one value per step", where=where, fix=FIX)
         if array.dtype.kind not in ("biufU" if name in IDS else "biuf"):
@@ -323,14 +278,14 @@ class _Batch:
             raise BadEpisode("null, NaN or infinity where every step needs a value", where=where, fix=FIX)
         return array
 
-    def _tree(self, name: str) -> Column:
+    def _tree(self, name: str) -> tuple[Tree, bool]:
         column = self._column(name, self.reader.action_space if name == Columns.ACTIONS else self.reader.observation_space)
-        if not column.is_numeric:
+        if not _is_numeric(column[0]):
             place = f"{self.where}, column {name}"
             raise BadEpisode("values that are not numbers", where=place, fix="record numbers; infos may hold text")
         return column
 
-    def _extras(self) -> dict[str, Column]:
+    def _extras(self) -> dict[str, tuple[Tree, bool]]:
         """Extra model outputs. Counts the columns that hold none."""
         extras = {}
         for name, value in self.columns.items():
@@ -343,7 +298,7 @@ class _Batch:
                 except BadEpisode:
                     if not name.startswith(PER_SEQUENCE):
                         raise
-            if column is not None and column.is_numeric:
+            if column is not None and _is_numeric(column[0]):
                 extras[name] = column
             else:
                 self.tally.drop_column(name, _why_dropped(name, value))
@@ -391,6 +346,11 @@ def _why_dropped(name: str, value: Any) -> str:
     return "values that are not numbers" if _is_column(value) else "one value, and not one for each step"
 
 
+def _is_numeric(tree: Tree) -> bool:
+    found = leaves(tree)
+    return bool(found) and all(leaf.dtype.kind in NUMERIC for leaf in found)
+
+
 def _is_column(value: Any) -> bool:
     return isinstance(value, (list, dict, np.ndarray)) or looks_packed(value)
 
@@ -404,10 +364,10 @@ def _whole(values: NDArray[Any]) -> NDArray[Any]:
     return whole if (whole == values).all() else values.astype(np.str_)
 
 
-def _check_next_obs(columns: Mapping[str, Column], where: str) -> None:
+def _check_next_obs(columns: Mapping[str, Tree], where: str) -> None:
     if Columns.NEXT_OBS in columns:
         obs, new_obs = (
-            map_leaves(lambda leaf: list(leaf.shape[1:]), columns[name].tree) for name in (Columns.OBS, Columns.NEXT_OBS)
+            map_leaves(lambda leaf: list(leaf.shape[1:]), columns[name]) for name in (Columns.OBS, Columns.NEXT_OBS)
         )
         if obs != new_obs:
             raise BadEpisode(f"obs of shape {obs} and new_obs of shape {new_obs}", where=where, fix=FIX)
@@ -422,12 +382,11 @@ class _ColumnReading:
 
     steps: int | None  # that it must have; None: any
     where: str
-    packed: PackedColumns
     may_be_text: bool
     typed: bool = False
     nulls: int = 0
 
-    def column(self, value: Any, space: Space | None) -> Column:
+    def column(self, value: Any, space: Space | None) -> Tree:
         """Raises BadEpisode where rows have no common shape, or are not as many as the steps; UnsafeData for hostile text."""
         tree = self.tree(value, space, 0)
         for path, leaf in flatten(tree):
@@ -435,13 +394,13 @@ class _ColumnReading:
             if not leaf.ndim or have != (have if self.steps is None else self.steps):
                 place = f"{self.where}, part {path}" if path else self.where
                 raise _bad(f"{have} rows in a line of {self.steps} steps", place, problem="length-mismatch")
-        return Column(tree, self.typed)
+        return tree
 
     def tree(self, value: Any, space: Space | None, depth: int) -> Tree:
         if depth > MAX_DEPTH:
             raise _bad(f"parts nested deeper than {MAX_DEPTH}", self.where)
         if isinstance(value, str):
-            value = self.packed.unpack(value, where=self.where)
+            value = unpack(value, where=self.where)
             self.typed = True
         if isinstance(value, np.ndarray):
             self.typed = True

@@ -6,13 +6,13 @@ count as absent. Extra columns that hold no numbers are left out, named and coun
 are not dicts; a number missing in an extra column is NaN, and counted (`null-as-nan`).
 
 Rows that cannot be read, and rows of other shapes than most, go to the rejects by place, and their episodes are said to be
-incomplete. A row without `eps_id` may have begun the next episode, unless `t` would show it.
+incomplete. So are those of the rows around a row without `eps_id` or a damaged file, unless `t` shows what is missing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
@@ -52,7 +52,7 @@ INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 FIX: Final = "fill the value in, or --on-error skip to leave out the episode"
 
 Rows = NDArray[np.int64]
-Shapes = Mapping[str, tuple[int, ...]]  # of one step, by dotted path of the leaf
+Shapes = Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]]  # by column: dotted path and shape of one step of each leaf
 
 
 @dataclass(slots=True)
@@ -106,9 +106,9 @@ class _Rows:
         keys = replace(self.keys, code=self.keys.code[rows])
         return replace(self, table=self.table.take(rows), keys=keys, numbers=self.numbers[rows])
 
-    def names(self) -> list[str]:
-        """The episodes of the rows."""
-        return [self.keys.eps_ids[code] for code in np.unique(self.keys.code).tolist()]
+    def names_of(self, rows: Sequence[int]) -> list[str]:
+        """The episodes of these rows."""
+        return [self.keys.eps_ids[int(self.keys.code[row])] for row in rows]
 
 
 @dataclass(slots=True)
@@ -121,9 +121,9 @@ class ColumnsReading:
     _shapes: Shapes | None = None
     _dropped: set[str] = field(default_factory=set)  # columns
     _counted: set[str] = field(default_factory=set)  # kinds of assumptions that are counted once
-    _unfinished: tuple[str, ...] | None = None  # key of the row right before, where it did not end its episode
-    _lost: str = ""  # where rows of unknown episodes were lost, none of which has been read since
-    _open: list[str] = field(default_factory=list)  # episodes that the last chunk leaves open
+    _open: list[str] = field(default_factory=list)  # episodes that the rows before leave open
+    _follows: bool = False  # whether the next row stands right after the last one, which left its episode open
+    _lost: str = ""  # where the row right before was lost, of an unknown episode
 
     def cut(self, place: str) -> None:
         """The file of the last chunk is damaged from there on, at `place`: what is open is not whole."""
@@ -133,33 +133,32 @@ class ColumnsReading:
     def of_chunk(self, chunk: Chunk) -> Iterator[Fragments]:
         """Runs of the rows of a chunk; its bad rows go to the rejects."""
         if chunk.lost_before:
-            self._unfinished, self._lost = None, chunk.lost_before
+            self._follows, self._lost = False, chunk.lost_before
         try:
             ready = self._ready(chunk)
         except BadData as error:
             self.rejects.add(error, rows=chunk.table.num_rows)
             self.rejects.lose_episodes(Lost.UNREADABLE)
-            self._unfinished, self._lost = None, error.where
+            self._follows, self._lost = False, error.where
             return
-        self._open = []
+        opened: list[str] = []
         following = 0  # the number of the row right after the last one read
         for rows, trees in self._readable(ready):
             numbers = rows.numbers
             if rows.is_sorted or numbers[0] != following:
-                self._unfinished = None
+                self._follows = False
             file = chunk.file_of(numbers)
             if not rows.is_sorted:  # lost rows end a file here
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
             steps = self._steps(rows, trees, file)
-            if rows.is_sorted:
-                self._open += _open_runs(steps)
-            else:
-                self._open = [] if self._unfinished is None else [self._unfinished[0]]
+            self._follows = bool(not (steps.terminateds[-1] or steps.truncateds[-1]))
+            opened = opened + _open_runs(steps) if rows.is_sorted else rows.names_of([-1] if self._follows else [])
+            self._open = opened
             batch, first = fragments_of_rows(steps, self.tally)
             yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), first))
             following = int(numbers[-1]) + 1
         if ready.is_sorted or following != chunk.table.num_rows:
-            self._unfinished = None
+            self._follows = False
 
     # ---- which rows, of which episodes, in which order ----
 
@@ -168,16 +167,31 @@ class ColumnsReading:
         table = without_dictionaries(chunk.table)
         _check_columns(table, chunk.files[0])
         table = self._wanted_columns(table)
-        named = np.flatnonzero(table[Columns.EPS_ID].is_valid().to_numpy())
-        nameless = np.setdiff1d(np.arange(table.num_rows), named, assume_unique=True)
+        is_named = table[Columns.EPS_ID].is_valid().to_numpy()
+        named, nameless = np.flatnonzero(is_named), np.flatnonzero(~is_named)
         for row in nameless.tolist():
             error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=chunk.where(row), fix=FIX)
             self.rejects.add(error, raw=_quoted(table.slice(row, 1), self.rejects))
         table = table.take(named) if len(nameless) else table
         rows = _Rows(chunk, table, self._ids.named(_keys_of(table)), named, is_sorted=False)
-        self._tell_losses(rows, nameless, has_t=Columns.T in table.column_names)
+        self._lose_neighbours(rows, nameless)
         order = _order_of(rows.table, rows.keys)
         return rows if order is None else replace(rows.take(order), is_sorted=True)
+
+    def _lose_neighbours(self, rows: _Rows, nameless: Rows) -> None:
+        """A row without `eps_id` was of the episode before it or of the one after it; timesteps would show which."""
+        if Columns.T in rows.table.column_names:
+            self._lost = ""
+            return
+        lost = [(int(np.searchsorted(rows.numbers, row)), rows.chunk.where(row)) for row in nameless.tolist()]
+        if self._lost:
+            lost.insert(0, (0, self._lost))
+        if nameless.size and nameless[0] == 0:
+            self.cut(rows.chunk.where(0))
+        for after, place in lost:
+            for name in rows.names_of(sorted({max(after - 1, 0), after}.intersection(range(len(rows.numbers))))):
+                self.rejects.lose(name, place)
+        self._lost = lost[-1][1] if lost and lost[-1][0] == len(rows.numbers) else ""
 
     def _wanted_columns(self, table: pa.Table) -> pa.Table:
         """Without the columns that hold nothing of use, and those that were left out of the rows before."""
@@ -197,20 +211,6 @@ class ColumnsReading:
                 table = table.set_column(index, column.with_type(kind), pc.fill_null(values.cast(kind), float("nan")))
         return table
 
-    def _tell_losses(self, rows: _Rows, nameless: Rows, *, has_t: bool) -> None:
-        """The next episode of each agent may have begun in rows without `eps_id`, and only `t` could show it."""
-        if has_t:
-            self._lost = ""
-            return
-        before = np.searchsorted(rows.numbers, nameless).tolist()  # how many named rows precede each
-        places = {count: rows.chunk.where(row) for count, row in zip(before, nameless.tolist(), strict=True)}
-        if self._lost:
-            places[0] = self._lost
-        for begin, place in places.items():
-            for first in _first_of_each_agent(rows.keys, begin).tolist():
-                self.rejects.lose(rows.keys.eps_ids[int(rows.keys.code[first])], place)
-        self._lost = places.get(len(rows.numbers), "")
-
     # ---- rows as arrays ----
 
     def _readable(self, rows: _Rows) -> list[tuple[_Rows, dict[str, Any]]]:
@@ -222,7 +222,7 @@ class ColumnsReading:
         if self._shapes is None and parts:
             votes: Counter[Any] = Counter()
             for part, trees in parts:
-                votes[tuple(sorted(_shapes_of(trees).items()))] += len(part.numbers)
+                votes[tuple(_shapes_of(trees).items())] += len(part.numbers)
             self._shapes = dict(votes.most_common(1)[0][0])
         return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
 
@@ -249,15 +249,13 @@ class ColumnsReading:
 
     def _reject(self, rows: _Rows, error: BadData, count: int) -> None:
         self.rejects.add(error, raw=_quoted(rows.table, self.rejects), rows=count)
-        for name in rows.names():
+        for name in set(rows.names_of(range(len(rows.numbers)))):
             self.rejects.lose(name, error.where)
 
     def _steps(self, rows: _Rows, trees: Mapping[str, Any], file: Rows) -> StepRows:
         self._count_once("missing-end-flags", trees.keys().isdisjoint(END_FLAGS))
         self._count_once("missing-t", Columns.T not in trees and Columns.NEXT_OBS not in trees)
         terminateds, truncateds = end_flags(trees, len(rows.numbers), self.tally)
-        follows = self._unfinished is not None and self._unfinished == _key(rows.keys, 0)
-        self._unfinished = None if terminateds[-1] or truncateds[-1] else _key(rows.keys, -1)
         return StepRows(
             keys=rows.keys,
             obs=trees[Columns.OBS],
@@ -271,7 +269,7 @@ class ColumnsReading:
             infos=trees.get(Columns.INFOS),
             reset_infos=trees.get(Columns.RESET_INFOS),
             file=file,
-            follows=follows,
+            follows=self._follows and self._open[-1:] == rows.names_of([0]),
             where=rows.where,
             final_assumed=trees.get(Columns.FINAL_OBS_ASSUMED),
         )
@@ -283,11 +281,6 @@ class ColumnsReading:
 
 
 # ---- keys ----
-
-
-def _key(keys: Keys, row: int) -> tuple[str, ...]:
-    code = int(keys.code[row])
-    return keys.eps_ids[code], str(keys.agent_ids[code]), str(keys.module_ids[code])
 
 
 def _keys_of(table: pa.Table) -> Keys:
@@ -318,13 +311,6 @@ def _order_of(table: pa.Table, keys: Keys) -> Rows | None:
     if int(breaks.sum()) <= len(breaks) // 2:
         return None
     return np.argsort(keys.code, kind="stable") if t is None else np.lexsort((np.arange(len(t)), t, keys.code))
-
-
-def _first_of_each_agent(keys: Keys, begin: int) -> Rows:
-    """Of the rows from `begin` on, the first of each agent."""
-    pairs: dict[tuple[str | None, str | None], int] = {}
-    number = [pairs.setdefault(pair, len(pairs)) for pair in zip(keys.agent_ids, keys.module_ids, strict=True)]
-    return begin + np.unique(np.array(number)[keys.code[begin:]], return_index=True)[1]
 
 
 def _open_runs(rows: StepRows) -> list[str]:
@@ -393,25 +379,19 @@ def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:
 
 
 def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
-    named = [(name, tree) for name, tree in trees.items() if name not in INFOS]
-    return {path: leaf.shape[1:] for name, tree in named for path, leaf in flatten(tree, name)}
+    named = {name: flatten(tree) for name, tree in trees.items() if name not in INFOS}
+    return {name: tuple((path, leaf.shape[1:]) for path, leaf in leaves) for name, leaves in named.items()}
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
-    """Why steps of the two cannot share an episode; a column that only one has is no reason, unless it is required."""
-    pairs = [(Columns.NEXT_OBS, _below(have, Columns.NEXT_OBS), _below(have, Columns.OBS), f"column {Columns.OBS}")]
-    pairs += [(name, _below(have, name), _below(want, name), "other rows") for name in (*TREES, *have)]
-    for name, mine, theirs, others in pairs:
-        if mine and theirs and mine != theirs:
-            return f"column {name} has {_in_words(mine)}, and {others} {_in_words(theirs)}"
+    """Why steps of the two cannot share an episode; a column that only one has is no reason."""
+    pairs = [(Columns.NEXT_OBS, Columns.OBS, have), *((name, name, want) for name in have)]
+    for name, other, others in pairs:
+        if name in have and other in others and set(have[name]) != set(others[other]):
+            who = f"column {other}" if other != name else "other rows"
+            return f"column {name} has {_in_words(have[name])}, and {who} {_in_words(others[other])}"
     return ""
 
 
-def _below(shapes: Shapes, name: str) -> Shapes:
-    return {path.removeprefix(name): shape for path, shape in shapes.items() if path == name or path.startswith(f"{name}.")}
-
-
-def _in_words(shapes: Shapes) -> str:
-    if shapes.keys() == {""}:
-        return f"shape {list(shapes[''])}"
-    return "parts " + ", ".join(f"{path.removeprefix('.')} of shape {list(shape)}" for path, shape in shapes.items())
+def _in_words(parts: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    return ", ".join(f"{f'part {path} of ' if path else ''}shape {list(shape)}" for path, shape in parts)

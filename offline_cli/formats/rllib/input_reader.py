@@ -7,7 +7,6 @@ returns None or raises StopIteration. RLlib's own readers start over at their en
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -23,10 +22,10 @@ from offline_cli.formats.rllib.sample_batch import Part, SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
+from offline_cli.trees import leaves
 
 __all__ = ["IOContext", "Maker", "input_reader"]
 
-_log = logging.getLogger(__name__)
 FIX: Final = "have next() give batches: columns by name, with one row a step"
 
 
@@ -42,14 +41,12 @@ class IOContext:
     @property
     def input_config(self) -> Mapping[str, Any]:
         """The sources, as `input_files` and `paths`; empty for a writer."""
-        found: Mapping[str, Any] = self.config.get("input_config", {})
-        return found
+        return dict(self.config.get("input_config", {}))
 
     @property
     def output_config(self) -> Mapping[str, Any]:
         """The target, as `path`; empty for a reader."""
-        found: Mapping[str, Any] = self.config.get("output_config", {})
-        return found
+        return dict(self.config.get("output_config", {}))
 
     def default_sampler_input(self) -> None:
         """There is no sampler."""
@@ -117,22 +114,17 @@ class InputReaderSource(SampleBatchSource):
         return None
 
     def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
-        begin: list[bytes] | None = None  # what the first batch holds; [] once its return has been noted
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
             tally.rows_in += 1
             try:
                 columns = {policy: _columns(given, where) for policy, given in _policies(batch).items()}
-                found = reader.rows(columns, where, _nbytes(tuple(columns.values())), Tally())
+                nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(tuple(columns.values())))
+                found = reader.rows(columns, where, nbytes, Tally())
             except BadData as error:
                 rejects.add(error)
-                yield Part(lost=1, place=where)
+                yield Part(lost=where)
                 continue
-            content = [rows.rewards.tobytes() for rows in found] + [repr(rows.eps_id).encode() for rows in found]
-            if content == begin:  # as RLlib's readers do forever
-                _log.warning("note: %s gives its first batch again, and may never end: --limit ends it", self.name)
-                begin = []
-            begin = content if begin is None else begin
             self.done += sum(map(len, found))
             yield Part(found, (0, self.name))
 
@@ -184,10 +176,3 @@ def _typed(value: Any) -> Any:
     if array.dtype.hasobject and all(isinstance(item, str) for item in array.flat):
         array = array.astype(np.str_)
     return array if array.ndim else value
-
-
-def _nbytes(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        return value.nbytes
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else ()
-    return sum(map(_nbytes, parts))

@@ -20,7 +20,6 @@ from offline_cli.errors import PROBLEM, BadData, UnsafeData
 from offline_cli.formats.source import Openable
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import storage_failures
-from offline_cli.tally import Rejects
 
 __all__ = ["MAX_LINE_BYTES", "Line", "line_limit_of", "lines_of"]
 
@@ -67,10 +66,9 @@ class Line:
         return f"{self.file} line {self.number}"
 
 
-def lines_of(location: Openable, rejects: Rejects, scope: Scope | None = None) -> Iterator[Line]:
-    """The lines of the file, blank ones left out. A file that cannot be decompressed to its end goes to `rejects`.
-
-    `scope` owns it while it is open.
+def lines_of(location: Openable, scope: Scope | None = None) -> Iterator[Line | BadData]:
+    """The lines of the file, blank ones left out; errors in place of a line that is too long, and of the rest of a file that
+    cannot be decompressed to its end. `scope` owns the file while it is open.
     """
     where = location.url
     with storage_failures(where, "reading it"), part_of(scope) as held:
@@ -79,13 +77,13 @@ def lines_of(location: Openable, rejects: Rejects, scope: Scope | None = None) -
         file.seek(0)
         is_packed = head[:2] == GZIP_MAGIC or head in ZIP_MAGICS
         try:
-            yield from _packed_lines(file, head, where, rejects, held) if is_packed else _plain_lines(file, where, rejects)
+            yield from _packed_lines(file, head, where, held) if is_packed else _plain_lines(file, where)
         except (OSError, *DAMAGE) as error:
             if not is_packed or getattr(error, "errno", None) is not None:  # the storage's; those of packed bytes have none
                 raise
             fix = "fetch the file again from where it was made, or --on-error skip to keep what came before"
             what = f"the file breaks off or is damaged: {str(error) or type(error).__name__}"
-            rejects.add(BadData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"}))
+            yield BadData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
 
 
 class _Buffer(io.BufferedReader):
@@ -96,23 +94,23 @@ class _Buffer(io.BufferedReader):
             self.detach()
 
 
-def _plain_lines(file: Any, where: str, rejects: Rejects) -> Iterator[Line]:
+def _plain_lines(file: Any, where: str) -> Iterator[Line | BadData]:
     plain = _Buffer(file, BUFFER_BYTES)
-    return _split(plain, where, rejects, plain, MAX_LINE_BYTES)
+    return _split(plain, where, plain, MAX_LINE_BYTES)
 
 
-def _packed_lines(file: IO[bytes], head: bytes, where: str, rejects: Rejects, held: Scope) -> Iterator[Line]:
+def _packed_lines(file: IO[bytes], head: bytes, where: str, held: Scope) -> Iterator[Line | BadData]:
     size = file.seek(0, io.SEEK_END)
     file.seek(0)
     limit = line_limit_of(size, packed=True)
     if head[:2] == GZIP_MAGIC:
-        yield from _split(held.enter(gzip.GzipFile(fileobj=file)), where, rejects, file, limit)
+        yield from _split(held.enter(gzip.GzipFile(fileobj=file)), where, file, limit)
         return
     archive = held.enter(zipfile.ZipFile(file))
     for name in _members(archive, size):
         with held.part() as one:
             member = one.enter(archive.open(name))
-            yield from _split(io.BufferedReader(member), f"{where}!{name}", rejects, file, limit)
+            yield from _split(io.BufferedReader(member), f"{where}!{name}", file, limit)
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> list[str]:
@@ -126,7 +124,7 @@ def _members(archive: zipfile.ZipFile, size: int) -> list[str]:
     return sorted(entry.filename for entry in entries)
 
 
-def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit: int) -> Iterator[Line]:
+def _split(file: Any, file_name: str, stored: IO[bytes], limit: int) -> Iterator[Line | BadData]:
     number = 0
     while data := file.readline(limit):
         number += 1
@@ -137,6 +135,6 @@ def _split(file: Any, file_name: str, rejects: Rejects, stored: IO[bytes], limit
                 pass
             fix = "write the file again from its source"
             place = f"{file_name} line {number}"
-            rejects.add(UnsafeData(f"a line of more than {limit >> 20} MiB", where=place, fix=fix))
+            yield UnsafeData(f"a line of more than {limit >> 20} MiB", where=place, fix=fix)
         elif stripped := (data.removeprefix(BOM) if number == 1 else data).strip():
             yield Line(stripped, file_name, number, whole, stored.tell())

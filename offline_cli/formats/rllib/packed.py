@@ -6,7 +6,8 @@ for: states of a module with memory, actions of a Tuple space. We read all of th
 
 The cells of a column mostly differ in the bytes of their numbers alone, as they are stored or at least when they are unpacked.
 So one cell is read with all care (`pickles`), and of those that agree with it in every other byte only the numbers are taken,
-for many cells at once: ten times as fast. What lies where is proved by trial, and a form that cannot be proved is not used.
+for many cells at once: ten times as fast. What lies where is proved by trial, and a form that cannot be proved is not used;
+cells of several arrays are read one by one.
 
 Before memory is taken, the size that an lz4 frame states is checked against what lz4 can reach from its bytes. A frame that
 states none is decompressed up to the same limit.
@@ -15,9 +16,8 @@ states none is decompressed up to the same limit.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import lz4.frame
@@ -29,7 +29,7 @@ from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib.pickles import is_pickle, numbers_of, unpickle
 from offline_cli.trees import Tree, flatten, leaves, paths, unflatten_like
 
-__all__ = ["PackedColumns", "looks_packed", "tree_of_value", "unfolded_size", "unpack", "unpack_cells"]
+__all__ = ["looks_packed", "tree_of_value", "unfolded_size", "unpack", "unpack_cells"]
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
@@ -45,9 +45,7 @@ NUMERIC: Final = "biufc"
 CHUNK_BYTES: Final = 1 << 20  # of the cells that are read at once
 SMALL_CELL: Final = 4 << 10  # bytes of a cell that lz4 takes longer to unpack than numpy to compare
 MAX_FORMS: Final = 16  # of the cells of one column; RLlib's need two or four
-MAX_KNOWN: Final = 64  # forms of whole columns: one for each column, and one more for each number of steps of a line
-PROBE: Final = b"ACDEFGHJKL"
-"""Bytes used as digits in a probe: of finite floats, and of no dtype or byte order."""
+TRIALS: Final = 4  # places of an array's bytes that are tried: a small one may have its bytes elsewhere, too
 
 
 def looks_packed(value: Any) -> bool:
@@ -61,7 +59,7 @@ def unpack(cell: str | bytes, *, where: str, object_lists: bool = False) -> Any:
     `object_lists`: object arrays come back as lists of plain values (for infos) instead of being refused. Raises UnsafeData
     where the pickle names anything but numpy's arrays or would unfold beyond reason, BadEpisode for a cut or invalid cell.
     """
-    return unpickle(_pickle_of(cell, where), where=where, object_lists=object_lists).value
+    return unpickle(_pickle_of(cell, where), where=where, object_lists=object_lists)
 
 
 def tree_of_value(value: Any, *, where: str) -> Tree:
@@ -80,30 +78,6 @@ def tree_of_value(value: Any, *, where: str) -> Tree:
         if leaf.dtype.kind in NUMERIC:
             return leaf
     raise BadEpisode(f"a pickled {type(value).__name__} where numbers are wanted", where=where, fix=FIX)
-
-
-@dataclass(slots=True)
-class PackedColumns:
-    """Reads whole columns in packed cells, one after the other: of those that differ in numbers alone, only the numbers."""
-
-    _forms: dict[int, _Form] = field(default_factory=dict)  # by the length of their pickles: the last of each
-
-    def unpack(self, cell: str | bytes, *, where: str) -> Any:
-        """As `unpack`."""
-        pickled = _pickle_of(cell, where)
-        form, rows = self._forms.get(len(pickled)), np.frombuffer(pickled, np.uint8)[None]
-        if form is not None:
-            is_alike, numbers = form.read(rows)
-            if is_alike[0]:
-                return numbers[0][0]
-        read = unpickle(pickled, where=where)
-        if isinstance(read.value, np.ndarray) and read.value.dtype.kind in NUMERIC:
-            form = _Form.of(pickled, read.spans, [read.value])
-            if form is not None:
-                if len(self._forms) >= MAX_KNOWN:
-                    self._forms.clear()
-                self._forms[len(pickled)] = form
-        return read.value
 
 
 def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, where: Callable[[int], str]) -> Tree:
@@ -151,89 +125,74 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Bytes in which it is known what their numbers are: others that agree with them everywhere else hold other numbers."""
+    """Bytes of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers."""
 
-    fixed: tuple[tuple[slice, NDArray[np.uint8]], ...]  # all bytes but the numbers
-    leaves: list[NDArray[Any]]
-    spans: list[slice | None]  # (leaves,) where the numbers of each are; None: they follow from the other bytes
+    start: int  # of the numbers
+    stop: int
+    before: NDArray[np.uint8]  # what all have in common
+    after: NDArray[np.uint8]
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: bytes, places: Iterable[tuple[int, int]], found: list[NDArray[Any]]) -> _Form | None:
-        """The form of `data`, a frame or a pickle that holds the arrays `found`; None where it cannot be proved.
+    def of(cls, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+        """The form of `data`, a frame or a pickle that holds `leaf` alone; None where it cannot be proved.
 
-        The proof: read again with other bytes in those of `places` (offset, size) that hold an array, `data` gives these as
-        numbers, and is equal otherwise.
+        The proof: read again with other bytes in the place of the numbers, `data` gives these as numbers.
         """
-        probe, filled = bytearray(data), dict[bytes, slice]()
-        contents = {leaf.tobytes(): leaf.dtype for leaf in found if leaf.nbytes}
-        for start, size in places:
-            dtype = contents.get(data[start : start + size])
-            if dtype is not None:
-                filling = _filling(len(filled), size)
-                expected = numbers_of(filling, dtype).tobytes()
-                if expected in filled:
-                    return None
-                filled[expected] = slice(start, start + size)
-                probe[start : start + size] = filling
-        try:
-            changed = leaves(tree_of_value(unpickle(_pickle_in(bytes(probe), ""), where="").value, where=""))
-        except BadData:
-            return None
-        spans = [filled.get(leaf.tobytes()) for leaf in changed]
-        if len(changed) != len(found) or not any(spans):
-            return None
-        if not all(span or _same(*pair) for span, *pair in zip(spans, found, changed, strict=True)):
-            return None
-        return cls.at(data, found, spans)
+        numbers, whole, start = leaf.tobytes(), np.frombuffer(data, np.uint8), -1
+        filling = np.random.default_rng(0).integers(0, 2 if leaf.dtype.kind == "b" else 256, leaf.nbytes, np.uint8).tobytes()
+        for _ in range(TRIALS if numbers else 0):
+            start = data.find(numbers, start + 1)
+            if start < 0:
+                return None
+            stop = start + len(numbers)
+            try:
+                changed = np.asarray(unpickle(_pickle_in(data[:start] + filling + data[stop:], ""), where=""))
+            except BadData:
+                continue
+            if (changed.dtype, changed.shape, changed.tobytes()) == (leaf.dtype, leaf.shape, filling):
+                return cls(start, stop, whole[:start].copy(), whole[stop:].copy(), leaf.dtype, leaf.shape)
+        return None
+
+    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """(m,) which of the rows (m, length) have this form, and the arrays of these (k, *shape)."""
+        same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
+        found = numbers_of(rows[same, self.start : self.stop].tobytes(), self.dtype)
+        return same, found.reshape(-1, *self.shape) if found.size else np.zeros((0, *self.shape), self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _TextForm:
+    """The same of base64, of which only the characters are decoded that stand for numbers: four for each three bytes."""
+
+    start: int  # of these characters
+    stop: int
+    before: NDArray[np.uint8]
+    after: NDArray[np.uint8]
+    inner: _Form  # of the bytes that these characters stand for
 
     @classmethod
-    def at(cls, data: bytes, found: list[NDArray[Any]], spans: list[slice | None]) -> _Form:
-        """The form of `data` whose numbers are known to lie at `spans`."""
-        whole = np.frombuffer(data, np.uint8)
-        fixed = tuple((part, whole[part].copy()) for part in _around(filter(None, spans), len(data)))
-        return cls(fixed, [np.zeros_like(leaf) if span else leaf for leaf, span in zip(found, spans, strict=True)], spans)
+    def of(cls, cell: bytes, form: _Form) -> _TextForm | None:
+        """`form`: of the bytes in the cell. None where numbers lie at the very end, where base64 may be padded."""
+        first, last = form.start // 3, -(-form.stop // 3)  # groups
+        if 4 * last > len(cell) - 4:
+            return None
+        start, before, after = 3 * first, form.before[3 * first :], form.after[: 3 * last - form.stop]
+        inner = replace(form, start=form.start - start, stop=form.stop - start, before=before, after=after)
+        whole = np.frombuffer(cell, np.uint8)
+        return cls(4 * first, 4 * last, whole[: 4 * first], whole[4 * last :], inner)
 
-    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], list[NDArray[Any]]]:
-        """(m,) which of the rows (m, length) have this form, and of these each leaf (k, *shape)."""
-        same = np.ones(len(rows), np.bool_)
-        for part, data in self.fixed:
-            same &= (rows[:, part] == data).all(axis=1)
-        chosen = rows if same.all() else rows[same]
-        return same, [
-            np.broadcast_to(leaf, (len(chosen), *leaf.shape))
-            if span is None
-            else numbers_of(chosen[:, span].tobytes(), leaf.dtype).reshape(len(chosen), *leaf.shape)
-            for leaf, span in zip(self.leaves, self.spans, strict=True)
-        ]
-
-
-def _around(spans: Iterable[slice], size: int) -> list[slice]:
-    """What `spans` leave of `size` places."""
-    ordered = sorted(spans, key=lambda span: int(span.start))
-    return [
-        slice(*edge) for edge in zip([0, *(one.stop for one in ordered)], [*(one.start for one in ordered), size], strict=True)
-    ]
-
-
-def _decoded(cells: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Stored cells (m, length), base64 as the bytes that it stands for, but for its last four characters, which may be padding.
-
-    Raises ValueError for what is not base64.
-    """
-    if not _is_text(cells[0, :4].tobytes()):
-        return cells
-    raw = np.frombuffer(binascii.a2b_base64(cells[:, :-4].tobytes(), strict_mode=True), np.uint8)
-    return np.hstack([raw.reshape(len(cells), -1), cells[:, -4:]])
-
-
-def _same(left: NDArray[Any], right: NDArray[Any]) -> bool:
-    return (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
-
-
-def _filling(number: int, size: int) -> bytes:
-    """`size` bytes, none of which is zero; others for another number, where there are as many."""
-    digits = bytes(PROBE[int(digit)] for digit in str(number))
-    return (digits + PROBE * (size // len(PROBE) + 1))[:size]
+    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
+        """As `_Form.read`; no row has this form where one is not base64."""
+        same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
+        try:
+            raw = binascii.a2b_base64(rows[same, self.start : self.stop].tobytes(), strict_mode=True)
+        except ValueError:
+            same[:], raw = False, b""
+        alike, found = self.inner.read(np.frombuffer(raw, np.uint8).reshape(-1, (self.stop - self.start) // 4 * 3))
+        same[same] = alike
+        return same, found
 
 
 class _Column:
@@ -241,7 +200,7 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form]] = {}  # by what their bytes are, and how many
+        self.forms: dict[tuple[str, int], list[_Form | _TextForm]] = {}  # by what their bytes are, and how many
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -256,11 +215,8 @@ class _Column:
         """Read so many cells, many at once where they have a known form: as they are stored, or else unpacked."""
         unread = np.ones(count, np.bool_)
         for rows, data in _by_length(self.cells.slice(first, count)):
-            if ("stored", data.shape[1]) in self.forms:
-                with suppress(ValueError):  # of a cell that is not base64, which is found again below
-                    raw = _decoded(data)
-                    unread[rows] = False
-                    unread[self._fill_alike(("stored", data.shape[1]), first, rows, raw)[0]] = True
+            unread[rows] = False
+            unread[self._fill_alike(("stored", data.shape[1]), first, rows, data)[0]] = True
         left = np.flatnonzero(unread)
         pickles = pa.array([self._pickle(first + row) for row in left.tolist()], pa.large_binary())
         for numbers, data in _by_length(pickles):
@@ -284,45 +240,33 @@ class _Column:
         for form in self.forms.get(kind, ()):
             alike, found = form.read(data)
             if alike.any():
-                for values, numbers in zip(self.values, found, strict=True):
-                    values[first + rows[alike]] = numbers
+                self.values[0][first + rows[alike]] = found
                 rows, data = rows[~alike], data[~alike]
         return rows, data
 
     def _fill_one(self, row: int, pickled: bytes) -> None:
         """Read a cell with all care, and keep its form."""
         place = self.where(row)
-        read = unpickle(pickled, where=place)
-        tree = tree_of_value(read.value, where=place)
+        value = unpickle(pickled, where=place)
+        tree = tree_of_value(value, where=place)
         if paths(tree) != self.paths:
             raise BadEpisode("a packed cell of another kind than the first one", where=place, fix=OTHER_FIX)
-        found = leaves(tree)
         for values, (path, leaf) in zip(self.values, flatten(tree), strict=True):
             if (leaf.dtype, leaf.shape) != (values.dtype, values.shape[1:]):
                 what = f"{leaf.dtype}{leaf.shape} in a column of {values.dtype}{values.shape[1:]}"
                 raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
             values[row] = leaf
-        if sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", len(pickled), _Form.of(pickled, read.spans, found))
+        if isinstance(value, (np.ndarray, np.generic)) and sum(map(len, self.forms.values())) < MAX_FORMS:
+            self._learn("pickle", len(pickled), _Form.of(pickled, tree))
             cell = self.cells[row].as_py()
             if len(cell) <= SMALL_CELL:
-                self._learn("stored", len(cell), _stored_form(cell, _raw_of(cell, place), found))
+                raw = _raw_of(cell, place)
+                form = _Form.of(raw, tree)
+                self._learn("stored", len(cell), form if form is None or raw is cell else _TextForm.of(cell, form))
 
-    def _learn(self, kind: str, length: int, form: _Form | None) -> None:
+    def _learn(self, kind: str, length: int, form: _Form | _TextForm | None) -> None:
         if form is not None:
             self.forms.setdefault((kind, length), []).append(form)
-
-
-def _stored_form(cell: bytes, raw: bytes, found: list[NDArray[Any]]) -> _Form | None:
-    """The form of a cell as `_decoded` gives it; `raw`: its frame or pickle. None where numbers lie at its very end."""
-    places = [(raw.find(content), len(content)) for content in {leaf.tobytes() for leaf in found} if content in raw]
-    form = _Form.of(raw, places, found)
-    if form is None or raw is cell:
-        return form
-    head = 3 * (len(cell) // 4 - 1)
-    if any(span is not None and span.stop > head for span in form.spans):
-        return None
-    return _Form.at(raw[:head] + cell[-4:], found, form.spans)
 
 
 # ---- texts to pickles ----

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode, UnsafeData
 
-__all__ = ["FIX", "Unpickled", "is_pickle", "numbers_of", "unpickle"]
+__all__ = ["FIX", "is_pickle", "numbers_of", "unpickle"]
 
 FIX: Final = "read the file with the program that wrote it, and record numbers or JSON text"
 MAGIC: Final = b"\x80"  # of protocol 2 and later
@@ -41,8 +41,6 @@ OBJECT: Final = "O8"
 
 PUTS: Final = frozenset(("PUT", "BINPUT", "LONG_BINPUT"))
 TUPLES: Final = frozenset(("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"))
-CARRIERS: Final = {"SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9, "BYTEARRAY8": 9}
-"""Instructions that carry bytes, and how many of their own bytes precede these."""
 INSTRUCTIONS: Final = re.compile(
     "PROTO|FRAME|STOP|MARK|POP|POP_MARK|NONE|NEWTRUE|NEWFALSE|INT|BININT[12]?|LONG[14]?|(BIN)?FLOAT|UNICODE"
     "|(SHORT_)?BINUNICODE8?|SHORT_BINBYTES|BINBYTES8?|BYTEARRAY8|EMPTY_(LIST|DICT|SET|TUPLE)|LIST|DICT"
@@ -52,29 +50,21 @@ ALLOWED: Final = frozenset(one.name for one in pickletools.opcodes if INSTRUCTIO
 """Not among them: new objects, persistent ids, extension codes, buffers from elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unpickled:
-    """The value of a pickle, and the places of its raw bytes."""
-
-    value: Any  # array, numpy scalar, or plain containers of these and of plain values
-    spans: tuple[tuple[int, int], ...]  # (offset, length) of each run of raw bytes in the pickle
-
-
 def is_pickle(cell: Any) -> bool:
     """Whether a cell is a bare pickle: of protocol 2 or later, as all that Ray has written."""
     return isinstance(cell, bytes) and cell[:1] == MAGIC
 
 
-def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Unpickled:
-    """The value that `data` (pickle, protocol 0 to 5) holds.
+def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Any:
+    """The value that `data` (pickle, protocol 0 to 5) holds: array, numpy scalar, or plain containers of these.
 
     `object_lists`: give object arrays as lists instead of refusing them. Raises UnsafeData where the pickle names or does
     anything beyond arrays and plain containers, or exceeds its bytes; BadEpisode where it is cut or inconsistent.
     """
     unpickler = _Unpickler(data, _Maker(where, SHARING * len(data) + 1024, object_lists))
     try:
-        spans = _checked(data, where)
-        return Unpickled(unpickler.maker.plain(unpickler.load(), 0), spans)
+        _check(data, where)
+        return unpickler.maker.plain(unpickler.load(), 0)
     except (
         pickle.UnpicklingError,
         ValueError,
@@ -90,19 +80,16 @@ def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Unpickle
         raise BadEpisode(f"not a whole pickle: {error or type(error).__name__}", where=where, fix=fix) from error
 
 
-def _checked(data: bytes, where: str) -> tuple[tuple[int, int], ...]:
-    """The places of raw bytes. Raises UnsafeData for an instruction that is not allowed, ValueError for a cut pickle."""
-    spans, tuples = [], 0
-    for instruction, arg, position in pickletools.genops(data):
+def _check(data: bytes, where: str) -> None:
+    """Raise UnsafeData for an instruction that is not allowed, ValueError for a cut pickle."""
+    tuples = 0
+    for instruction, arg, _ in pickletools.genops(data):
         name = instruction.name
         tuples += name in TUPLES
         if name not in ALLOWED or tuples > MAX_TUPLES:
             raise UnsafeData(f"a pickle that uses {name} is not read", where=where, fix=FIX)
-        if name in CARRIERS:
-            spans.append(((position or 0) + CARRIERS[name], len(arg or b"")))
-        elif name in PUTS and (arg or 0) > len(data):  # the unpickler makes room for all numbers up to it
+        if name in PUTS and (arg or 0) > len(data):  # the unpickler makes room for all numbers up to it
             raise ValueError(f"entry {arg} of a memo")
-    return tuple(spans)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -11,8 +11,8 @@ Rows of one episode and agent that are apart in a line (agents that took turns) 
 either, where `new_obs` is not the next `obs`; a line continues the episode that the line before it in the file left unfinished,
 by the same rules. Such episodes are named `<8 hex of file and its first line>-<number>`, and counted.
 
-Lines are joined while they have the same columns, shapes and dtypes, so that later stages work on large arrays. A line that
-cannot be read whole is rejected, and reading continues with the next.
+Lines share a batch while they have the same columns, shapes and dtypes. A line that cannot be read whole is rejected, and
+reading continues with the next.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows, form_of
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
 from offline_cli.formats.rllib.dtypes import Dtypes
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
@@ -40,7 +39,6 @@ __all__ = ["SampleBatchSource"]
 
 LOOKAHEAD_BYTES: Final = 64 << 20  # of lines that dtypes are settled on: RLlib's writer starts a new file after as many
 BLOCK_BYTES: Final = 16 << 20  # of arrays in one batch
-TOGETHER_BYTES: Final = 2 << 20  # of lines whose rows are joined at once
 
 
 @dataclass(slots=True)
@@ -66,7 +64,7 @@ class SampleBatchSource(FileSource):
         for rows in self._settled(self._lines(tally, rejects), dtypes, agents):
             block = blocks.setdefault(rows.policy, _Block(rows.policy, agents))
             rows = dtypes.settled(rows)
-            if block.rows and not block.takes(rows):
+            if not block.takes(rows):
                 yield block.flush(tally, rejects)
             block.add(rows)
             ended += _ended(rows)
@@ -98,66 +96,48 @@ class SampleBatchSource(FileSource):
         yield from waiting
 
     def _lines(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
-        """The rows of all lines, with their ids: of lines of one form that follow each other, as one."""
+        """The rows of all lines, with their ids."""
         identifier = _Identifier(tally)
         told: dict[str | None, int] = {}  # by policy: how many of the losses its rows have been marked with
         losses, last_loss, file = 0, "", (-1, "")
-        waiting: list[list[PolicyRows]] = []  # by line, then by policy
-        nbytes, ended, form = 0, 0, list[object]()
-        limit = self.read_options.limit
-        for part in chain(self._parts(BatchReader(tally, *self.info.spaces), tally, rejects), [None]):
-            forms = [] if part is None else [rows.form for rows in part.found]
-            enough = nbytes > TOGETHER_BYTES or (limit is not None and ended >= limit)
-            if waiting and (part is None or part.lost or part.file != file or forms != form or enough):
-                yield from (identifier.identify(PolicyRows.joined(found)) for found in zip(*waiting, strict=True))
-                waiting, nbytes = [], 0
-            if part is None:
-                return
+        for part in self._parts(BatchReader(tally, *self.info.spaces), tally, rejects):
             if part.lost:
-                losses, last_loss = losses + part.lost, part.place
-                rejects.lose_episodes(Lost.UNREADABLE, part.lost)
+                losses, last_loss = losses + 1, part.lost
+                rejects.lose_episodes(Lost.UNREADABLE)
             if part.found and part.file != file:
                 identifier.start_file(part.file, part.content)
                 file = part.file
             for rows in part.found:
                 if told.get(rows.policy, 0) < losses:
                     rows.lost_before, told[rows.policy] = last_loss, losses
-                nbytes, ended = nbytes + rows.nbytes, ended + _ended(rows)
-            waiting += [part.found] if part.found else []
-            form = forms
+                yield identifier.identify(rows)
 
     def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
         before = 0
         for number, file in enumerate(self.files):
-            count = rejects.count
-            for line in lines_of(file, rejects, self.scope):
-                yield from _lost(rejects.count - count, file.url)
+            for line in lines_of(file, self.scope):
+                if isinstance(line, BadData):
+                    rejects.add(line)
+                    yield Part(lost=file.url)
+                    continue
                 self.done = before + line.position
                 tally.rows_in += 1
                 try:
                     yield Part(reader.read(line), (number, line.file), line.data)
                 except BadData as error:
                     rejects.add(error, raw=line.data)
-                    yield Part(lost=1, place=error.where)
-                count = rejects.count
-            yield from _lost(rejects.count - count, file.url)
+                    yield Part(lost=error.where)
             before = self.done
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a line holds; or lines that could not be read."""
+    """What a line holds; or one that could not be read."""
 
     found: list[PolicyRows] = field(default_factory=list)  # of each policy
     file: tuple[int, str] = (0, "")  # its number, and URL: made-up ids go by its name, and by
     content: bytes = b""  # of its first line that can be read
-    lost: int = 0  # lines
-    place: str = ""  # of lost ones
-
-
-def _lost(lines: int, place: str) -> Iterator[Part]:
-    if lines:
-        yield Part(lost=lines, place=place)
+    lost: str = ""  # where a line or the rest of a file was lost
 
 
 def _ended(rows: PolicyRows) -> int:
@@ -177,13 +157,16 @@ def _begins(rows: PolicyRows) -> NDArray[np.bool_]:
     if rows.t is not None:
         follows &= rows.t[1:] == rows.t[:-1] + 1
     elif rows.eps_id is None and Columns.NEXT_OBS in rows.columns:
-        follows &= chained(rows.columns[Columns.OBS].tree, rows.columns[Columns.NEXT_OBS].tree)
+        follows &= chained(rows.columns[Columns.OBS], rows.columns[Columns.NEXT_OBS])
     return np.concatenate([[True], ~follows])
 
 
-def _begins_line(rows: PolicyRows) -> NDArray[np.bool_]:
-    """(N,) whether a row is the first of its line."""
-    return np.diff(rows.line, prepend=-1) > 0
+def _runs(rows: PolicyRows) -> tuple[NDArray[np.int64], list[tuple[Any, Any]]]:
+    """The first row of each run of one episode and agent, and whose run it is."""
+    assert rows.eps_id is not None
+    changes = (rows.eps_id[1:] != rows.eps_id[:-1]) | (rows.agent_index[1:] != rows.agent_index[:-1])
+    first = np.flatnonzero(np.concatenate([[True], changes]))
+    return first, list(zip(rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True))
 
 
 @dataclass(slots=True)
@@ -230,8 +213,8 @@ def _goes_on(last: PolicyRows, rows: PolicyRows) -> bool:
     try:
         same = map_leaves(
             lambda left, right: left.shape[1:] == right.shape[1:] and bool(equal_values(left[0], right[0]).all()),
-            last.columns[Columns.NEXT_OBS].tree,
-            rows.columns[Columns.OBS].tree,
+            last.columns[Columns.NEXT_OBS],
+            rows.columns[Columns.OBS],
         )
     except ValueError:  # another structure
         return False
@@ -239,18 +222,13 @@ def _goes_on(last: PolicyRows, rows: PolicyRows) -> bool:
 
 
 def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
-    """The same rows, those of one episode and agent in a line one after the other."""
-    assert rows.eps_id is not None
-    changes = (rows.eps_id[1:] != rows.eps_id[:-1]) | (rows.agent_index[1:] != rows.agent_index[:-1])
-    first = np.flatnonzero(_begins_line(rows) | np.concatenate([[True], changes]))
-    order: dict[Any, int] = {}
-    keys = zip(rows.line[first].tolist(), rows.eps_id[first].tolist(), rows.agent_index[first].tolist(), strict=True)
-    runs = [order.setdefault(key, len(order)) for key in keys]
+    """The same rows of a line, those of one episode and agent one after the other."""
+    first, keys = _runs(rows)
+    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     if len(order) == len(first):
         return rows
-    has_turns = np.bincount(rows.line[first]) > np.bincount([line for line, _, _ in order])
-    tally.assume("rows-brought-together", int(has_turns[rows.line].sum()))
-    run = np.repeat(runs, np.diff(np.append(first, len(rows))))
+    tally.assume("rows-brought-together", len(rows))
+    run = np.repeat([order[key] for key in keys], np.diff(np.append(first, len(rows))))
     return rows.take(np.argsort(run, kind="stable"))
 
 
@@ -265,18 +243,16 @@ class _Block:
     agents: set[tuple[str | None, Any]]  # policy, agent index: all of the source
     rows: list[PolicyRows] = field(default_factory=list)  # whose columns have their settled dtypes
     nbytes: int = 0
-    _form: object = None  # of the rows here
     _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
 
     def takes(self, rows: PolicyRows) -> bool:
         """Whether these rows can share a batch with those here."""
-        return self.nbytes <= BLOCK_BYTES and self._form == _form(rows)
+        return not self.rows or (self.nbytes <= BLOCK_BYTES and self.rows[-1].form == rows.form)
 
     def add(self, rows: PolicyRows) -> None:
         """Append rows."""
-        self._form = _form(rows)
         self.rows.append(rows)
-        self.nbytes += sum(leaf.nbytes for column in rows.columns.values() for leaf in leaves(column.tree))
+        self.nbytes += sum(leaf.nbytes for leaf in leaves(rows.columns))
 
     def flush(self, tally: Tally, rejects: Rejects) -> Fragments:
         """All rows here; the block is empty then."""
@@ -284,7 +260,7 @@ class _Block:
         keys = self._keys(rows)
         self._tell_losses(keys, rejects)
         number = np.arange(len(rows)) - np.searchsorted(rows.line, rows.line)
-        trees = {name: column.tree for name, column in rows.columns.items()}
+        trees = dict(rows.columns)
         steps = StepRows(
             keys=keys,
             obs=trees.pop(Columns.OBS),
@@ -307,15 +283,11 @@ class _Block:
         return Fragments(batch, Origins.of_rows(rows.places, rows.line, number, first))
 
     def _keys(self, rows: PolicyRows) -> Keys:
-        eps_id, agent = rows.eps_id, rows.agent_index
-        assert eps_id is not None
-        changes = (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])
-        first = np.flatnonzero(np.concatenate([[True], changes]))
-        codes: dict[tuple[Any, Any], int] = {}
-        runs = [codes.setdefault(key, len(codes)) for key in zip(eps_id[first].tolist(), agent[first].tolist(), strict=True)]
+        first, found = _runs(rows)
+        codes = {key: code for code, key in enumerate(dict.fromkeys(found))}
         named = [(eps, name, self.agents != {(self.policy, name)}) for eps, name in codes]  # the last: agents share it
         return Keys(
-            code=np.repeat(np.array(runs, np.int64), np.diff(np.append(first, len(eps_id)))),
+            code=np.repeat(np.array([codes[key] for key in found], np.int64), np.diff(np.append(first, len(rows)))),
             eps_ids=tuple(agent_episode_id(eps, self.policy, name) if shared else str(eps) for eps, name, shared in named),
             agent_ids=tuple(str(name) if shared else None for _, name, shared in named),
             module_ids=(self.policy,) * len(codes),
@@ -337,7 +309,3 @@ class _Block:
 def _key(rows: PolicyRows, row: int) -> tuple[str, str]:
     assert rows.eps_id is not None
     return str(rows.eps_id[row]), str(rows.agent_index[row])
-
-
-def _form(rows: PolicyRows) -> object:
-    return rows.t is None, {name: form_of(column.tree) for name, column in rows.columns.items()}

@@ -23,6 +23,7 @@ from offline_cli.converting.operations.splitting import split
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, SpaceMismatch, UsageError
 from offline_cli.storage.locations import open_location
 
@@ -32,7 +33,7 @@ Written = Callable[..., Path]
 
 def whole(folder: Path) -> dict[str, bytes]:
     with open_dataset(folder).batches() as batches:
-        return {batch.ids[e]: batch.digest(e) for batch in batches for e in range(len(batch))}
+        return {batch.ids[e]: fingerprints(batch)[e] for batch in batches for e in range(len(batch))}
 
 
 def items(folder: Path) -> dict[str, bytes]:
