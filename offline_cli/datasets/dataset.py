@@ -1,22 +1,16 @@
-"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream or as a sequence of episodes.
-
-A folder without a manifest, or with a broken one, raises.
-
-An index is looked up in the manifest's counts, then among the ids of the shard, which are read once. The row groups that hold
-the episode are read, and the last few are kept.
-"""
+"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream or as a sequence of episodes."""
 
 from __future__ import annotations
 
 import importlib
 import operator
 import os
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, get_args, overload
 
@@ -25,11 +19,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.datasets.episode_rows import EpisodeRows
-from offline_cli.datasets.file_names import DATASET, MANIFEST, WRITING
-from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import listed_paths
+from offline_cli.datasets.ownership import paths_listed_in
 from offline_cli.datasets.row_format import FIX, RowFormat, Rows
 from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
@@ -45,10 +38,6 @@ from offline_cli.tally import Tally
 
 if TYPE_CHECKING:
     import polars
-
-    from offline_cli.training import torch_datasets
-
-__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset", "row_format"]
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
@@ -94,10 +83,9 @@ class Dataset:
         finished, BadData for a broken manifest.
         """
         folder = open_location(location, storage_options)
-        place = folder.join(MANIFEST)
         if folder.join(WRITING).exists():
-            raise _uncommitted(folder, has_manifest=place.exists())
-        if not place.exists():
+            raise _uncommitted(folder)
+        if not folder.join(MANIFEST).exists():
             if not folder.exists():
                 raise folder.missing()
             fix = "name the folder of a dataset, the one with manifest.json in it"
@@ -127,35 +115,15 @@ class Dataset:
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
         A caller that does not read to the end closes it.
         """
-        reader = self._reader(columns, target_steps, memory_limit)
-        return Reading(lambda scope: self._batches(reader, scope))
-
-    def _batches(self, reader: RowFormat, scope: Scope) -> Iterator[EpisodeBatch]:
-        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[EpisodeBatch]:
-            episodes = steps = 0
-            for batch in reader.read(file, place):
-                episodes, steps = episodes + len(batch), steps + batch.num_steps
-                yield batch
-            self._check_count(shard, "episodes", episodes)
-            self._check_count(shard, "steps", steps)
-
-        return self._each_shard(read, scope)
+        reader = self._reader(keep=columns, target_steps=target_steps, memory_limit=memory_limit)
+        return self._reading(reader.read, len)
 
     def rows(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Rows]:
         """The rows of all episodes as they are in the shards, with all their columns; nothing is decoded.
 
         Raises as `batches` does.
         """
-        reader = self._reader(None, 1, memory_limit)
-
-        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Rows]:
-            episodes = 0
-            for rows in reader.read_rows(file, place):
-                episodes += len(rows.starts) - 1
-                yield rows
-            self._check_count(shard, "episodes", episodes)
-
-        return Reading(partial(self._each_shard, read))
+        return self._reading(self._reader(memory_limit=memory_limit).read_rows, lambda rows: len(rows.starts) - 1)
 
     def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; steps are not decoded.
@@ -163,37 +131,38 @@ class Dataset:
         `returns`, `agents`: whether returns, and ids of agents and modules, are wanted; else they may be null, which takes less
         time where they have to be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
         """
-        reader = self._reader(None, 1, memory_limit)
+        reader = self._reader(memory_limit=memory_limit)
 
-        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Any]:
-            table = reader.read_plain(file, place, returns=returns, agents=agents)
-            self._check_count(shard, "episodes", table.num_rows)
-            yield table
+        def read(file: OpenShard, place: Location) -> Iterator[Any]:
+            yield reader.read_plain(file, place, returns=returns, agents=agents)
 
-        return Reading(partial(self._each_shard, read))
+        return self._reading(read, len)
 
-    def _each_shard(self, read: Callable[[Shard, OpenShard, Location], Iterator[T]], scope: Scope) -> Iterator[T]:
-        """What `read` gives of each shard, which is open meanwhile."""
-        for shard in self.shards:
-            place = self.location.join(shard.path)
-            with self._told_if_replaced(shard), scope.part() as held:
-                file = held.enter(opened(place, size=shard.bytes))
-                if file.metadata.num_rows != shard.rows:
-                    what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
-                    raise BadData(what, where=place.url, fix=FIX)
-                yield from read(shard, file, place)
+    def _reading(self, read: Callable[[OpenShard, Location], Iterator[T]], size: Callable[[T], int]) -> Reading[T]:
+        """What `read` gives of each shard, which is open meanwhile; `size`: how many episodes are in one of them."""
 
-    def _check_count(self, shard: Shard, name: str, have: int) -> None:
+        def items(scope: Scope) -> Iterator[T]:
+            for shard in self.shards:
+                place, episodes = self.location.join(shard.path), 0
+                with self._told_if_replaced(shard), scope.part() as held:
+                    file = held.enter(opened(place, size=shard.bytes))
+                    self._check(shard, "rows", file.metadata.num_rows)
+                    for item in read(file, place):
+                        episodes += size(item)
+                        yield item
+                    self._check(shard, "episodes", episodes)
+
+        return Reading(items)
+
+    def _check(self, shard: Shard, name: str, have: int) -> None:
         if have != (said := getattr(shard, name)):
-            what = f"the shard holds {have} {name}, its manifest says {said}"
+            what = f"the shard has {have} {name}, its manifest says {said}"
             raise BadData(what, where=self.location.join(shard.path).url, fix=FIX)
 
-    def _reader(
-        self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
-    ) -> RowFormat:
-        options: dict[str, Any] = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
-        options["declared"] = not self.manifest.spaces_inferred
-        return row_format(self.manifest.format, self.manifest.observation_space, self.manifest.action_space, **options)
+    def _reader(self, **options: Any) -> RowFormat:
+        known = self.manifest
+        options["declared"] = not known.spaces_inferred
+        return row_format(known.format, known.observation_space, known.action_space, **options)
 
     # ---- as a sequence ----
 
@@ -202,8 +171,12 @@ class Dataset:
 
     def __iter__(self) -> Reading[SingleAgentEpisode]:
         """Each episode, streamed as `batches` does; a context manager, as that is, for loops that end early."""
-        reader = self._reader(None, TARGET_STEPS)
-        return Reading(lambda scope: (episode for batch in self._batches(reader, scope) for episode in batch))
+        reader = self._reader(target_steps=TARGET_STEPS)
+
+        def read(file: OpenShard, place: Location) -> Iterator[SingleAgentEpisode]:
+            return (episode for batch in reader.read(file, place) for episode in batch)
+
+        return self._reading(read, lambda _: 1)
 
     @overload
     def __getitem__(self, which: int | np.integer[Any]) -> SingleAgentEpisode: ...
@@ -217,25 +190,22 @@ class Dataset:
         if isinstance(which, slice):
             return self._selected(np.arange(len(self))[which])
         if isinstance(which, SupportsIndex) and not getattr(which, "ndim", 0) and not isinstance(which, bool | np.bool_):
-            return self._selected(self._counted(np.array([operator.index(which)])))[0]
+            return self._selected(np.array([operator.index(which)]))[0]
         indices = np.asarray(which)
         if indices.dtype == np.bool_ and indices.shape == (len(self),):
             return self._selected(np.flatnonzero(indices))
         if indices.ndim != 1 or (indices.dtype.kind not in "iu" and indices.size):
             raise TypeError(f"episodes are chosen by a number, a slice, indices or a mask of {len(self)}, not by {which!r}")
-        return self._selected(self._counted(indices.astype(np.int64)))
-
-    def _counted(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """From 0. Raises IndexError."""
-        wrong = (indices < -len(self)) | (indices >= len(self))
-        if wrong.any():
-            raise IndexError(f"episode {int(indices[wrong][0])} of a dataset with {len(self)} episodes")
-        return np.where(indices < 0, indices + len(self), indices)
+        return self._selected(indices.astype(np.int64))
 
     def _selected(self, indices: NDArray[np.int64]) -> EpisodeBatch:
         """The episodes of these indices, in their order; each row group that holds one is read once."""
+        wrong = indices[(indices < -len(self)) | (indices >= len(self))]
+        if len(wrong):
+            raise IndexError(f"episode {int(wrong[0])} of a dataset with {len(self)} episodes")
         if not len(indices):
             return self._selected(np.zeros(1, np.int64)).select(slice(0, 0)) if len(self) else self._empty()
+        indices = indices % len(self)
         first = np.cumsum([0, *(shard.episodes for shard in self.shards)])
         of_shard = np.searchsorted(first, indices, side="right") - 1
         order = np.argsort(of_shard, kind="stable")
@@ -249,15 +219,15 @@ class Dataset:
         place, reader, kept = self.location.join(shard.path), self._reader(), self._cache
         with self._told_if_replaced(shard), kept.lock, ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
-            if place.url not in kept.starts:
-                kept.starts[place.url] = reader.read_starts(file(), place), row_group_ends(file())
-            starts, ends = kept.starts[place.url]
-            self._check_count(shard, "episodes", len(starts) - 1)
+            starts, ends = kept.get((place.url, None), lambda: (reader.read_starts(file(), place), row_group_ends(file())))
+            self._check(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [kept.table(place.url, one, lambda one: reader.read_group(file(), place, one)) for one in groups.tolist()]
+            tables = [
+                kept.get((place.url, one), lambda one=one: reader.read_group(file(), place, one)) for one in groups.tolist()
+            ]
             sizes = np.array([table.num_rows for table in tables])
             moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
@@ -285,31 +255,19 @@ class Dataset:
         """
         if per not in get_args(Per):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
-        frames = step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
-        make: Callable[..., Any] = lazy_frame if lazy else whole_frame
-        return make(self.batches, frames if per == "step" else episode_frames)
+        from offline_cli.datasets import frames  # Polars takes time to load
 
-    @overload
-    def to_torch(
-        self, columns: Sequence[str] | None = None, *, streaming: Literal[False] = False
-    ) -> torch_datasets.StepDataset: ...
-    @overload
-    def to_torch(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        streaming: Literal[True],
-        batch_size: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> torch_datasets.StepStream: ...
+        of_steps = frames.step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
+        make: Callable[..., Any] = frames.lazy_frame if lazy else frames.whole_frame
+        return make(self.batches, of_steps if per == "step" else frames.episode_frames)
+
     def to_torch(self, columns: Sequence[str] | None = None, *, streaming: bool = False, **options: Any) -> Any:
         """The steps as a dataset of PyTorch: map-style, all in memory; `streaming`: iterable, one row group or so at a time.
 
         An item is a dict of tensors by column: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and
-        the extra model outputs; `columns`: those wanted, None: all. For the options of streams see `StepStream`.
-        Raises MissingPackage without torch, BadConfig for unknown columns, UsageError for streams' options without `streaming`,
-        and what `batches` raises.
+        the extra model outputs; `columns`: those wanted, None: all. Options of streams: `batch_size`, `shuffle`, `seed`
+        (`StepStream`). Raises MissingPackage without torch, BadConfig for unknown columns, UsageError for streams' options
+        without `streaming`, and what `batches` raises.
         """
         if options and not streaming:
             fix = f"to_torch(streaming=True, {next(iter(options))}=...), or a DataLoader of it"
@@ -330,7 +288,7 @@ class Dataset:
         try:
             yield
         except (BadData, StorageNotFound) as error:
-            place, listed = self.location.join(shard.path), listed_paths(self.location)
+            place, listed = self.location.join(shard.path), paths_listed_in(whole_file(self.location.join(MANIFEST)))
             if not listed or shard.path in listed or place.exists():
                 raise
             what = "this file is gone: the dataset was replaced after this began to read it"
@@ -354,23 +312,24 @@ def row_format(
     return StepRows(observation_space, action_space, tally, **options)
 
 
-class RowGroups:
-    """Where shards have their episodes and row groups, and the last few groups that were read. It is pickled without them."""
+class RowGroups(OrderedDict[tuple[str, int | None], Any]):
+    """The last few row groups that were read, by URL of their shard and number; for None where its episodes and row groups
+    are. Only its lock's owner uses it; it is pickled empty.
+    """
 
     def __init__(self) -> None:
-        self.starts: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # by URL: rows of episodes' starts, and of groups' ends
-        self.lock = threading.Lock()
-        self._held: OrderedDict[tuple[str, int], Any] = OrderedDict()
+        super().__init__()
+        self.lock = Lock()
 
     def __reduce__(self) -> tuple[type[RowGroups], tuple[()]]:
         return RowGroups, ()
 
-    def table(self, url: str, group: int, read: Callable[[int], Any]) -> Any:
-        """The pa.Table of a row group of the shard at `url`, by its number; `read` gives it where it is not held."""
-        table = self._held.pop((url, group), None)
-        self._held[url, group] = found = read(group) if table is None else table
-        if len(self._held) > KEPT:
-            self._held.popitem(last=False)
+    def get(self, key: tuple[str, int | None], read: Callable[[], Any]) -> Any:  # type: ignore[override]
+        """What is kept under a key; `read` gives it where nothing is."""
+        found = self[key] = self.pop(key) if key in self else read()
+        groups = [key for key in self if key[1] is not None]
+        if len(groups) > KEPT:
+            del self[groups[0]]
         return found
 
 
@@ -391,17 +350,11 @@ def holds_dataset(location: Location) -> bool:
     return location.join(MANIFEST).exists() or location.join(WRITING).exists()
 
 
-def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
+def _uncommitted(folder: Location) -> Uncommitted:
     place = folder.join(WRITING)
     note = WritingNote.if_any(whole_file(place), where=place.url)  # None: a broken one says no less that nobody has finished
     what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
-    if note is not None and note.is_at_work is not False:
-        fix = "wait until it ends, then run this again"
-        fix += "; where it has ended, the same command with --resume --force-unlock" if note.is_at_work is None else ""
-        return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
-    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
-    if note is not None and note.writes != DATASET.noun:
-        fix = "run the same command again with --overwrite, and read the recordings that it reads"
-    elif has_manifest:
-        fix = "run the same command again with --resume, or go back to the dataset as it was before with offline-cli repair"
-    return Uncommitted(what, where=folder.url, fix=fix)
+    fix = "wait until it ends, then run this again"
+    if note is None or not note.is_at_work:
+        fix = "run its command again with --resume (of another host: --resume --force-unlock); or offline-cli repair the folder"
+    return Uncommitted(what, where=folder.url, fix=fix, details={} if note is None or note.left else {"holder": note.holder})

@@ -23,29 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.storage.local_files import PART_PREFIX
-
-__all__ = [
-    "BATCHES",
-    "CARD",
-    "DATA",
-    "DATASET",
-    "MANIFEST",
-    "PART_PREFIX",
-    "QUARANTINE",
-    "RUN_CONFIG",
-    "RUN_POLICY",
-    "SHARD_PATH",
-    "TRAIN_BATCHES",
-    "UNFINISHED_WRITING",
-    "WRITING",
-    "FolderKind",
-    "batch_name",
-    "connector_state_name",
-    "generation_of",
-    "quarantine_name",
-    "shard_name",
-]
+from offline_cli.storage.local_files import PART_PREFIX as PART_PREFIX
 
 MANIFEST: Final = "manifest.json"
 CARD: Final = "README.md"

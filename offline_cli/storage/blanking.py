@@ -18,11 +18,6 @@ from urllib.parse import unquote
 from offline_cli.import_path import call_of
 from offline_cli.storage.providers import buckets
 
-__all__ = [
-    *("BLANK", "blanked", "blanked_args", "blanked_call", "blanked_keys", "blanked_values", "looks_secret", "secrets_among"),
-    *("this_command", "without_folders"),
-]
-
 BLANK: Final = "***"
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SECRET: Final = re.compile(

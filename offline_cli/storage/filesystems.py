@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import unquote
 
 import fsspec
+from filelock import FileLock
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.cached import WholeFileCacheFileSystem
@@ -27,8 +28,6 @@ from offline_cli.errors import MissingPackage, UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.failures import asked, storage_failures
 from offline_cli.storage.providers import CACHE, CACHE_SIZE, HERE, buckets, client_packages, options_for, provider_of
-
-__all__ = ["LocalCopies", "cache_of", "check_url", "filesystem_at", "place_in", "quiet_clients"]
 
 ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
 FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
@@ -52,7 +51,7 @@ def filesystem_at(
     try:
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's look for credentials, on the network too
-        fs, path = asked(lambda: url_to_fs(plain, **own), shown, "opening the storage", time_limit, own)
+        fs, path = asked(lambda: url_to_fs(plain, **own), shown, "opening the storage", time_limit)
     except ImportError as err:
         extra = provider_of(scheme).extra
         fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
@@ -165,20 +164,19 @@ class LocalCopies:
 
     def open(self, filesystem: Any, path: str) -> BinaryIO:
         """The copy of a file of `filesystem`, made where there is none of its version. Raises what clients raise, OSError."""
-        from filelock import FileLock
-
         copies = WholeFileCacheFileSystem(fs=filesystem, cache_storage=self.folder, check_files=True, expiry_time=None)
         with FileLock(os.path.join(self.folder, "lock")):  # fsspec writes a copy under its final name
             copies.load_cache()
-            excess = filesystem.info(path)["size"] - self.size
-            entries = (entry for entry in os.scandir(self.folder) if COPY.fullmatch(entry.name))
-            files = (entry for entry in entries if entry.is_file(follow_symlinks=False))
-            known = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in files)
-            excess += sum(size for _, size, _ in known)
-            for _, size, copy in known:  # the least recently used first
+            kept = [
+                entry
+                for entry in os.scandir(self.folder)
+                if COPY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            ]
+            excess = filesystem.info(path)["size"] + sum(entry.stat().st_size for entry in kept) - self.size
+            for entry in sorted(kept, key=lambda entry: entry.stat().st_mtime):  # the least recently used first
                 if excess > 0:
-                    os.remove(copy)
-                    excess -= size
+                    excess -= entry.stat().st_size
+                    os.remove(entry.path)
             found: BinaryIO = copies.open(path, "rb")
         os.utime(found.name)
         return found

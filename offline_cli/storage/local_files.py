@@ -22,8 +22,6 @@ from typing import Any, BinaryIO, Final, Self
 
 from offline_cli.errors import BadData, StorageError, StorageNotFound
 
-__all__ = ["FULL", "PART_PREFIX", "SIGNS", "TempFile", "checked_folder", "open_plain", "read_plain", "sync_bytes", "sync_names"]
-
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

@@ -28,8 +28,6 @@ from offline_cli.storage.filesystems import LocalCopies, cache_of, filesystem_at
 from offline_cli.storage.local_files import SIGNS, open_plain, read_plain, sync_names
 from offline_cli.storage.providers import TIME_LIMIT, Provider, options_for, provider_of
 
-__all__ = ["Location", "Sources", "expand", "open_location"]
-
 BLOCK: Final = 8 << 20  # bytes of a request, and as many that are read ahead
 BUFFER: Final = 1 << 20
 T = TypeVar("T")
@@ -125,7 +123,7 @@ class Location:
             with storage_failures(self.url, doing):
                 return request()
         seconds = self.time_limit * max(1.0, moving / REQUEST_BYTES)
-        return asked(request, self.url, doing, seconds, getattr(self.fs, "storage_options", None))
+        return asked(request, self.url, doing, seconds)
 
     def _info(self) -> Mapping[str, Any] | None:
         """The filesystem's record of this place; None where nothing is here."""

@@ -4,10 +4,9 @@ of their clients (`--storage-option`), checked by name before any request.
 A package adds a provider by registering such a record under the entry points `offline_cli.providers`, once for each scheme; it
 is imported only when a URL of that scheme is named. It cannot replace a scheme of ours.
 
-Clients pass on options that they do not know, which then fail at the first request or never. One set of options serves all
-places of a command: each place gets those that it takes, and an option that no place takes is an error. Three options are ours,
-and every place takes them: `time_limit`, the seconds that a request may take; `cache`, a folder of this machine that keeps
-copies of remote files; and `cache_size`, its limit in bytes.
+One set of options serves all places of a command: each place gets those that it takes, and an option that no place takes is an
+error. Three are ours, and every place takes them: `time_limit`, the seconds that a request may take; `cache`, a folder of this
+machine that keeps copies of remote files; and `cache_size`, its limit in bytes.
 """
 
 from __future__ import annotations
@@ -21,13 +20,9 @@ from typing import Any, Final
 
 from offline_cli.errors import BadConfig, UsageError
 
-__all__ = ["CACHE", "CACHE_SIZE", "HERE", "TIME_LIMIT", "Fault", "Provider", "buckets", "client_packages", "known_providers"]
-__all__ += ["options_for", "provider_at", "provider_of"]
-
 HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
 TIME_LIMIT, CACHE, CACHE_SIZE = "time_limit", "cache", "cache_size"
 OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
-OF_ALL: Final = frozenset({"use_listings_cache", "listings_expiry_time", "max_paths", "skip_instance_cache", "batch_size"})
 
 
 class Fault(Enum):
@@ -222,19 +217,17 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
     `beside`: the other places that `options` are for. Raises UsageError for one that no client of them takes.
     """
     given = {name: value for name, value in (options or {}).items() if name not in OURS}
+    if not given:
+        return {}
     schemes = [_scheme(place) for place in dict.fromkeys([url, *beside])]
-    takes = [_names_of_client(scheme) for scheme in schemes] if given else []
-    if not given or takes[0] is None:
-        return given
+    takes = [_names_of_client(scheme) for scheme in schemes]
     known = frozenset[str]().union(*(names or () for names in takes))
-    for name in given:
-        if name not in known and None not in takes:
-            fix = f"the storage takes {', '.join(sorted((known | OURS) - OF_ALL))}"
-            if HERE.issuperset(schemes):
-                fix = f"leave it out, it is for places such as s3://, gs:// and az://; {fix}"
-            what = f"the storage takes no option {name!r}"
-            raise UsageError(what, where=f"--storage-option {name} for {', '.join(schemes)}", fix=fix)
-    return {name: value for name, value in given.items() if name in takes[0]}
+    unknown = [] if None in takes else [name for name in given if name not in known]
+    if unknown:
+        what = f"the storage takes no option {unknown[0]!r}"
+        fix = f"it takes {', '.join(sorted(known | OURS))}; others are for places such as s3://, gs:// and az://"
+        raise UsageError(what, where=f"--storage-option {unknown[0]} for {', '.join(schemes)}", fix=fix)
+    return given if takes[0] is None else {name: value for name, value in given.items() if name in takes[0]}
 
 
 def _scheme(url: str) -> str:
@@ -258,7 +251,10 @@ def _names_of_client(scheme: str) -> frozenset[str] | None:
     except ImportError:
         return None
     makers = [kind.__init__ for kind in client.__mro__ if "__init__" in vars(kind) and kind is not object]
-    given = [one for maker in makers for one in inspect.signature(maker).parameters.values()]
-    named = {one.name for one in given if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
-    named -= {"self", "fs", "asynchronous", "loop"}
-    return frozenset(named - OF_ALL if scheme in HERE else named | OF_ALL | provider_of(scheme).more_options)
+    parameters = {one.name: one.kind for maker in makers for one in inspect.signature(maker).parameters.values()}
+    named = {
+        name
+        for name, kind in parameters.items()
+        if kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    }
+    return frozenset(named - {"self", "fs", "asynchronous", "loop"}) | provider_of(scheme).more_options

@@ -38,8 +38,6 @@ from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import PART_PREFIX, sync_names
 from offline_cli.storage.locations import BLOCK, Location  # S3 takes 10,000 parts of a file, of at least 5 MiB
 
-__all__ = ["StagedFile", "Upload", "create_only", "open_uploads", "whole_file", "write_whole"]
-
 WRITING: Final = "writing"
 
 
