@@ -7,7 +7,7 @@ import operator
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Lock
@@ -22,13 +22,12 @@ from offline_cli.datasets.episode_rows import EpisodeRows
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import paths_listed_in
 from offline_cli.datasets.row_format import FIX, RowFormat, Rows
 from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadData, MissingPackage, NoData, StorageError, StorageNotFound, Uncommitted, UsageError
+from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted, UsageError
 from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, opened
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space
@@ -111,7 +110,6 @@ class Dataset:
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
         (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or damaged;
-        StorageError for one that went because the dataset was replaced meanwhile;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
         A caller that does not read to the end closes it.
         """
@@ -125,16 +123,16 @@ class Dataset:
         """
         return self._reading(self._reader(memory_limit=memory_limit).read_rows, lambda rows: len(rows.starts) - 1)
 
-    def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+    def plain(self, *, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; steps are not decoded.
 
-        `returns`, `agents`: whether returns, and ids of agents and modules, are wanted; else they may be null, which takes less
-        time where they have to be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
+        `agents`: whether ids of agents and modules are wanted; else they may be null, which takes less time where they have to
+        be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
         """
         reader = self._reader(memory_limit=memory_limit)
 
         def read(file: OpenShard, place: Location) -> Iterator[Any]:
-            yield reader.read_plain(file, place, returns=returns, agents=agents)
+            yield reader.read_plain(file, place, agents=agents)
 
         return self._reading(read, len)
 
@@ -144,7 +142,7 @@ class Dataset:
         def items(scope: Scope) -> Iterator[T]:
             for shard in self.shards:
                 place, episodes = self.location.join(shard.path), 0
-                with self._told_if_replaced(shard), scope.part() as held:
+                with scope.part() as held:
                     file = held.enter(opened(place, size=shard.bytes))
                     self._check(shard, "rows", file.metadata.num_rows)
                     for item in read(file, place):
@@ -217,7 +215,7 @@ class Dataset:
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[EpisodeBatch]:
         """The episodes of a shard with these numbers, in their order."""
         place, reader, kept = self.location.join(shard.path), self._reader(), self._cache
-        with self._told_if_replaced(shard), kept.lock, ExitStack() as stack:
+        with kept.lock, ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
             starts, ends = kept.get((place.url, None), lambda: (reader.read_starts(file(), place), row_group_ends(file())))
             self._check(shard, "episodes", len(starts) - 1)
@@ -280,21 +278,6 @@ class Dataset:
             raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
-    # ---- what is wrong with it ----
-
-    @contextmanager
-    def _told_if_replaced(self, shard: Shard) -> Iterator[None]:
-        """Within it, a shard that cannot be read raises StorageError where another dataset is here by now."""
-        try:
-            yield
-        except (BadData, StorageNotFound) as error:
-            place, listed = self.location.join(shard.path), paths_listed_in(whole_file(self.location.join(MANIFEST)))
-            if not listed or shard.path in listed or place.exists():
-                raise
-            what = "this file is gone: the dataset was replaced after this began to read it"
-            fix = "open the dataset again, or run the same again: it reads what is here now"
-            raise StorageError(what, where=place.url, fix=fix) from error.__cause__
-
 
 def row_format(
     name: str, observation_space: Space | None, action_space: Space | None, tally: Tally | None = None, **options: Any
@@ -354,7 +337,9 @@ def _uncommitted(folder: Location) -> Uncommitted:
     place = folder.join(WRITING)
     note = WritingNote.if_any(whole_file(place), where=place.url)  # None: a broken one says no less that nobody has finished
     what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
-    fix = "wait until it ends, then run this again"
-    if note is None or not note.is_at_work:
-        fix = "run its command again with --resume (of another host: --resume --force-unlock); or offline-cli repair the folder"
-    return Uncommitted(what, where=folder.url, fix=fix, details={} if note is None or note.left else {"holder": note.holder})
+    if note is None or note.is_at_work is False:
+        fix = "run its command again with --resume (apply: --overwrite), or keep what is whole with offline-cli repair"
+        return Uncommitted(what, where=folder.url, fix=fix)
+    unknown = "" if note.is_at_work else "; where it has ended, its command with --resume --force-unlock"
+    fix = f"wait until it ends, then run this again{unknown}"
+    return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})

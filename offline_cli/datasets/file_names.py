@@ -7,8 +7,6 @@
     D/_part-*                             a local file being written; never in data/
     D/quarantine/rows-000000.rejects      rows set aside, as Parquet that no pattern *.parquet finds
 
-    RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py lists the rest
-
 A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
 `.safetensors`) its files. Their names carry no generation unless they replace others.
 """

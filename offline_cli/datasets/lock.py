@@ -1,9 +1,8 @@
 """One writer at a time: `_writing.json`, created only if absent, is the lock; it says who writes, and with which options.
 
 A writer is a host, a process id and the process's start time: ids are used again. Where that process has ended, or its writer
-has said so (`left`), the next writer replaces the note by its own. A writer of another host cannot be asked: `--resume
---force-unlock` (`unlock`) is the user's word that it has ended. Before anything that counts (a shard, the manifest) a writer
-looks whether the note is still its own, and stops with TakenOver where it is not.
+has said so (`left`), the next writer replaces the note by its own; of one on another host `--resume --force-unlock` says so.
+Before anything that counts (a shard, the manifest) a writer looks whether the note is still its own.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """The folder being written into, from the first note to the last clean-up; nothing unasked for is touched.
 
-Everything here said of datasets holds for train batches too: `FolderKind` (file_names.py) has the names that differ.
-
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
-shards stay until the new manifest is written, and removing the note brings it back.
-
-The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
-one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
-salted at random: old and new shards exist side by side until the manifest changes, and no name is ever reused, under which a
-reader with an older manifest would find other episodes.
+shards stay until the new manifest is written, and removing the note brings it back. The generation in a shard's name is a hash
+of the write's options; where something was written before it is salted at random: no name is ever used again, under which a
+reader with an older manifest would find other episodes. All of this holds for train batches too (`FolderKind`).
 """
 
 from __future__ import annotations

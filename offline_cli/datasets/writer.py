@@ -5,13 +5,10 @@
             writer.write(batch)
         manifest = writer.commit()
 
-Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of the shards of an overwritten generation,
-removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the new one
-(plus the note), or complete shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps
-the note and the complete shards; where no shard was complete yet it leaves no trace. An existing target raises without
-`overwrite`, `resume` or `base`, and so does one that another writer is at work on.
-
-With `base` the shards are a generation beside those of a dataset: these keep names and bytes, and the new manifest lists both.
+A crash at any point leaves the dataset that was there before (plus the note), or the new one (plus the note), or complete
+shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps the note and the complete
+shards; where no shard was complete yet it leaves no trace. With `base` the shards are a generation beside those of a dataset:
+these keep names and bytes, and the new manifest lists both.
 """
 
 from __future__ import annotations

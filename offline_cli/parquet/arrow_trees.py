@@ -20,8 +20,6 @@ from offline_cli.errors import UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["arrow_type", "from_arrow", "is_numeric", "space_field", "to_arrow", "tree_field", "without_dictionaries"]
-
 MARK = {b"offline_cli": b"tuple"}  # on the field of a struct that stands for a tuple
 FIX = "use the episodes format, which stores any array"
 

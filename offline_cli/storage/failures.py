@@ -23,12 +23,12 @@ from typing import Any, Final, TypeVar
 from offline_cli.errors import OfflineCliError, StorageError, StorageNotFound, UsageError, causes
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.local_files import FULL
-from offline_cli.storage.providers import Fault, known_providers, provider_at
+from offline_cli.storage.providers import CODES, Fault, provider_at
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
 OF_SYSTEM: Final = (  # errors of the system: which, what, fix
-    (lambda err: isinstance(err, PermissionError), "no permission, access was denied", "check permissions, or credentials"),
+    (lambda err: isinstance(err, PermissionError), "access denied: no permission", "check permissions, or credentials"),
     (lambda err: err.errno == errno.EROFS, "the file system is read-only", "write to a place that is not mounted read-only"),
     (lambda err: isinstance(err, IsADirectoryError), "it is a folder", "name a file"),
     (
@@ -140,8 +140,7 @@ def no_bucket(url: str) -> StorageNotFound:
 
 def _explained(error: Exception, url: str, doing: str) -> StorageError | None:
     """`error` translated by the provider's codes, naming `url`; None where its codes are unknown."""
-    known = {code: fault for provider in known_providers() for code, fault in provider.codes.items()}  # wrap one another
-    found = ((known[code], one) for one in causes(error) for code in _codes(one) if code in known)
+    found = ((CODES[code], one) for one in causes(error) for code in _codes(one) if code in CODES)
     fault, cause = next(found, (None, None))
     if fault is None:
         return None

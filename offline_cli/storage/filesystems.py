@@ -1,5 +1,4 @@
-"""From a URL, or a filesystem object that a program hands over, to an fsspec filesystem and a path in it; and `--cache DIR`,
-fsspec's copies of remote files in a folder of this machine.
+"""From a URL, or a filesystem object that a program hands over, to an fsspec filesystem and a path in it; and `--cache DIR`.
 
 URLs that cannot be meant are refused before a client is made: clients take what stands before `@` for a part of the bucket's
 name and repeat it in their errors, list every bucket where none is named, and take `s3:/bucket` for a folder of this machine.
@@ -27,9 +26,9 @@ from pyarrow import fs as arrow_fs
 from offline_cli.errors import MissingPackage, UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.failures import asked, storage_failures
-from offline_cli.storage.providers import CACHE, CACHE_SIZE, HERE, buckets, client_packages, options_for, provider_of
+from offline_cli.storage.providers import BUCKETS, CACHE, CACHE_SIZE, HERE, PROVIDERS, options_for, provider_of
 
-ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
+ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|https?):/?(?!/).*", re.DOTALL)
 FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
 COPY: Final = re.compile(r"[0-9a-f]{64}")  # the name of a file in the cache
 SIZE: Final = 10 << 30  # bytes that copies may take by default
@@ -96,7 +95,7 @@ def quiet_clients() -> None:
 
     Without any handler Python writes warnings to stderr; handlers that a program installs get the records as usual.
     """
-    for log in map(logging.getLogger, {"asyncio", *client_packages()}):
+    for log in map(logging.getLogger, {"asyncio"}.union(*(one.client for one in PROVIDERS))):
         if not any(isinstance(handler, logging.NullHandler) for handler in log.handlers):
             log.addHandler(logging.NullHandler())
 

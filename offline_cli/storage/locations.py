@@ -1,8 +1,7 @@
 """Places by URL: their contents and bytes, and folders created and removed.
 
-No module above this one asks what kind of filesystem a place is in. Failures raise StorageError, missing places
-StorageNotFound; a failure is never taken for "no such file", as the clients' own `exists`, `isfile` and `isdir` do. Every
-request goes through `Location.ask`. Local paths are shown as the user wrote them.
+Failures raise StorageError, missing places StorageNotFound; a failure is never taken for "no such file", as the clients' own
+`exists`, `isfile` and `isdir` do. Every request goes through `Location.ask`. Local paths are shown as the user wrote them.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fake_bucket import FakeBucket
 from gymnasium import spaces
 
 from offline_cli import convert, validate
@@ -224,3 +225,18 @@ def test_any_other_file_is_read_as_it_is(tmp_path: Path) -> None:
     with arrow_file(stream) as source:
         assert source is stream
         assert not threads_may_read(source)
+
+
+def test_of_a_large_remote_shard_only_the_columns_asked_for_are_fetched(
+    tmp_path: Path, make_batch: Make, write_dataset: Write
+) -> None:
+    image = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    write_dataset(open_location(tmp_path / "D"), make_batch((200, 300), observation_space=image), observation_space=image)
+    written = {f"bucket/{file.relative_to(tmp_path)}": file.read_bytes() for file in (tmp_path / "D").rglob("*.*")}
+    bucket = FakeBucket.holding(written)
+    place = Location(bucket, "bucket/D", "s3://bucket/D")
+    with Dataset.open(place).plain() as tables:
+        (table,) = tables
+    assert table["length"].to_pylist() == [200, 300]
+    assert sum(map(len, written.values())) > 10_000_000
+    assert sum(end - start for _, start, end in bucket.gets) < 300_000
