@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib
 import operator
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
-from threading import Lock
+from functools import cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, get_args, overload
 
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
 TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
-KEPT: Final = 4  # row groups, of some 8 MiB or one episode each
+KEPT: Final = 8  # row groups, of some 8 MiB or one episode each, and lists of episodes
 Per = Literal["step", "episode"]
 T = TypeVar("T")
 
@@ -58,7 +56,7 @@ class Dataset:
     location: Location  # its folder
     manifest: Manifest
     part: Sequence[Shard] | None = None  # of its shards, those that are read; None: all
-    _cache: RowGroups = field(default_factory=lambda: RowGroups(), compare=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False)  # what random access read last
 
     def __repr__(self) -> str:
         known = self.manifest
@@ -67,6 +65,9 @@ class Dataset:
 
     def __dir__(self) -> list[str]:
         return [name for name in object.__dir__(self) if not name.startswith("_") or name.startswith("__")]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.location, self.manifest, self.part)
 
     def __enter__(self) -> Self:
         return self
@@ -214,22 +215,32 @@ class Dataset:
 
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[EpisodeBatch]:
         """The episodes of a shard with these numbers, in their order."""
-        place, reader, kept = self.location.join(shard.path), self._reader(), self._cache
-        with kept.lock, ExitStack() as stack:
+        place, reader = self.location.join(shard.path), self._reader()
+
+        def group_of(number: int) -> Any:
+            return reader.read_group(file(), place, number)
+
+        with ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
-            starts, ends = kept.get((place.url, None), lambda: (reader.read_starts(file(), place), row_group_ends(file())))
+            starts, ends = self._kept((place.url, None), lambda: (reader.read_starts(file(), place), row_group_ends(file())))
             self._check(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [
-                kept.get((place.url, one), lambda one=one: reader.read_group(file(), place, one)) for one in groups.tolist()
-            ]
+            tables = [self._kept((place.url, one), partial(group_of, one)) for one in groups.tolist()]
             sizes = np.array([table.num_rows for table in tables])
             moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
             return list(reader.batches(Rows(table, begins), rows, where=place.url))
+
+    def _kept(self, key: tuple[str, int | None], read: Callable[[], Any]) -> Any:
+        """What is kept of a shard, by its URL and the number of a row group (None: where episodes and row groups are)."""
+        found = self._cache.pop(key, None)
+        found = self._cache[key] = read() if found is None else found
+        for oldest in list(self._cache)[:-KEPT]:
+            self._cache.pop(oldest, None)
+        return found
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -243,13 +254,12 @@ class Dataset:
     @overload
     def to_polars(self, *, per: Per = "step", lazy: Literal[True]) -> polars.LazyFrame: ...
     def to_polars(self, *, per: Per = "step", lazy: bool = False) -> Any:
-        """A row for each step, with the columns of the format `columns`; or a row for each episode: `eps_id`, `length`,
-        `return`, `terminated`, `truncated`, `agent_id`, `module_id`.
+        """A row for each step, with the columns of the format `columns` and `multi_agent_id`; or a row for each episode:
+        `eps_id`, `length`, `return`, `terminated`, `truncated`, `agent_id`, `module_id`, `multi_agent_id`.
 
-        Both have `multi_agent_id` where agents played together. `lazy`: a LazyFrame that reads when it is collected,
-        batch by batch; `infos`, `reset_infos` and `multi_agent_id` are in it even if all are empty. Episodes without a
-        step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where extra model outputs
-        change, UsageError for another `per`, and what `batches` raises.
+        `lazy`: a LazyFrame that reads when it is collected, batch by batch. Episodes without a step have no row of steps.
+        Raises BadData where the spaces are not known, BadEpisode where extra model outputs change, UsageError for another
+        `per`, and what `batches` raises.
         """
         if per not in get_args(Per):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
@@ -293,27 +303,6 @@ def row_format(
         fix = "give observation_space and action_space, or format='episodes'"
         raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
     return StepRows(observation_space, action_space, tally, **options)
-
-
-class RowGroups(OrderedDict[tuple[str, int | None], Any]):
-    """The last few row groups that were read, by URL of their shard and number; for None where its episodes and row groups
-    are. Only its lock's owner uses it; it is pickled empty.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lock = Lock()
-
-    def __reduce__(self) -> tuple[type[RowGroups], tuple[()]]:
-        return RowGroups, ()
-
-    def get(self, key: tuple[str, int | None], read: Callable[[], Any]) -> Any:  # type: ignore[override]
-        """What is kept under a key; `read` gives it where nothing is."""
-        found = self[key] = self.pop(key) if key in self else read()
-        groups = [key for key in self if key[1] is not None]
-        if len(groups) > KEPT:
-            del self[groups[0]]
-        return found
 
 
 def row_group_ends(file: OpenShard) -> NDArray[Any]:

@@ -20,8 +20,6 @@ from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 
 MULTI_AGENT_ID: Final = "multi_agent_id"  # of the episode in which an agent's was played
-OPTIONAL: Final = ((MULTI_AGENT_ID,), (Columns.INFOS, Columns.RESET_INFOS), (Columns.FINAL_OBS_ASSUMED,), (Columns.SOURCE_ID,))
-"""Columns that whole frames have only where one of them says something."""
 Frames = Callable[[Iterable[EpisodeBatch]], Iterator[pl.DataFrame]]
 
 
@@ -82,14 +80,9 @@ def episode_frames(batches: Iterable[EpisodeBatch]) -> Iterator[pl.DataFrame]:
 
 
 def whole_frame(reading: Callable[[], Reading[EpisodeBatch]], frames: Frames) -> pl.DataFrame:
-    """All that `reading` gives, without those of OPTIONAL that are empty."""
+    """All that `reading` gives."""
     with reading() as batches:
-        whole = pl.concat(list(frames(batches)))
-    for names in OPTIONAL:
-        columns = [whole[name] for name in names if name in whole]
-        if not any(one.any() if one.dtype == pl.Boolean else one.count() for one in columns):
-            whole = whole.drop(names, strict=False)
-    return whole
+        return pl.concat(list(frames(batches)))
 
 
 def lazy_frame(reading: Callable[[], Reading[EpisodeBatch]], frames: Frames) -> pl.LazyFrame:

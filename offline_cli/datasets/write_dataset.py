@@ -89,7 +89,8 @@ def write_dataset(
     writer = DatasetWriter(
         place,
         format=format,
-        **spaces,
+        observation_space=spaces["observation_space"],
+        action_space=spaces["action_space"],
         action_scale=action_scale or known_scale,
         environment=known_environment if env is None else Environment(env, env_kwargs or {}, tuple(wrappers or ())),
         meanings=known_meanings if meanings is None else Meanings.of(meanings, "meanings"),
