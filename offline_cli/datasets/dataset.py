@@ -222,7 +222,9 @@ class Dataset:
 
         with ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
-            starts, ends = self._kept((place.url, None), lambda: (reader.read_starts(file(), place), row_group_ends(file())))
+            starts, ends = self._kept(
+                (place.url, None), lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows))
+            )
             self._check(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
@@ -303,11 +305,6 @@ def row_format(
         fix = "give observation_space and action_space, or format='episodes'"
         raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
     return StepRows(observation_space, action_space, tally, **options)
-
-
-def row_group_ends(file: OpenShard) -> NDArray[Any]:
-    """(G,) the row of an opened shard after the last of each row group."""
-    return np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
 
 
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:

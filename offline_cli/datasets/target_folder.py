@@ -163,18 +163,22 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
 class TargetFolder:
     """One write; `begin`, then either `finish` (after the manifest), `leave` or `leave_no_trace`."""
 
+    note: WritingNote  # of this write, since `begin`; a manifest keeps it that is committed before the dataset is complete
+
     def __init__(self, folder: Location, command: str, kind: FolderKind = DATASET) -> None:
         """`command`: what writes, without secrets."""
         self.folder, self.kind, self._command = folder, kind, command
-        self.generation = ""
         self.resumed = False
-        self.changes: list[str] = []  # of the identity since the write began, in words
         self._lock = WritingLock(folder)
         self.guard = self._lock.guard  # around whatever makes something count; raises TakenOver
-        self._first_quarantine = 0
         self._made: list[Location] = []  # folders that were not there before, outermost first
         self._replaces_note = False  # of a crashed write that this one overwrites
         self._base: Base | None = None  # what this one adds to
+
+    @property
+    def generation(self) -> str:
+        """The part of the names of its files that no other write has."""
+        return self.note.generation
 
     @property
     def is_held(self) -> bool:
@@ -207,8 +211,10 @@ class TargetFolder:
             note = _note_to_append(self.folder, resume=resume)
         there = whole_file(self.folder.join(WRITING)) if self.folder.exists() else None
         if note is not None:
-            self.changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
-            self._take_up(note, options, there)
+            if there is not None and WritingNote.of_bytes(there, where=self.folder.url) != note:
+                raise meanwhile(self.folder)
+            changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
+            self._take_up(self._noted(note.generation, options, note.first_quarantine, changes), there)
             return
         self._made += self.folder.make_folder()
         try:
@@ -219,6 +225,9 @@ class TargetFolder:
             self.leave_no_trace()
             raise
 
+    def _noted(self, generation: str, options: Mapping[str, Any], quarantine: int, changes: list[str]) -> WritingNote:
+        return WritingNote.of_this_process(generation, options, quarantine, self._command, self.kind.noun, changes)
+
     def _begin_anew(self, options: Mapping[str, Any], there: bytes | None) -> None:
         self._replaces_note = there is not None
         files, commit = before = self._there()
@@ -227,9 +236,9 @@ class TargetFolder:
         taken = {*files, *(match["generation"] for match in named if match)}
         if self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
             is_new = "repaired" not in self._base.manifest.provenance
-        self.generation = self.kind.generation(options, taken, None if is_new else secrets.token_hex(8))
-        self._first_quarantine = next_number(self.folder)
-        self._lock.acquire(self.note(options), instead_of=there)
+        generation = self.kind.generation(options, taken, None if is_new else secrets.token_hex(8))
+        self.note = self._noted(generation, options, next_number(self.folder), [])
+        self._lock.acquire(self.note, instead_of=there)
         if self._there() != before or (self._base is not None and listed != self._base.paths):
             self._lock.release()
             raise meanwhile(self.folder)
@@ -240,12 +249,9 @@ class TargetFolder:
         """Generations of the files in `data/`, and the commit."""
         return frozenset(shard_files(self.folder, self.kind)), whole_file(self.folder.join(self.kind.commit))
 
-    def _take_up(self, note: WritingNote, options: Mapping[str, Any], there: bytes | None) -> None:
-        if there is not None and WritingNote.of_bytes(there, where=self.folder.url) != note:
-            raise meanwhile(self.folder)
-        self.generation, self._first_quarantine = note.generation, note.first_quarantine
-        self._lock.acquire(self.note(options), instead_of=there)
-        self.resumed = True
+    def _take_up(self, note: WritingNote, there: bytes | None) -> None:
+        self.note, self.resumed = note, True
+        self._lock.acquire(note, instead_of=there)
         self._remove_parts()
         self.folder.join(DATA).make_folder()
         keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
@@ -265,13 +271,8 @@ class TargetFolder:
     def _remove_rejects(self, *, own: bool) -> None:
         """Rows that this write, or those before it, set aside."""
         for number, file in quarantine_files(self.folder).items():
-            if (number >= self._first_quarantine) is own:
+            if (number >= self.note.first_quarantine) is own:
                 file.remove()
-
-    def note(self, options: Mapping[str, Any]) -> WritingNote:
-        """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
-        known = self._first_quarantine, self._command, self.kind.noun, self.changes
-        return WritingNote.of_this_process(self.generation, options, *known)
 
     def own_files(self) -> list[Location]:
         """The complete files of this write, by number. Raises BadData where one is missing between others."""

@@ -153,7 +153,7 @@ class DatasetWriter:
         """
         self._started = now()
         self._target.begin(self._options, **self._begin)
-        self._changes += self._target.changes
+        self._changes += self._target.note.changes
         if self._changes:
             self._tally.assume(CHANGED, len(self._changes))
             _log.warning("note: what is there was recorded before these changes: %s", "; ".join(self._changes))
@@ -327,7 +327,7 @@ class DatasetWriter:
         known = with_defaults({**self._provenance, **(provenance or {})}, started=self._started)
         known |= {CHANGES: self._changes} if self._changes else {}
         if not complete:
-            known[UNFINISHED_WRITING] = self._target.note(self._options).within_manifest(self._options["environment"])
+            known[UNFINISHED_WRITING] = self._target.note.within_manifest(self._options["environment"])
         manifest = Manifest(
             **self._known,
             complete=complete,

@@ -24,11 +24,6 @@ MARK = {b"offline_cli": b"tuple"}  # on the field of a struct that stands for a 
 FIX = "use the episodes format, which stores any array"
 
 
-def arrow_type(space: Space) -> Any:
-    """The Arrow type (pa.DataType) of values of `space`. Raises UnsupportedSpace."""
-    return space_field("value", space).type
-
-
 def space_field(name: str, space: Space, *, where: str = "") -> Any:
     """The column (pa.Field) called `name` for values of `space`. Raises UnsupportedSpace, naming the part."""
     path = f"{where}.{name}" if where else name

@@ -262,6 +262,7 @@ class OpenShard(ParquetFile):
         self.is_threaded = threads_may_read(source)
         super().__init__(source, pre_buffer=self.is_threaded)
         check_footer(self.metadata)
+        self.group_rows = [self.metadata.row_group(group).num_rows for group in range(self.num_row_groups)]
 
 
 class opened:  # noqa: N801  reads as what it gives, as in contextlib

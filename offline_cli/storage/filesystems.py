@@ -66,13 +66,11 @@ def check_url(text: str) -> None:
     for link in text.split("::"):
         scheme, mark, rest = link.partition("://")
         if mark and (noun := provider_of(scheme).container):
-            bucket, place = rest.partition("/")[0], f"{scheme}://{noun}/path"
-            if not bucket:
-                raise UsageError(f"{scheme}:// names no {noun}", where=f"{scheme}://", fix=place)
+            bucket = rest.partition("/")[0]
             has_at = "@" in bucket and not provider_of(scheme).account_after_at
-            if has_at or (":" in bucket and not bucket.startswith("arn:")):
+            if not bucket or has_at or (":" in bucket and not bucket.startswith("arn:")):
                 what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
-                fix = f"{place}, and for credentials set {provider_of(scheme).set_up}"
+                fix = f"{scheme}://{noun}/path, and for credentials set {provider_of(scheme).set_up}"
                 raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
         elif match := ONE_SLASH.fullmatch(link):
             fix = f"{match[1]}:// with two slashes, or ./{match[1]}:... for a place of this machine"

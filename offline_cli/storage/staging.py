@@ -162,17 +162,13 @@ class _UploadStage:
         self._file: Any = target.ask("opening it for writing", opening)
 
     def write(self, data: memoryview) -> None:
-        """Send a block at a time: the client would send all in one request, however large."""
-        while len(self._waiting) + len(data) >= BLOCK:
-            room = BLOCK - len(self._waiting)
-            self._waiting += data[:room]
-            data = data[room:]
-            self._send()
         self._waiting += data
+        if len(self._waiting) >= BLOCK:
+            self._send()
 
     def _send(self) -> None:
         part, self._waiting = bytes(self._waiting), bytearray()
-        self._target.ask(WRITING, partial(self._file.write, part))
+        self._target.ask(WRITING, partial(self._file.write, part), moving=len(part))
 
     def commit(self) -> None:
         self._send()
