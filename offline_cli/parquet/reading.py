@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -253,58 +253,53 @@ def _text_bytes(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) 
 
 
 class OpenShard(ParquetFile):
-    """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
+    """A Parquet file, and the stream that it is read from; a context manager that closes both. Raises what Arrow raises."""
 
-    def __init__(self, stream: BinaryIO, source: Any) -> None:
-        """`source`: what Arrow reads in place of `stream` (`arrow_file`)."""
-        self.stream = stream
+    def __init__(self, stream: BinaryIO, files: ExitStack) -> None:
+        """`files`: holds `stream` open."""
+        source = files.enter_context(arrow_file(stream))
+        self.stream, self._files = stream, files
         self.size = stream.seek(0, io.SEEK_END)  # bytes
         self.is_threaded = threads_may_read(source)
         super().__init__(source, pre_buffer=self.is_threaded)
         check_footer(self.metadata)
         self.group_rows = [self.metadata.row_group(group).num_rows for group in range(self.num_row_groups)]
 
-
-class opened:  # noqa: N801  reads as what it gives, as in contextlib
-    """The Parquet file at a location, closed at the end; a context manager that does nothing when it is dropped.
-
-    Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
-    """
-
-    def __init__(self, location: Location, *, size: int | None = None) -> None:
-        """`size`: the bytes it must have; None: any."""
-        self._location, self._size, self._files = location, size, ExitStack()
-
-    def __enter__(self) -> OpenShard:
-        with ExitStack() as stack:
-            try:
-                stream = stack.enter_context(self._location.open())
-            except StorageNotFound as err:
-                raise _bad("the shard is missing, or the dataset was replaced after it was opened", self._location) from err
-            have = stream.seek(0, io.SEEK_END)
-            if self._size is not None and have != self._size:
-                raise _bad(f"the shard has {have} bytes, its manifest says {self._size}", self._location)
-            stream.seek(0)
-            if not self._location.is_local and have <= SMALL:
-                stream = stack.enter_context(io.BytesIO(stream.read()))
-            with _parquet_failures(self._location):
-                shard = OpenShard(stream, stack.enter_context(arrow_file(stream)))
-            self._files = stack.pop_all()
-        return shard
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._files.close()
+
+
+def opened(location: Location, *, size: int | None = None) -> OpenShard:
+    """The Parquet file at a location, to be entered. `size`: the bytes it must have; None: any.
+
+    Raises BadData where the shard is missing, has another size, or is not Parquet.
+    """
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(location.open())
+        except StorageNotFound as err:
+            raise _bad("the shard is missing, or the dataset was replaced after it was opened", location) from err
+        have = stream.seek(0, io.SEEK_END)
+        if size is not None and have != size:
+            raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
+        stream.seek(0)
+        if not location.is_local and have <= SMALL:
+            stream = stack.enter_context(io.BytesIO(stream.read()))
+        with _parquet_failures(location):
+            shard = OpenShard(stream, stack)
+        shard._files = stack.pop_all()
+        return shard
 
 
 def arrow_file(stream: Any) -> AbstractContextManager[Any]:
     """What Arrow should read in place of `stream`, an open file: the same bytes, opened by Arrow; or `stream`."""
     if isinstance(stream, io.BytesIO):
         return pa.BufferReader(stream.getvalue())  # type: ignore[no-any-return]  # pyarrow has no types
-    if os.name == "posix" and isinstance(getattr(stream, "raw", None), io.FileIO):
-        try:
-            return pa.OSFile(f"/dev/fd/{stream.fileno()}")  # type: ignore[no-any-return]
-        except OSError:  # no /dev here
-            pass
+    if isinstance(getattr(stream, "raw", None), io.FileIO) and isinstance(stream.name, str):
+        return pa.OSFile(stream.name)  # type: ignore[no-any-return]
     return nullcontext(stream)
 
 
