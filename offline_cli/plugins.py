@@ -30,7 +30,6 @@ __all__ = [
     "ENCODERS",
     "NETWORKS",
     "OPTION",
-    "PROVIDERS",
     "PYTHON",
     "READERS",
     "SINKS",
@@ -56,7 +55,6 @@ ALGORITHMS: Final = "offline_cli.algorithms"
 NETWORKS: Final = "offline_cli.networks"
 ENCODERS: Final = "offline_cli.encoders"
 CONNECTORS: Final = "offline_cli.connectors"
-PROVIDERS: Final = "offline_cli.providers"
 READERS: Final = "offline_cli.readers"
 SINKS: Final = "offline_cli.sinks"
 COMMANDS: Final = "offline_cli.commands"
@@ -67,7 +65,6 @@ KINDS: Final = {
     CONNECTORS: "piece",
     READERS: "reader",
     SINKS: "sink",
-    PROVIDERS: "storage provider",
     COMMANDS: "command",
 }
 OPTION: Final = "--plugin"

@@ -153,9 +153,9 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
 
 def _distribution(package: str) -> str:
     """What pip takes for a package: our extra that has it, or itself."""
-    from offline_cli.storage.providers import known_providers
+    from offline_cli.storage.providers import PROVIDERS
 
-    extras = {name: one.extra for one in known_providers() for name in one.client} | _EXTRA_OF
+    extras = {name: one.extra for one in PROVIDERS for name in one.client} | _EXTRA_OF
     return f"'offline-cli[{extras[package]}]'" if package in extras else f"--upgrade {package}"
 
 

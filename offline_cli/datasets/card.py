@@ -16,8 +16,6 @@ from offline_cli.spaces import describe
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file, write_whole
 
-__all__ = ["MARK", "write_card"]
-
 MARK: Final = "<!-- written by offline-cli with each commit; without this line it stays as it is -->"
 SIZES: Final = (
     (1_000, "n<1K"),

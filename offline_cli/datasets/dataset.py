@@ -1,20 +1,12 @@
-"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream or as a sequence of episodes.
-
-A folder without a manifest, or with a broken one, raises.
-
-An index is looked up in the manifest's counts, then among the ids of the shard, which are read once. The row groups that hold
-the episode are read, and the last few are kept.
-"""
+"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream or as a sequence of episodes."""
 
 from __future__ import annotations
 
 import importlib
 import operator
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import TracebackType
@@ -25,17 +17,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.datasets.episode_rows import EpisodeRows
-from offline_cli.datasets.file_names import DATASET, MANIFEST, WRITING
-from offline_cli.datasets.frames import episode_frames, lazy_frame, step_frames, whole_frame
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import listed_paths
 from offline_cli.datasets.row_format import FIX, RowFormat, Rows
 from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadData, MissingPackage, NoData, StorageError, StorageNotFound, Uncommitted, UsageError
+from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted, UsageError
 from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, opened
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space
@@ -46,14 +36,10 @@ from offline_cli.tally import Tally
 if TYPE_CHECKING:
     import polars
 
-    from offline_cli.training import torch_datasets
-
-__all__ = ["NOT_FINISHED", "TARGET_STEPS", "Dataset", "holds_dataset", "open_dataset", "row_format"]
-
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
 TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
-KEPT: Final = 4  # row groups, of some 8 MiB or one episode each
+KEPT: Final = 8  # row groups, of some 8 MiB or one episode each, and lists of episodes
 Per = Literal["step", "episode"]
 T = TypeVar("T")
 
@@ -70,7 +56,7 @@ class Dataset:
     location: Location  # its folder
     manifest: Manifest
     part: Sequence[Shard] | None = None  # of its shards, those that are read; None: all
-    _cache: RowGroups = field(default_factory=lambda: RowGroups(), compare=False)
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False)  # what random access read last
 
     def __repr__(self) -> str:
         known = self.manifest
@@ -79,6 +65,9 @@ class Dataset:
 
     def __dir__(self) -> list[str]:
         return [name for name in object.__dir__(self) if not name.startswith("_") or name.startswith("__")]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.location, self.manifest, self.part)
 
     def __enter__(self) -> Self:
         return self
@@ -94,10 +83,9 @@ class Dataset:
         finished, BadData for a broken manifest.
         """
         folder = open_location(location, storage_options)
-        place = folder.join(MANIFEST)
         if folder.join(WRITING).exists():
-            raise _uncommitted(folder, has_manifest=place.exists())
-        if not place.exists():
+            raise _uncommitted(folder)
+        if not folder.join(MANIFEST).exists():
             if not folder.exists():
                 raise folder.missing()
             fix = "name the folder of a dataset, the one with manifest.json in it"
@@ -123,77 +111,57 @@ class Dataset:
         `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
         and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
         (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or damaged;
-        StorageError for one that went because the dataset was replaced meanwhile;
         MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
         A caller that does not read to the end closes it.
         """
-        reader = self._reader(columns, target_steps, memory_limit)
-        return Reading(lambda scope: self._batches(reader, scope))
-
-    def _batches(self, reader: RowFormat, scope: Scope) -> Iterator[EpisodeBatch]:
-        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[EpisodeBatch]:
-            episodes = steps = 0
-            for batch in reader.read(file, place):
-                episodes, steps = episodes + len(batch), steps + batch.num_steps
-                yield batch
-            self._check_count(shard, "episodes", episodes)
-            self._check_count(shard, "steps", steps)
-
-        return self._each_shard(read, scope)
+        reader = self._reader(keep=columns, target_steps=target_steps, memory_limit=memory_limit)
+        return self._reading(reader.read, len)
 
     def rows(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Rows]:
         """The rows of all episodes as they are in the shards, with all their columns; nothing is decoded.
 
         Raises as `batches` does.
         """
-        reader = self._reader(None, 1, memory_limit)
+        return self._reading(self._reader(memory_limit=memory_limit).read_rows, lambda rows: len(rows.starts) - 1)
 
-        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Rows]:
-            episodes = 0
-            for rows in reader.read_rows(file, place):
-                episodes += len(rows.starts) - 1
-                yield rows
-            self._check_count(shard, "episodes", episodes)
-
-        return Reading(partial(self._each_shard, read))
-
-    def plain(self, *, returns: bool = True, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
+    def plain(self, *, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
         """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; steps are not decoded.
 
-        `returns`, `agents`: whether returns, and ids of agents and modules, are wanted; else they may be null, which takes less
-        time where they have to be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
+        `agents`: whether ids of agents and modules are wanted; else they may be null, which takes less time where they have to
+        be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
         """
-        reader = self._reader(None, 1, memory_limit)
+        reader = self._reader(memory_limit=memory_limit)
 
-        def read(shard: Shard, file: OpenShard, place: Location) -> Iterator[Any]:
-            table = reader.read_plain(file, place, returns=returns, agents=agents)
-            self._check_count(shard, "episodes", table.num_rows)
-            yield table
+        def read(file: OpenShard, place: Location) -> Iterator[Any]:
+            yield reader.read_plain(file, place, agents=agents)
 
-        return Reading(partial(self._each_shard, read))
+        return self._reading(read, len)
 
-    def _each_shard(self, read: Callable[[Shard, OpenShard, Location], Iterator[T]], scope: Scope) -> Iterator[T]:
-        """What `read` gives of each shard, which is open meanwhile."""
-        for shard in self.shards:
-            place = self.location.join(shard.path)
-            with self._told_if_replaced(shard), scope.part() as held:
-                file = held.enter(opened(place, size=shard.bytes))
-                if file.metadata.num_rows != shard.rows:
-                    what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
-                    raise BadData(what, where=place.url, fix=FIX)
-                yield from read(shard, file, place)
+    def _reading(self, read: Callable[[OpenShard, Location], Iterator[T]], size: Callable[[T], int]) -> Reading[T]:
+        """What `read` gives of each shard, which is open meanwhile; `size`: how many episodes are in one of them."""
 
-    def _check_count(self, shard: Shard, name: str, have: int) -> None:
+        def items(scope: Scope) -> Iterator[T]:
+            for shard in self.shards:
+                place, episodes = self.location.join(shard.path), 0
+                with scope.part() as held:
+                    file = held.enter(opened(place, size=shard.bytes))
+                    self._check(shard, "rows", file.metadata.num_rows)
+                    for item in read(file, place):
+                        episodes += size(item)
+                        yield item
+                    self._check(shard, "episodes", episodes)
+
+        return Reading(items)
+
+    def _check(self, shard: Shard, name: str, have: int) -> None:
         if have != (said := getattr(shard, name)):
-            what = f"the shard holds {have} {name}, its manifest says {said}"
+            what = f"the shard has {have} {name}, its manifest says {said}"
             raise BadData(what, where=self.location.join(shard.path).url, fix=FIX)
 
-    def _reader(
-        self, columns: Sequence[str] | None = None, target_steps: int = 1, memory_limit: int = MEMORY_LIMIT
-    ) -> RowFormat:
-        options: dict[str, Any] = {"keep": columns, "target_steps": target_steps, "memory_limit": memory_limit}
-        options["declared"] = not self.manifest.spaces_inferred
-        return row_format(self.manifest.format, self.manifest.observation_space, self.manifest.action_space, **options)
+    def _reader(self, **options: Any) -> RowFormat:
+        known = self.manifest
+        options["declared"] = not known.spaces_inferred
+        return row_format(known.format, known.observation_space, known.action_space, **options)
 
     # ---- as a sequence ----
 
@@ -202,8 +170,12 @@ class Dataset:
 
     def __iter__(self) -> Reading[SingleAgentEpisode]:
         """Each episode, streamed as `batches` does; a context manager, as that is, for loops that end early."""
-        reader = self._reader(None, TARGET_STEPS)
-        return Reading(lambda scope: (episode for batch in self._batches(reader, scope) for episode in batch))
+        reader = self._reader(target_steps=TARGET_STEPS)
+
+        def read(file: OpenShard, place: Location) -> Iterator[SingleAgentEpisode]:
+            return (episode for batch in reader.read(file, place) for episode in batch)
+
+        return self._reading(read, lambda _: 1)
 
     @overload
     def __getitem__(self, which: int | np.integer[Any]) -> SingleAgentEpisode: ...
@@ -217,25 +189,22 @@ class Dataset:
         if isinstance(which, slice):
             return self._selected(np.arange(len(self))[which])
         if isinstance(which, SupportsIndex) and not getattr(which, "ndim", 0) and not isinstance(which, bool | np.bool_):
-            return self._selected(self._counted(np.array([operator.index(which)])))[0]
+            return self._selected(np.array([operator.index(which)]))[0]
         indices = np.asarray(which)
         if indices.dtype == np.bool_ and indices.shape == (len(self),):
             return self._selected(np.flatnonzero(indices))
         if indices.ndim != 1 or (indices.dtype.kind not in "iu" and indices.size):
             raise TypeError(f"episodes are chosen by a number, a slice, indices or a mask of {len(self)}, not by {which!r}")
-        return self._selected(self._counted(indices.astype(np.int64)))
-
-    def _counted(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """From 0. Raises IndexError."""
-        wrong = (indices < -len(self)) | (indices >= len(self))
-        if wrong.any():
-            raise IndexError(f"episode {int(indices[wrong][0])} of a dataset with {len(self)} episodes")
-        return np.where(indices < 0, indices + len(self), indices)
+        return self._selected(indices.astype(np.int64))
 
     def _selected(self, indices: NDArray[np.int64]) -> EpisodeBatch:
         """The episodes of these indices, in their order; each row group that holds one is read once."""
+        wrong = indices[(indices < -len(self)) | (indices >= len(self))]
+        if len(wrong):
+            raise IndexError(f"episode {int(wrong[0])} of a dataset with {len(self)} episodes")
         if not len(indices):
             return self._selected(np.zeros(1, np.int64)).select(slice(0, 0)) if len(self) else self._empty()
+        indices = indices % len(self)
         first = np.cumsum([0, *(shard.episodes for shard in self.shards)])
         of_shard = np.searchsorted(first, indices, side="right") - 1
         order = np.argsort(of_shard, kind="stable")
@@ -246,22 +215,34 @@ class Dataset:
 
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[EpisodeBatch]:
         """The episodes of a shard with these numbers, in their order."""
-        place, reader, kept = self.location.join(shard.path), self._reader(), self._cache
-        with self._told_if_replaced(shard), kept.lock, ExitStack() as stack:
+        place, reader = self.location.join(shard.path), self._reader()
+
+        def group_of(number: int) -> Any:
+            return reader.read_group(file(), place, number)
+
+        with ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
-            if place.url not in kept.starts:
-                kept.starts[place.url] = reader.read_starts(file(), place), row_group_ends(file())
-            starts, ends = kept.starts[place.url]
-            self._check_count(shard, "episodes", len(starts) - 1)
+            starts, ends = self._kept(
+                (place.url, None), lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows))
+            )
+            self._check(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [kept.table(place.url, one, lambda one: reader.read_group(file(), place, one)) for one in groups.tolist()]
+            tables = [self._kept((place.url, one), partial(group_of, one)) for one in groups.tolist()]
             sizes = np.array([table.num_rows for table in tables])
             moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
             return list(reader.batches(Rows(table, begins), rows, where=place.url))
+
+    def _kept(self, key: tuple[str, int | None], read: Callable[[], Any]) -> Any:
+        """What is kept of a shard, by its URL and the number of a row group (None: where episodes and row groups are)."""
+        found = self._cache.pop(key, None)
+        found = self._cache[key] = read() if found is None else found
+        for oldest in list(self._cache)[:-KEPT]:
+            self._cache.pop(oldest, None)
+        return found
 
     def _empty(self) -> EpisodeBatch:
         observations, actions = self.manifest.observation_space, self.manifest.action_space
@@ -275,41 +256,28 @@ class Dataset:
     @overload
     def to_polars(self, *, per: Per = "step", lazy: Literal[True]) -> polars.LazyFrame: ...
     def to_polars(self, *, per: Per = "step", lazy: bool = False) -> Any:
-        """A row for each step, with the columns of the format `columns`; or a row for each episode: `eps_id`, `length`,
-        `return`, `terminated`, `truncated`, `agent_id`, `module_id`.
+        """A row for each step, with the columns of the format `columns` and `multi_agent_id`; or a row for each episode:
+        `eps_id`, `length`, `return`, `terminated`, `truncated`, `agent_id`, `module_id`, `multi_agent_id`.
 
-        Both have `multi_agent_id` where agents played together. `lazy`: a LazyFrame that reads when it is collected,
-        batch by batch; `infos`, `reset_infos` and `multi_agent_id` are in it even if all are empty. Episodes without a
-        step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where extra model outputs
-        change, UsageError for another `per`, and what `batches` raises.
+        `lazy`: a LazyFrame that reads when it is collected, batch by batch. Episodes without a step have no row of steps.
+        Raises BadData where the spaces are not known, BadEpisode where extra model outputs change, UsageError for another
+        `per`, and what `batches` raises.
         """
         if per not in get_args(Per):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
-        frames = step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
-        make: Callable[..., Any] = lazy_frame if lazy else whole_frame
-        return make(self.batches, frames if per == "step" else episode_frames)
+        from offline_cli.datasets import frames  # Polars takes time to load
 
-    @overload
-    def to_torch(
-        self, columns: Sequence[str] | None = None, *, streaming: Literal[False] = False
-    ) -> torch_datasets.StepDataset: ...
-    @overload
-    def to_torch(
-        self,
-        columns: Sequence[str] | None = None,
-        *,
-        streaming: Literal[True],
-        batch_size: int | None = None,
-        shuffle: bool = False,
-        seed: int = 0,
-    ) -> torch_datasets.StepStream: ...
+        of_steps = frames.step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
+        make: Callable[..., Any] = frames.lazy_frame if lazy else frames.whole_frame
+        return make(self.batches, of_steps if per == "step" else frames.episode_frames)
+
     def to_torch(self, columns: Sequence[str] | None = None, *, streaming: bool = False, **options: Any) -> Any:
         """The steps as a dataset of PyTorch: map-style, all in memory; `streaming`: iterable, one row group or so at a time.
 
         An item is a dict of tensors by column: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and
-        the extra model outputs; `columns`: those wanted, None: all. For the options of streams see `StepStream`.
-        Raises MissingPackage without torch, BadConfig for unknown columns, UsageError for streams' options without `streaming`,
-        and what `batches` raises.
+        the extra model outputs; `columns`: those wanted, None: all. Options of streams: `batch_size`, `shuffle`, `seed`
+        (`StepStream`). Raises MissingPackage without torch, BadConfig for unknown columns, UsageError for streams' options
+        without `streaming`, and what `batches` raises.
         """
         if options and not streaming:
             fix = f"to_torch(streaming=True, {next(iter(options))}=...), or a DataLoader of it"
@@ -321,21 +289,6 @@ class Dataset:
                 raise
             raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
-
-    # ---- what is wrong with it ----
-
-    @contextmanager
-    def _told_if_replaced(self, shard: Shard) -> Iterator[None]:
-        """Within it, a shard that cannot be read raises StorageError where another dataset is here by now."""
-        try:
-            yield
-        except (BadData, StorageNotFound) as error:
-            place, listed = self.location.join(shard.path), listed_paths(self.location)
-            if not listed or shard.path in listed or place.exists():
-                raise
-            what = "this file is gone: the dataset was replaced after this began to read it"
-            fix = "open the dataset again, or run the same again: it reads what is here now"
-            raise StorageError(what, where=place.url, fix=fix) from error.__cause__
 
 
 def row_format(
@@ -354,31 +307,6 @@ def row_format(
     return StepRows(observation_space, action_space, tally, **options)
 
 
-class RowGroups:
-    """Where shards have their episodes and row groups, and the last few groups that were read. It is pickled without them."""
-
-    def __init__(self) -> None:
-        self.starts: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # by URL: rows of episodes' starts, and of groups' ends
-        self.lock = threading.Lock()
-        self._held: OrderedDict[tuple[str, int], Any] = OrderedDict()
-
-    def __reduce__(self) -> tuple[type[RowGroups], tuple[()]]:
-        return RowGroups, ()
-
-    def table(self, url: str, group: int, read: Callable[[int], Any]) -> Any:
-        """The pa.Table of a row group of the shard at `url`, by its number; `read` gives it where it is not held."""
-        table = self._held.pop((url, group), None)
-        self._held[url, group] = found = read(group) if table is None else table
-        if len(self._held) > KEPT:
-            self._held.popitem(last=False)
-        return found
-
-
-def row_group_ends(file: OpenShard) -> NDArray[Any]:
-    """(G,) the row of an opened shard after the last of each row group."""
-    return np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-
-
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
     """The dataset in folder `url`, its `manifest` read and its `batches()` not yet. Raises as `Dataset.open` does."""
     return Dataset.open(url, storage_options)
@@ -391,17 +319,13 @@ def holds_dataset(location: Location) -> bool:
     return location.join(MANIFEST).exists() or location.join(WRITING).exists()
 
 
-def _uncommitted(folder: Location, *, has_manifest: bool) -> Uncommitted:
+def _uncommitted(folder: Location) -> Uncommitted:
     place = folder.join(WRITING)
     note = WritingNote.if_any(whole_file(place), where=place.url)  # None: a broken one says no less that nobody has finished
     what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
-    if note is not None and note.is_at_work is not False:
-        fix = "wait until it ends, then run this again"
-        fix += "; where it has ended, the same command with --resume --force-unlock" if note.is_at_work is None else ""
-        return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
-    fix = "run the same command again with --resume, or make a dataset of what is whole with offline-cli repair"
-    if note is not None and note.writes != DATASET.noun:
-        fix = "run the same command again with --overwrite, and read the recordings that it reads"
-    elif has_manifest:
-        fix = "run the same command again with --resume, or go back to the dataset as it was before with offline-cli repair"
-    return Uncommitted(what, where=folder.url, fix=fix)
+    if note is None or note.is_at_work is False:
+        fix = "run its command again with --resume (apply: --overwrite), or keep what is whole with offline-cli repair"
+        return Uncommitted(what, where=folder.url, fix=fix)
+    unknown = "" if note.is_at_work else "; where it has ended, its command with --resume --force-unlock"
+    fix = f"wait until it ends, then run this again{unknown}"
+    return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})

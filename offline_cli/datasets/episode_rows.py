@@ -24,9 +24,6 @@ from offline_cli.errors import BadData, BadEpisode
 from offline_cli.spaces import describe, same_space, tree_from_lists
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["EPISODE_SCHEMA", "EpisodeRows"]
-
-MAX_BINARY: Final = (1 << 31) - 1  # bytes in one array
 EPISODE_SCHEMA: Final = pa.schema(
     [pa.field(Columns.ITEM, pa.binary()), *(field for field in PLAIN_SCHEMA if field.name not in OF_AGENTS)]
 )
@@ -52,7 +49,7 @@ class EpisodeRows(RowFormat):
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
         """See RowFormat. Raises BadData for values that cannot be encoded, naming episode, step and key."""
         columns = [
-            _binary(encode_batch(batch, where=where, tally=self.tally)),
+            pa.array(encode_batch(batch, where=where, tally=self.tally), pa.binary()),
             pa.array(batch.ids, pa.string()),
             pa.array(batch.lengths),
             pa.array(batch.returns),
@@ -138,13 +135,3 @@ class EpisodeRows(RowFormat):
                 raise BadData(
                     f"the manifest contradicts its shards: {states}", where=f"{where}, episode {batch.ids[0]}", fix=FIX
                 )
-
-
-def _binary(items: list[bytes]) -> Any:
-    """A pa.BinaryArray over one copy of the items, none of a single one; Arrow's own builder makes two."""
-    ends = np.cumsum(np.fromiter(map(len, items), np.int64, len(items)))
-    if not len(ends) or ends[-1] > MAX_BINARY:
-        return pa.array(items, pa.binary())
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    data = items[0] if len(items) == 1 else b"".join(items)
-    return pa.Array.from_buffers(pa.binary(), len(items), [None, pa.py_buffer(offsets), pa.py_buffer(data)])

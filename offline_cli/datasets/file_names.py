@@ -7,8 +7,6 @@
     D/_part-*                             a local file being written; never in data/
     D/quarantine/rows-000000.rejects      rows set aside, as Parquet that no pattern *.parquet finds
 
-    RUN/config.toml, RUN/policy.json      a run of train-bc: training/run_folder.py lists the rest
-
 A folder of train batches is written in the same way: `batches.json` is its commit, and `data/batch-000000.parquet` (or
 `.safetensors`) its files. Their names carry no generation unless they replace others.
 """
@@ -23,29 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from offline_cli.storage.local_files import PART_PREFIX
-
-__all__ = [
-    "BATCHES",
-    "CARD",
-    "DATA",
-    "DATASET",
-    "MANIFEST",
-    "PART_PREFIX",
-    "QUARANTINE",
-    "RUN_CONFIG",
-    "RUN_POLICY",
-    "SHARD_PATH",
-    "TRAIN_BATCHES",
-    "UNFINISHED_WRITING",
-    "WRITING",
-    "FolderKind",
-    "batch_name",
-    "connector_state_name",
-    "generation_of",
-    "quarantine_name",
-    "shard_name",
-]
+from offline_cli.storage.local_files import PART_PREFIX as PART_PREFIX
 
 MANIFEST: Final = "manifest.json"
 CARD: Final = "README.md"

@@ -10,11 +10,11 @@ import datetime
 import json
 import platform
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY
 from dataclasses import field as plain_field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import gymnasium as gym
@@ -36,22 +36,6 @@ from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blan
 if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.storage.locations import Location
 
-__all__ = [
-    "CHANGES",
-    "IDENTITY",
-    "RECORDING",
-    "SCHEMA",
-    "WRAPPERS",
-    "Counts",
-    "Environment",
-    "Manifest",
-    "Shard",
-    "Statistics",
-    "manifest_schema",
-    "now",
-    "with_defaults",
-]
-
 SCHEMA: Final = "manifest.v1.json"
 MAX_BYTES: Final = 256 << 20
 MAX_DEPTH: Final = 100  # of lists and objects: far from the depth at which Python ends
@@ -66,9 +50,6 @@ IDENTITY: Final = "identity"  # what a recording follows from, by name: a part o
 CHANGES: Final = "changes"  # of it while the recording was resumed or appended to, in words
 
 LEFT: Final = f"{BLANK}/"  # of folders in arguments of an environment
-PACKAGES: Final = ("numpy", "pyarrow", "gymnasium")
-
-
 STRICT: Final = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed=True)
 
 
@@ -108,44 +89,29 @@ class Environment(EnvironmentSpec):
 # ---- parts that pydantic reads and writes by functions of ours ----
 
 
-def _space(value: Any) -> Space | None:
-    if value is None or isinstance(value, gym.Space):
-        return value
+def _read(value: Any, kind: type[Any], of: Callable[[Any], Any]) -> Any:
+    """`value`, or what `of` reads from its JSON."""
     try:
-        return space_from_json(value, where="")
-    except UnsupportedSpace as error:
+        return value if value is None or isinstance(value, kind) else of(value)
+    except (UnsupportedSpace, BadConfig) as error:
         raise ValueError(error.what) from error
-
-
-def _meanings(value: Any) -> Meanings:
-    if isinstance(value, Meanings):
-        return value
-    try:
-        return Meanings.of(value, "")
-    except BadConfig as error:
-        raise ValueError(error.what) from error
-
-
-def _figure(value: Any) -> Any:
-    if value is None or value in ("inf", "-inf") or (isinstance(value, int | float) and not isinstance(value, bool)):
-        return value
-    raise ValueError("a figure is a number, null, inf or -inf")
 
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
 SpacePart = Annotated[
     Space | None,
-    PlainValidator(_space),
+    PlainValidator(lambda value: _read(value, gym.Space, lambda told: space_from_json(told, where=""))),
     PlainSerializer(lambda space: space and space_to_json(space)),
     WithJsonSchema({"type": ["object", "null"]}),
 ]
 MeaningsPart = Annotated[
-    Meanings, PlainValidator(_meanings), PlainSerializer(lambda known: known.as_json()), WithJsonSchema({"type": "object"})
+    Meanings,
+    PlainValidator(lambda value: _read(value, Meanings, lambda told: Meanings.of(told, ""))),
+    PlainSerializer(lambda known: known.as_json()),
+    WithJsonSchema({"type": "object"}),
 ]
-Figure = Annotated[
-    Any, PlainValidator(_figure), WithJsonSchema({"anyOf": [{"type": ["number", "null"]}, {"enum": ["inf", "-inf"]}]})
-]
+Figure = Literal["inf", "-inf"] | pydantic.StrictInt | pydantic.StrictFloat | None
 """A number that JSON may not have: NaN is null."""
 
 
@@ -229,13 +195,15 @@ class Manifest:
     def from_bytes(data: bytes, *, where: str) -> Manifest:
         """The manifest in a file. Raises BadData, naming all mistakes."""
         try:
-            wrong = _refusals(data)
-            if wrong:
-                raise _bad(wrong, where)
-            found: Manifest = _adapter().validate_python(orjson.loads(data))
+            document = orjson.loads(data)  # refuses NaN and infinities
+            if len(data) > MAX_BYTES or deeper_than(document, MAX_DEPTH):
+                raise _bad([f"more than {MAX_BYTES >> 20} MiB, or nested deeper than {MAX_DEPTH}"], where)
+            found: Manifest = _adapter().validate_python(document)
         except pydantic.ValidationError as error:
             mistakes = error.errors(include_url=False, include_input=False)
             raise _bad([f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in mistakes], where) from error
+        except ValueError as error:
+            raise _bad([f"no JSON: {error}"], where) from error
         if wrong := _contradictions(found):
             raise _bad(wrong, where)
         return found
@@ -256,23 +224,6 @@ def manifest_schema() -> dict[str, Any]:
     return {**head, **schema, "title": "Manifest of a dataset, version 1"}
 
 
-def _refusals(data: bytes) -> list[str]:
-    """Why bytes are not even an object of plain JSON."""
-    if len(data) > MAX_BYTES:
-        return [f"{len(data)} bytes; a manifest has at most {MAX_BYTES}"]
-    try:
-        document = orjson.loads(data)  # refuses NaN and infinities, which JSON does not have
-    except ValueError as err:
-        return [f"no JSON: {err}"]
-    if not isinstance(document, dict):
-        return ["no JSON object"]
-    if isinstance(later := document.get("version"), int) and later > 1:
-        return [f"it is of version {later}, which a later offline-cli wrote: pip install --upgrade offline-cli"]
-    if deeper_than(document, MAX_DEPTH):
-        return [f"nested deeper than {MAX_DEPTH}"]
-    return []
-
-
 def _contradictions(found: Manifest) -> list[str]:
     """Mistakes beyond any schema: sums that disagree, a shard listed twice."""
     times = Counter(shard.path for shard in found.shards)
@@ -287,8 +238,8 @@ def _contradictions(found: Manifest) -> list[str]:
 
 
 def _bad(wrong: Sequence[str], where: str) -> BadData:
-    told = [*wrong[:MAX_MISTAKES], *([f"and {len(wrong) - MAX_MISTAKES} more"] if len(wrong) > MAX_MISTAKES else [])]
-    what = told[0] if len(told) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(told)
+    told = wrong[:MAX_MISTAKES]
+    what = told[0] if len(wrong) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(told)
     return BadData(f"the manifest cannot be read: {what}", where=where, fix=FIX, details={"problems": told})
 
 
@@ -312,11 +263,5 @@ def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
 
 @cache
 def _versions() -> Mapping[str, str]:
-    """Their files are looked for once."""
-    found = {"offline-cli": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # installed by other means than pip
-            found[name] = "unknown"
-    return found
+    installed = {name: version(name) for name in ("numpy", "pyarrow", "gymnasium")}
+    return {"offline-cli": __version__, "python": platform.python_version(), **installed}

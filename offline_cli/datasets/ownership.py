@@ -1,11 +1,7 @@
-"""Which files in a folder are ours to replace, move or remove: those whose names we give, and no links; and quarantine/.
+"""Which files in a folder are ours to replace, move or remove: those whose names we give, and no links; and `quarantine/`.
 
-* `refuse_links`, `refuse_foreign`: before a folder is written into. `FolderKind` (file_names.py) has the names of datasets, and
-  of train batches.
-* `keep_names` and the like sync names before anything depends on them: disks of this machine; other storage is durable once it
-  has answered.
-* `write_rejects`: rows that were set aside, as Parquet files under `quarantine/`: place, error code, reason and the row as it
-  stood. No name in `quarantine/` ends in `.parquet`: other tools read `D/**/*.parquet`, and would take its rows for data.
+`quarantine/` holds rows that were set aside, as Parquet: place, error code, reason and the row as it stood; and what `repair`
+moves there. No name in it ends in `.parquet`: other tools read `D/**/*.parquet`, and would take its rows for data.
 """
 
 from __future__ import annotations
@@ -19,6 +15,7 @@ from functools import partial
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from offline_cli.datasets.file_names import (
     BATCHES,
@@ -34,36 +31,13 @@ from offline_cli.datasets.file_names import (
     quarantine_name,
 )
 from offline_cli.errors import OutputExists
-from offline_cli.parquet.writing import ShardWriter
 from offline_cli.storage.local_files import sync_bytes, sync_names
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import whole_file
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.tally import Reject
 
-__all__ = [
-    "all_but_parts",
-    "free_place",
-    "is_link",
-    "is_own_part",
-    "is_regular",
-    "keep_bytes",
-    "keep_names",
-    "listed_paths",
-    "next_number",
-    "numbered",
-    "paths_listed_in",
-    "quarantine_files",
-    "refuse_foreign",
-    "refuse_links",
-    "set_aside",
-    "shard_files",
-    "write_rejects",
-]
-
-PART: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{8}}-.+", re.ASCII)
-"""A local file that was being written."""
-SCHEMA: Final = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
-COMPRESSION: Final = "zstd"
+PART: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{8}}-.+", re.ASCII)  # a local file that was being written
+REJECTS: Final = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
 MARKS: Final = {MANIFEST: b'"observation_space"', BATCHES: b'"train-batches"'}
 """What the commit of a folder holds: other programs have files called manifest.json too."""
 PATH: Final = re.compile(rb'"path":\s*"([^"]+)"')
@@ -89,64 +63,55 @@ def is_own_part(place: Location) -> bool:
     return PART.fullmatch(place.name) is not None and is_regular(place)
 
 
-def all_but_parts(folder: Location) -> list[Location]:
-    """What is in the folder, but for half-written files of ours, which do not count."""
-    return [child for child in folder.children() if not is_own_part(child)]
-
-
 def numbered(file: Location, folder: Location, kind: FolderKind = DATASET) -> re.Match[str] | None:
     """The parts of the name of a data file of `folder`; None where no writer gives such a name, or not there."""
     below = file.path.removeprefix(folder.path.rstrip("/")).lstrip("/")
     return kind.data_path.fullmatch(below)
 
 
+def data_files(folder: Location) -> list[Location]:
+    """All files in `data/`, ours or not."""
+    data = folder.join(DATA)
+    return data.files() if data.exists() else []
+
+
 def shard_files(folder: Location, kind: FolderKind = DATASET) -> dict[str, dict[int, Location]]:
     """Every data file of `folder` that has a name of ours, listed or not: generation -> number -> place."""
-    data = folder.join(DATA)
     found: dict[str, dict[int, Location]] = {}
-    for file in data.files() if data.exists() else []:
+    for file in data_files(folder):
         if match := numbered(file, folder, kind):
             found.setdefault(match["generation"], {})[int(match["number"])] = file
     return found
 
 
-def listed_paths(folder: Location) -> frozenset[str]:
-    """Paths below dataset `folder` that its manifest lists, whole or damaged; none where there is none."""
-    return paths_listed_in(whole_file(folder.join(MANIFEST)))
-
-
 def paths_listed_in(commit: bytes | None) -> frozenset[str]:
-    """Paths that the bytes of a commit list."""
+    """Paths that the bytes of a commit list, whole or damaged; none where there is none."""
     return frozenset(path.decode("utf-8", "replace") for path in PATH.findall(commit or b""))
 
 
-def refuse_links(folder: Location, kind: FolderKind) -> None:
-    """Raise OutputExists where a link has one of our names in `folder`: nothing is written or removed through it."""
-    for name in (kind.commit, WRITING, CARD, DATA, QUARANTINE):
-        if is_link(folder.join(name)):
-            what = f"{name} is a symbolic link, and nothing is written or removed through one"
-            raise OutputExists(what, where=folder.join(name).url, fix="name the folder that it leads to, or another --out")
-
-
-def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> list[Location]:
-    """The files in data/. Raises OutputExists for a folder that no writer of ours made, and for files that none put there.
+def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> None:
+    """Raise OutputExists for a folder that no writer of ours made, for files in data/ that none put there, and for links.
 
     `has_note`: whether a writer's note is in it.
     """
-    data = folder.join(DATA)
-    files = data.files() if data.exists() else []
-    foreign = [file.url for file in files if is_link(file) or numbered(file, folder, kind) is None]
+    files = data_files(folder)
+    foreign = [file for file in files if is_link(file) or numbered(file, folder, kind) is None]
+    links = [place for name in (kind.commit, WRITING, CARD, DATA, QUARANTINE) if is_link(place := folder.join(name))]
+    if links:
+        what = f"{links[0].name} is a symbolic link, and nothing is written or removed through one"
+        raise OutputExists(what, where=links[0].url, fix="name the folder that it leads to, or another --out")
     if foreign:
         what = f"data/ holds {len(foreign)} files that no {kind.noun} put there, such as {foreign[0]}"
         raise OutputExists(what, where=folder.url, fix="move them away, or give another --out")
     commit = folder.join(kind.commit)
-    if not has_note and MARKS[kind.commit] not in ((whole_file(commit) if is_regular(commit) else None) or b""):
-        ours = {DATA, QUARANTINE, CARD, *((kind.commit, WRITING) if files else ())}  # the commit, damaged
-        others = [child for child in all_but_parts(folder) if child.name not in ours]
-        if others:
-            what = f"the folder holds no {kind.noun}, and --overwrite replaces nothing else; {others[0].name} is in it"
-            raise OutputExists(what, where=folder.url, fix="give another --out")
-    return files
+    if has_note or files or MARKS[kind.commit] in ((whole_file(commit) if is_regular(commit) else None) or b""):
+        return
+    others = [
+        place.name for place in folder.children() if not is_own_part(place) and place.name not in (DATA, QUARANTINE, CARD)
+    ]
+    if others:
+        what = f"the folder holds no {kind.noun}, and --overwrite replaces nothing else; {others[0]} is in it"
+        raise OutputExists(what, where=folder.url, fix="give another --out")
 
 
 # ---- quarantine ----
@@ -155,23 +120,16 @@ def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> lis
 def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> Location:
     """Write `rejects` as file `number` of dataset `folder`. Raises StorageError."""
     folder.join(QUARANTINE).make_folder()
-    target = folder.join(quarantine_name(number))
-    columns = [[getattr(reject, name) for reject in rejects] for name in SCHEMA.names]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
-    writer = ShardWriter(target, SCHEMA, folder=folder, compression=COMPRESSION)
-    try:
-        writer.write(pa.Table.from_arrays(arrays, schema=SCHEMA))
-        writer.commit()
-    except BaseException:
-        writer.discard()
-        raise
+    target, bytes_ = folder.join(quarantine_name(number)), pa.BufferOutputStream()
+    rows = [{name: getattr(reject, name) for name in REJECTS.names} for reject in rejects]
+    pq.write_table(pa.Table.from_pylist(rows, REJECTS), bytes_, compression="zstd", write_page_checksum=True)
+    write_whole(target, bytes_.getvalue(), folder=folder)
     return target
 
 
 def quarantine_files(folder: Location) -> dict[int, Location]:
     """Files of rows set aside in dataset `folder`, by number; copies in folders below belong to the user."""
-    where = folder.join(QUARANTINE)
-    matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in where.children()}
+    matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in folder.join(QUARANTINE).children()}
     return {int(match["number"]): file for file, match in matches.items() if match}
 
 

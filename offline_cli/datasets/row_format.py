@@ -2,8 +2,7 @@
 (`episode_rows.py`) or a step (`step_rows.py`); `dataset.row_format` gives one by name.
 
 A shard is read as batches of whole episodes, as their rows, or as plain columns, a row an episode; streamed by row groups.
-Whatever of a shard is not what its manifest or its spaces say raises BadData with its name. Page checksums are compared while
-reading (`parquet/`); its sha256 is not.
+Whatever of a shard is not what its manifest or its spaces say raises BadData with its name.
 """
 
 from __future__ import annotations
@@ -24,20 +23,18 @@ from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 
-__all__ = ["FIX", "OF_AGENTS", "PLAIN_SCHEMA", "RowFormat", "Rows", "differing_columns"]
-
 FIX: Final = "write the dataset again from its source"
 PLAIN_ROWS: Final = 1 << 20  # of which plain columns are made at once
 OF_AGENTS: Final = (Columns.AGENT_ID, Columns.MODULE_ID)
 PLAIN_SCHEMA: Final = pa.schema(
-    [
-        pa.field(Columns.EPS_ID, pa.string()),
-        pa.field(Columns.LENGTH, pa.int64()),
-        pa.field(Columns.RETURN, pa.float64()),
-        pa.field(Columns.TERMINATED, pa.bool_()),
-        pa.field(Columns.TRUNCATED, pa.bool_()),
-        *(pa.field(name, pa.string()) for name in OF_AGENTS),
-    ]
+    {
+        Columns.EPS_ID: pa.string(),
+        Columns.LENGTH: pa.int64(),
+        Columns.RETURN: pa.float64(),
+        Columns.TERMINATED: pa.bool_(),
+        Columns.TRUNCATED: pa.bool_(),
+        **dict.fromkeys(OF_AGENTS, pa.string()),
+    }
 )
 """What is known of an episode without its steps; ids of agent and module may be null."""
 
@@ -78,7 +75,7 @@ class RowFormat(ABC):
         self.tally = Tally() if tally is None else tally
         self.keep, self.target_steps, self.memory_limit, self.declared = keep, target_steps, memory_limit, declared
 
-    # ---- writing ----
+    # ---- what each format does; tables are those of whole episodes ----
 
     @abstractmethod
     def rows_of(self, batch: EpisodeBatch) -> NDArray[Any]:
@@ -90,12 +87,10 @@ class RowFormat(ABC):
 
     @abstractmethod
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
-        """The table of a prepared batch, bound for the shard `where`. Raises BadData, BadEpisode."""
+        """The table of a prepared batch, bound for `where`. Raises BadData, BadEpisode."""
 
     def adopt(self, schema: Any) -> None:  # noqa: B027  nothing where all tables have one schema
         """Write tables of the pa.Schema of a shard that is there already. Raises BadEpisode where tables have another."""
-
-    # ---- the rows of a table ----
 
     @abstractmethod
     def wrong_columns(self, schema: Any) -> list[str]:
@@ -134,25 +129,23 @@ class RowFormat(ABC):
     def read_rows(self, file: OpenShard, location: Location) -> Iterator[Rows]:
         """The rows of whole episodes as they are, with all their columns."""
         self.check_columns(file, location)
-        return self.whole(self._tables(file, location, None), 1)
+        return self.whole(self._tables(file, location), 1)
 
-    def read_plain(self, file: OpenShard, location: Location, *, returns: bool = True, agents: bool = True) -> Any:
+    def read_plain(self, file: OpenShard, location: Location, *, agents: bool = True) -> Any:
         """A pa.Table of PLAIN_SCHEMA, a row for each episode. Steps are not decoded: of `episodes`, agents are null.
 
-        `returns`, `agents`: whether they are wanted; else they may be null.
+        `agents`: whether they are wanted; else they may be null.
         """
-        without = {*(() if returns else (Columns.REWARDS,)), *(() if agents else OF_AGENTS)}
-        wanted = pa.schema([one for one in self.plain_from if one.name not in without])
+        wanted = pa.schema([one for one in self.plain_from if agents or one.name not in OF_AGENTS])
         _refuse(differing_columns(file.schema_arrow, wanted), location)
         pieces = self.whole(self._tables(file, location, wanted.names), PLAIN_ROWS)
-        found = [self.plain(rows, where=location.url) for rows in pieces]
-        return pa.concat_tables([PLAIN_SCHEMA.empty_table(), *found])
+        return pa.concat_tables([PLAIN_SCHEMA.empty_table(), *(self.plain(rows, where=location.url) for rows in pieces)])
 
     def read_starts(self, file: OpenShard, location: Location) -> NDArray[Any]:
         """(E+1,) the rows of the shard at which its episodes start."""
         self.check_columns(file, location)
-        ids = [table.column(Columns.EPS_ID).combine_chunks() for table in self._tables(file, location, [Columns.EPS_ID])]
-        return self.starts(pa.chunked_array(ids, pa.string()))
+        tables = [*self._tables(file, location, [Columns.EPS_ID])]
+        return self.starts(pa.chunked_array([one for table in tables for one in table.column(0).chunks], pa.string()))
 
     def read_group(self, file: OpenShard, location: Location, group: int) -> Any:
         """The pa.Table of one row group, with the columns that `batches` needs."""
@@ -164,7 +157,7 @@ class RowFormat(ABC):
         _refuse(self.wrong_columns(file.schema_arrow), location)
 
     def _tables(
-        self, file: OpenShard, location: Location, names: Sequence[str] | None, groups: Sequence[int] | None = None
+        self, file: OpenShard, location: Location, names: Sequence[str] | None = None, groups: Sequence[int] | None = None
     ) -> Iterator[Any]:
         return read_row_groups(file, location, columns=names, groups=groups, memory_limit=self.memory_limit)
 
@@ -180,8 +173,6 @@ def differing_columns(have: Any, want: Any) -> list[str]:
     wrong = []
     for column in want:
         kinds = [one.type for one in have if one.name == column.name]
-        if len(kinds) != 1:
-            wrong.append(f"{'two columns' if kinds else 'no column'} {column.name!r}")
-        elif not kinds[0].equals(column.type):
-            wrong.append(f"column {column.name!r} is {kinds[0]}, not {column.type}")
+        if kinds != [column.type]:
+            wrong.append(f"column {column.name!r} is {' and '.join(map(str, kinds)) or 'not there'}, not {column.type}")
     return wrong

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 import numpy as np
@@ -20,65 +19,52 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.tally import UNFINISHED
 from offline_cli.trees import leaves
 
-__all__ = ["EpisodeStatistics", "not_finite", "plain_numbers"]
-
 QUANTILES: Final = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 
 
-@dataclass(slots=True)
 class EpisodeStatistics:
     """Collects them, block by block."""
 
-    _returns: list[NDArray[np.float64]] = field(default_factory=list)
-    _lengths: list[NDArray[np.int64]] = field(default_factory=list)
-    episodes: int = 0
-    steps: int = 0
-    terminated: int = 0
-    truncated: int = 0
-    unfinished: int = 0  # neither flag
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[Any], ...]] = []  # returns, lengths, terminated, truncated
+        self.steps = 0
+        self.unfinished = 0  # neither flag
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count the episodes of `batch`."""
-        self._add(batch.returns, batch.lengths, batch.terminated, batch.truncated)
+        self._add((batch.returns, batch.lengths, batch.terminated, batch.truncated))
 
     def add_plain(self, table: Any) -> None:
         """Count episodes by their plain columns, a pa.Table."""
         names = (Columns.RETURN, Columns.LENGTH, Columns.TERMINATED, Columns.TRUNCATED)
-        self._add(*(table.column(name).to_numpy() for name in names))
-
-    def _add(
-        self,
-        returns: NDArray[np.float64],
-        lengths: NDArray[np.int64],
-        terminated: NDArray[np.bool_],
-        truncated: NDArray[np.bool_],
-    ) -> None:
-        self._returns.append(returns)
-        self._lengths.append(lengths)
-        self.episodes += len(lengths)
-        self.steps += int(lengths.sum())
-        self.terminated += int(np.count_nonzero(terminated))
-        self.truncated += int(np.count_nonzero(truncated))
-        self.unfinished += int(np.count_nonzero(~(terminated | truncated)))
+        self._add(tuple(table.column(name).to_numpy() for name in names))
 
     def include(self, other: EpisodeStatistics) -> None:
         """Count the episodes of `other` after these."""
-        self._returns += other._returns
-        self._lengths += other._lengths
-        for name in ("episodes", "steps", "terminated", "truncated", "unfinished"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for part in other._parts:
+            self._add(part)
+
+    def _add(self, part: tuple[NDArray[Any], ...]) -> None:
+        self._parts.append(part)
+        self.steps += int(part[1].sum())
+        self.unfinished += int(np.count_nonzero(~(part[2] | part[3])))
+
+    def _columns(self) -> list[NDArray[Any]]:
+        kinds = (np.float64, np.int64, np.bool_, np.bool_)
+        return [np.concatenate([np.zeros(0, kind), *(part[i] for part in self._parts)]) for i, kind in enumerate(kinds)]
 
     def counts(self, assumptions: Mapping[str, int]) -> Counts:
         """The sizes. Unfinished are episodes with neither flag, and those assumed to be truncated because their recording broke
         off. Assumptions are counted in blocks, maybe beyond a limit: no more are unfinished than did not terminate.
         """
-        unfinished = min(self.unfinished + assumptions.get(UNFINISHED, 0), self.episodes - self.terminated)
-        return Counts(self.episodes, self.steps, self.terminated, self.truncated, unfinished)
+        _, lengths, *flags = self._columns()
+        terminated, truncated = (int(np.count_nonzero(flag)) for flag in flags)
+        unfinished = min(self.unfinished + assumptions.get(UNFINISHED, 0), len(lengths) - terminated)
+        return Counts(len(lengths), self.steps, terminated, truncated, unfinished)
 
     def as_json(self) -> Statistics:
         """The manifest's `statistics`."""
-        returns = np.concatenate([np.zeros(0), *self._returns])
-        lengths = np.concatenate([np.zeros(0, np.int64), *self._lengths])
+        returns, lengths, *_ = self._columns()
         return cast(Statistics, {"return": _distribution(returns), "length": _distribution(lengths)})
 
 

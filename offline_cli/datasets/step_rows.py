@@ -1,13 +1,11 @@
 """The `columns` format: one row per step, with RLlib's names, whole columns at a time.
 
 A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
-`new_obs` of each episode's last. All datasets have the columns of `FURTHER`, empty where there is nothing to say. These raise:
-extra model outputs named like a column of the format, and tables whose rows are not whole runs of timesteps. Episodes without a
-step have no row, and are counted, as is what a row has no place for (other custom data, clock, multi-agent ids).
+`new_obs` of each episode's last. All datasets have the columns of `FURTHER`, empty where there is nothing to say. Episodes
+without a step have no row, and are counted, as is what a row has no place for (other custom data, clock, multi-agent ids).
 
-Infos are JSON text, one per step. Arrays become lists and numpy scalars plain numbers, counted as `info-array-to-list`; what
-JSON cannot express (bytes, complex numbers) raises. NaN and infinities are written as Python's json module writes and reads
-them: a null would lose them.
+Infos are JSON text, one per step: arrays become lists, counted as `info-array-to-list`; what JSON cannot express (bytes,
+complex numbers) raises. NaN and infinities are written as Python's json module writes and reads them: a null would lose them.
 """
 
 from __future__ import annotations
@@ -34,15 +32,13 @@ from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["FURTHER", "StepRows", "info_to_text", "step_schema"]
-
 INFO_COLUMNS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 FURTHER: Final = pa.schema(
-    [
-        pa.field(Columns.SOURCE_ID, pa.string()),  # of the episode in the table that it comes from
-        pa.field(Columns.FINAL_OBS_ASSUMED, pa.bool_()),  # on an episode's last step
-        *(pa.field(name, pa.string()) for name in INFO_COLUMNS),
-    ]
+    {
+        Columns.SOURCE_ID: pa.string(),  # of the episode in the table that it comes from
+        Columns.FINAL_OBS_ASSUMED: pa.bool_(),  # on an episode's last step
+        **dict.fromkeys(INFO_COLUMNS, pa.string()),
+    }
 )
 """The columns after the extra model outputs."""
 
@@ -83,14 +79,10 @@ def _info_of_text(text: str, where: str) -> dict[str, Any]:
 def step_schema(observation_space: Space, action_space: Space, extra: Sequence[Any] = ()) -> Any:
     """The pa.Schema of all tables; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
     obs, actions = space_field(Columns.OBS, observation_space), space_field(Columns.ACTIONS, action_space)
-    kinds = {
-        Columns.T: pa.int64(),
-        Columns.REWARDS: pa.float64(),
-        Columns.TERMINATEDS: pa.bool_(),
-        Columns.TRUNCATEDS: pa.bool_(),
-    }
+    flags = dict.fromkeys((Columns.TERMINATEDS, Columns.TRUNCATEDS), pa.bool_())
+    numbers = {Columns.T: pa.int64(), Columns.REWARDS: pa.float64(), **flags}
     of_spaces = {Columns.OBS: obs, Columns.ACTIONS: actions, Columns.NEXT_OBS: obs.with_name(Columns.NEXT_OBS)}
-    steps = [of_spaces.get(name) or pa.field(name, kinds.get(name, pa.string())) for name in STEP_COLUMNS]  # the rest: names
+    steps = [of_spaces.get(name) or pa.field(name, numbers.get(name, pa.string())) for name in STEP_COLUMNS]
     return pa.schema([*steps, *extra, *FURTHER])
 
 
@@ -99,11 +91,11 @@ class StepRows(RowFormat):
 
     name = "columns"
     plain_from = pa.schema(
-        [
-            *(pa.field(name, pa.string()) for name in (Columns.EPS_ID, *OF_AGENTS)),
-            pa.field(Columns.REWARDS, pa.float64()),
-            *(pa.field(name, pa.bool_()) for name in (Columns.TERMINATEDS, Columns.TRUNCATEDS)),
-        ]
+        {
+            **dict.fromkeys((Columns.EPS_ID, *OF_AGENTS), pa.string()),
+            Columns.REWARDS: pa.float64(),
+            **dict.fromkeys((Columns.TERMINATEDS, Columns.TRUNCATEDS), pa.bool_()),
+        }
     )
 
     def __init__(self, observation_space: Space, action_space: Space, tally: Tally | None = None, **options: Any) -> None:
@@ -189,16 +181,12 @@ class StepRows(RowFormat):
         """The schema. Raises BadEpisode unless the extra model outputs are those of the first table, to a dtype and a shape."""
         if self._schema is None:
             self._schema = pa.schema([*self._steps][: len(STEP_COLUMNS)] + extra + [*FURTHER])
-        before = {field.name: field.type for field in self._schema if field.name not in self._steps.names}
-        now = {field.name: field.type for field in extra}
-        wrong = [
-            f"extra model output {name!r} is {now.get(name, 'absent')}, before it was {before.get(name, 'absent')}"
-            for name in sorted(before.keys() | now.keys())
-            if before.get(name) != now.get(name)
-        ]
+        want = pa.schema([field for field in self._schema if field.name not in self._steps.names])
+        have = pa.schema(extra)
+        wrong = [*differing_columns(have, want), *(f"column {name!r} is new" for name in have.names if name not in want.names)]
         if wrong:
             fix = "convert the two kinds of episodes into two datasets, or use the episodes format"
-            raise BadEpisode("; ".join(wrong), where=where, fix=fix)
+            raise BadEpisode(f"other extra model outputs than before: {'; '.join(wrong)}", where=where, fix=fix)
         return self._schema
 
     # ---- reading ----
@@ -284,9 +272,7 @@ class StepRows(RowFormat):
         table, starts = _Columns(rows.table, where), rows.starts
         begins, ends, there = starts[:-1], starts[1:] - 1, rows.table.column_names
         flags = table.flags(Columns.TERMINATEDS, ends), table.flags(Columns.TRUNCATEDS, ends)
-        returns: Any = pa.nulls(len(begins), pa.float64())
-        if Columns.REWARDS in there:
-            returns = EpisodeBatch(("",) * len(begins), starts, {}, {}, table.tree(Columns.REWARDS), *flags).returns
+        returns = EpisodeBatch(("",) * len(begins), starts, {}, {}, table.tree(Columns.REWARDS), *flags).returns
         nobody = pa.nulls(len(begins), pa.string())
         texts = [table.raw(name).take(pa.array(begins)) if name in there else nobody for name in (Columns.EPS_ID, *OF_AGENTS)]
         return pa.table([texts[0], np.diff(starts), returns, *flags, *texts[1:]], schema=PLAIN_SCHEMA)

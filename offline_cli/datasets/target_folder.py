@@ -1,22 +1,16 @@
 """The folder being written into, from the first note to the last clean-up; nothing unasked for is touched.
 
-Everything here said of datasets holds for train batches too: `FolderKind` (file_names.py) has the names that differ.
-
 A folder with a note is uncommitted, whatever else is in it. Over an older dataset the note does not harm it: its manifest and
-shards stay until the new manifest is written, and removing the note brings it back. The note is the lock that keeps a second
-writer out (`lock.py`); what was seen before the lock was held is looked at again after.
-
-The 8 hex digits in a shard's name are a hash of format, options and the caller's word for what it writes, so that two runs of
-one command name their shards alike, each in a folder of its own. Where something was written before (--overwrite), the hash is
-salted at random: old and new shards exist side by side until the manifest changes, and no name is ever reused, under which a
-reader with an older manifest would find other episodes.
+shards stay until the new manifest is written, and removing the note brings it back. The generation in a shard's name is a hash
+of the write's options; where something was written before it is salted at random: no name is ever used again, under which a
+reader with an older manifest would find other episodes. All of this holds for train batches too (`FolderKind`).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any, Final
 
 from offline_cli.datasets.appending import Base
@@ -24,23 +18,18 @@ from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE,
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import (
-    all_but_parts,
     is_own_part,
     keep_names,
     next_number,
     paths_listed_in,
     quarantine_files,
     refuse_foreign,
-    refuse_links,
     shard_files,
 )
 from offline_cli.errors import BadData, Locked, NoData, OutputExists, StorageError, StorageNotFound, Uncommitted, UsageError
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import open_uploads, whole_file
 
-__all__ = ["REPAIRED_FIX", "TargetFolder", "check_apart", "check_base", "check_target", "dataset_to_append_to", "exclusive"]
-
-REPAIRED: Final = "repaired"  # in a manifest's provenance: what `repair` did
 REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
 BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
 
@@ -82,53 +71,48 @@ def check_target(
         raise OutputExists(f"a file is here; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
     kept = None
     if folder.exists():
-        if overwrite or resume:
-            refuse_links(folder, kind)
         if force_unlock:
             unlock(folder)
         note = _note_in(folder, kind, needed=resume)
         kept = (note or _unfinished(folder)) if resume else None
         if kept is not None or overwrite:
             refuse_foreign(folder, kind, has_note=note is not None or kept is not None)
-        elif all_but_parts(folder):
+        elif not all(map(is_own_part, folder.children())):
             raise _exists(folder, kind, resume=resume)
     folder.check_writable()
     return kept
 
 
-def check_base(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> WritingNote | None:
-    """As `check_target`, for a committed dataset that is to be added to.
+def dataset_to_append_to(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> Base:
+    """The dataset in `folder`, as it was before an interrupted write that `resume` continues.
 
     Raises Locked, StorageNotFound, NoData; Uncommitted for a writer's note, unless `resume` continues what it began here;
-    OutputExists for files in it that are nobody's of ours.
+    OutputExists for files in it that are nobody's of ours, and for a dataset whose own writer can still be resumed.
     """
     if not folder.exists():
         raise StorageNotFound("no dataset is here to append to", where=folder.url, fix=BEGIN_FIX)
-    refuse_links(folder, DATASET)
     if force_unlock:
         unlock(folder)
-    note = _note_in(folder, DATASET, needed=resume)
-    if note is not None and not (resume and APPENDS_TO in note.options):
-        fix = f"finish it first ({note.command}, with --resume), or make a dataset of what is whole with offline-cli repair"
-        raise Uncommitted("a writer has not finished this dataset", where=folder.url, fix=fix)
+    note = _note_to_append(folder, resume=resume)
     if not folder.join(MANIFEST).exists():
         raise NoData("no dataset is here to append to: there is no manifest.json", where=folder.url, fix=BEGIN_FIX)
     refuse_foreign(folder, DATASET, has_note=note is not None)
     folder.check_writable()
-    return note
-
-
-def dataset_to_append_to(folder: Location, *, resume: bool = False, force_unlock: bool = False) -> Base:
-    """That in `folder`, as it was before an interrupted write that `resume` continues.
-
-    Raises as `check_base` does, and OutputExists for a dataset whose own writer can still be resumed.
-    """
-    note, found = check_base(folder, resume=resume, force_unlock=force_unlock), Manifest.read(folder)
+    found = Manifest.read(folder)
     if not found.complete and UNFINISHED_WRITING in found.provenance:
         what = "the dataset here was committed before it was complete, and its own writer can continue it"
         fix = "finish it first, with --resume of the command that wrote it; or offline-cli merge it into a new dataset"
         raise OutputExists(what, where=folder.url, fix=fix)
-    return Base.of(found, None if note is None else note.generation)
+    return Base.without(folder, found, None if note is None else note.generation)
+
+
+def _note_to_append(folder: Location, *, resume: bool) -> WritingNote | None:
+    """The note of an append that `resume` continues. Raises Uncommitted for any other."""
+    note = _note_in(folder, DATASET, needed=resume)
+    if note is not None and not (resume and APPENDS_TO in note.options):
+        fix = f"finish it first ({note.command}, with --resume), or make a dataset of what is whole with offline-cli repair"
+        raise Uncommitted("a writer has not finished this dataset", where=folder.url, fix=fix)
+    return note
 
 
 def _note_in(folder: Location, kind: FolderKind, *, needed: bool) -> WritingNote | None:
@@ -137,7 +121,8 @@ def _note_in(folder: Location, kind: FolderKind, *, needed: bool) -> WritingNote
     Raises BadData, Locked where its writer is at work, OutputExists where it writes something else.
     """
     place = folder.join(WRITING)
-    note = WritingNote.read(folder) if needed else WritingNote.if_any(whole_file(place), where=place.url)
+    data = whole_file(place)
+    note = WritingNote.of_bytes(data, where=place.url) if needed and data is not None else WritingNote.if_any(data, where="")
     if note is not None:
         refuse_if_at_work(note, place)
         if note.writes != kind.noun:
@@ -153,24 +138,22 @@ def _unfinished(folder: Location) -> WritingNote | None:
     if found is None or found.complete or UNFINISHED_WRITING not in found.provenance:
         return None
     environment = found.environment and found.environment.as_json()
-    return WritingNote.of_manifest(
-        found.provenance[UNFINISHED_WRITING], environment, where=f"{place.url}, {UNFINISHED_WRITING}"
-    )
+    return WritingNote.of_manifest(found.provenance[UNFINISHED_WRITING], environment, where=place.url)
 
 
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
     """The error for a folder in which something is that was not asked to be replaced, nor can be resumed."""
-    replace_it = "--overwrite to replace it, or another --out"
-    what, fix = f"a {kind.noun} is here already", replace_it
+    fix = "--overwrite to replace it, or another --out"
+    go_on = f"--resume to continue it, {fix}" if kind is DATASET else fix
     if folder.join(WRITING).exists():
-        what, fix = f"an unfinished {kind.noun} is here", f"--resume to continue it, {replace_it}" if kind.resumable else fix
-    elif not folder.join(kind.commit).exists():
-        what, fix = f"the folder is not empty, and holds no {kind.noun}", "give another --out"
-    elif kind.resumable and not Manifest.read(folder).complete:
-        what = f"the {kind.noun} here is not complete"
-        fix = REPAIRED_FIX if _unfinished(folder) is None else f"--resume to continue it, {replace_it}"
-    elif resume:
-        what, fix = f"the {kind.noun} here is complete", f"nothing is left to do; for another command: {replace_it}"
+        return OutputExists(f"an unfinished {kind.noun} is here", where=folder.url, fix=go_on)
+    if not folder.join(kind.commit).exists():
+        what = f"the folder is not empty, and holds no {kind.noun}"
+        return OutputExists(what, where=folder.url, fix="give another --out")
+    if kind is DATASET and not Manifest.read(folder).complete:
+        fix = REPAIRED_FIX if _unfinished(folder) is None else go_on
+        return OutputExists("the dataset here is not complete", where=folder.url, fix=fix)
+    what = f"a {kind.noun} is here already{', and it is complete' if resume else ''}"
     return OutputExists(what, where=folder.url, fix=fix)
 
 
@@ -180,19 +163,32 @@ def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists
 class TargetFolder:
     """One write; `begin`, then either `finish` (after the manifest), `leave` or `leave_no_trace`."""
 
+    note: WritingNote  # of this write, since `begin`; a manifest keeps it that is committed before the dataset is complete
+
     def __init__(self, folder: Location, command: str, kind: FolderKind = DATASET) -> None:
         """`command`: what writes, without secrets."""
-        self.folder = folder
-        self.kind = kind
-        self._command = command
-        self.generation = ""
+        self.folder, self.kind, self._command = folder, kind, command
         self.resumed = False
-        self.changes: list[str] = []  # of the identity since the write began, in words
         self._lock = WritingLock(folder)
-        self._first_quarantine = 0
+        self.guard = self._lock.guard  # around whatever makes something count; raises TakenOver
         self._made: list[Location] = []  # folders that were not there before, outermost first
         self._replaces_note = False  # of a crashed write that this one overwrites
         self._base: Base | None = None  # what this one adds to
+
+    @property
+    def generation(self) -> str:
+        """The part of the names of its files that no other write has."""
+        return self.note.generation
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the folder is this writer's, as far as is known."""
+        return self._lock.held
+
+    def check(self) -> None:
+        """Raise TakenOver where it is known by now that another writer has taken over."""
+        if self._lock.lost is not None:
+            raise self._lock.lost
 
     def begin(
         self,
@@ -212,11 +208,13 @@ class TargetFolder:
         if base is None:
             note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
         else:
-            note = check_base(self.folder, resume=resume)
+            note = _note_to_append(self.folder, resume=resume)
         there = whole_file(self.folder.join(WRITING)) if self.folder.exists() else None
         if note is not None:
-            self.changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
-            self._take_up(note, options, there)
+            if there is not None and WritingNote.of_bytes(there, where=self.folder.url) != note:
+                raise meanwhile(self.folder)
+            changes = [*note.changes, *note.changes_to(options, self.folder, allow_changes)]
+            self._take_up(self._noted(note.generation, options, note.first_quarantine, changes), there)
             return
         self._made += self.folder.make_folder()
         try:
@@ -227,18 +225,20 @@ class TargetFolder:
             self.leave_no_trace()
             raise
 
+    def _noted(self, generation: str, options: Mapping[str, Any], quarantine: int, changes: list[str]) -> WritingNote:
+        return WritingNote.of_this_process(generation, options, quarantine, self._command, self.kind.noun, changes)
+
     def _begin_anew(self, options: Mapping[str, Any], there: bytes | None) -> None:
         self._replaces_note = there is not None
         files, commit = before = self._there()
-        taken, is_new = set(files), not (there or files or commit)
+        listed, is_new = paths_listed_in(commit), not (there or files or commit)
+        named = (self.kind.data_path.fullmatch(path) for path in listed)
+        taken = {*files, *(match["generation"] for match in named if match)}
         if self._base is not None:  # its identity is in the options; a repaired dataset may have listed such names before
-            taken |= self._base.generations
-            is_new = REPAIRED not in self._base.manifest.provenance
-        listed = paths_listed_in(commit)
-        taken |= {match["generation"] for match in map(self.kind.data_path.fullmatch, listed) if match}
-        self.generation = self.kind.generation(options, taken, None if is_new else secrets.token_hex(8))
-        self._first_quarantine = next_number(self.folder)
-        self._lock.acquire(self.note(options), instead_of=there)
+            is_new = "repaired" not in self._base.manifest.provenance
+        generation = self.kind.generation(options, taken, None if is_new else secrets.token_hex(8))
+        self.note = self._noted(generation, options, next_number(self.folder), [])
+        self._lock.acquire(self.note, instead_of=there)
         if self._there() != before or (self._base is not None and listed != self._base.paths):
             self._lock.release()
             raise meanwhile(self.folder)
@@ -249,20 +249,17 @@ class TargetFolder:
         """Generations of the files in `data/`, and the commit."""
         return frozenset(shard_files(self.folder, self.kind)), whole_file(self.folder.join(self.kind.commit))
 
-    def _take_up(self, note: WritingNote, options: Mapping[str, Any], there: bytes | None) -> None:
-        if there is not None and WritingNote.of_bytes(there, where=self.folder.url) != note:
-            raise meanwhile(self.folder)
-        self.generation, self._first_quarantine = note.generation, note.first_quarantine
-        self._lock.acquire(self.note(options), instead_of=there)
-        self.resumed = True
+    def _take_up(self, note: WritingNote, there: bytes | None) -> None:
+        self.note, self.resumed = note, True
+        self._lock.acquire(note, instead_of=there)
         self._remove_parts()
         self.folder.join(DATA).make_folder()
         keep_names(self.folder.join(DATA))  # of shards that are to be adopted: their writer may have been killed before that
-        self._remove_own_rejects()  # their rows will be seen, and set aside, again
+        self._remove_rejects(own=True)  # their rows will be seen, and set aside, again
 
     def _remove_parts(self) -> None:
         """Remove files that a killed writer left half written, and on S3 abort its uploads."""
-        with self._lock.guard():
+        with self.guard():
             for child in filter(is_own_part, self.folder.children()):
                 with suppress(StorageNotFound):  # that of another writer which is being refused
                     child.remove()
@@ -271,44 +268,20 @@ class TargetFolder:
                     for upload in open_uploads(self.folder.join(DATA)):
                         upload.abort()
 
-    def _remove_own_rejects(self) -> None:
+    def _remove_rejects(self, *, own: bool) -> None:
+        """Rows that this write, or those before it, set aside."""
         for number, file in quarantine_files(self.folder).items():
-            if number >= self._first_quarantine:
+            if (number >= self.note.first_quarantine) is own:
                 file.remove()
 
-    def note(self, options: Mapping[str, Any]) -> WritingNote:
-        """The note of this write: also what a manifest keeps of one that is committed before it is complete."""
-        known = self._first_quarantine, self._command, self.kind.noun, self.changes
-        return WritingNote.of_this_process(self.generation, options, *known)
-
-    def own_shards(self) -> list[Location]:
-        """The complete shards of this write, in order. Raises BadData where one is missing between others."""
-        found = self.own_files()
-        numbers = sorted(shard_files(self.folder, self.kind).get(self.generation, {}))
-        missing = next((place for place, number in enumerate(numbers) if number != place), None)
+    def own_files(self) -> list[Location]:
+        """The complete files of this write, by number. Raises BadData where one is missing between others."""
+        found = shard_files(self.folder, self.kind).get(self.generation, {})
+        missing = min({*range(len(found))} - found.keys(), default=None)
         if missing is not None:
             what = f"shard {missing} is missing, later ones are there"
             raise BadData(what, where=self.folder.url, fix="write the dataset again, with --overwrite")
-        return found
-
-    def own_files(self) -> list[Location]:
-        """The complete files of this write, by number, whichever are there."""
-        return [file for _, file in sorted(shard_files(self.folder, self.kind).get(self.generation, {}).items())]
-
-    # ---- meanwhile ----
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the folder is this writer's, as far as is known."""
-        return self._lock.held
-
-    def guard(self) -> AbstractContextManager[None]:
-        """Around whatever makes something count. Raises TakenOver where another writer has taken over."""
-        return self._lock.guard()
-
-    def check(self) -> None:
-        """Raise TakenOver where it is known by now that another writer has taken over."""
-        self._lock.check()
+        return [file for _, file in sorted(found.items())]
 
     # ---- ends ----
 
@@ -320,12 +293,12 @@ class TargetFolder:
         kept = frozenset() if self._base is None else self._base.paths
         older = (files for name, files in shard_files(self.folder, self.kind).items() if name != self.generation)
         replaced = [file for files in older for file in files.values() if f"{DATA}/{file.name}" not in kept]
-        if self._base is None:
-            replaced += [file for number, file in quarantine_files(self.folder).items() if number < self._first_quarantine]
         folders = [self.folder.join(name) for name in (DATA, QUARANTINE)]
-        with self._lock.guard():  # checked after the listing: none of these is another writer's
+        with self.guard():  # checked after the listing: none of these is another writer's
             for file in replaced:
                 file.remove()
+            if self._base is None:
+                self._remove_rejects(own=False)
             keep_names(*folders)  # gone for good before the note is
             for folder in folders:
                 folder.remove_empty_folder()
@@ -337,18 +310,18 @@ class TargetFolder:
             self._lock.leave()
 
     def leave_no_trace(self) -> None:
-        """Put everything back as it was before `begin`, for a write that has no complete shard; else `leave` it.
+        """Remove what this write made, if it has no complete shard; else `leave` it.
 
         Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
         """
-        if self._lock.is_lost:
+        if self._lock.lost is not None:
             return
         if self._lock.held:
             if self._replaces_note or self.own_files():  # an interrupt may come right after the end of the first shard
                 self.leave()
                 return
-            with self._lock.guard():
-                self._remove_own_rejects()
+            with self.guard():
+                self._remove_rejects(own=True)
                 self.folder.join(QUARANTINE).remove_empty_folder()
                 self._lock.release()
         for folder in reversed(self._made):

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import MAX_BYTES_PER_FILE, ActionScale, Compression, Count, RowFormat
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
-from offline_cli.datasets.shards import Episodes, joined_batches
-from offline_cli.datasets.writer import UNKNOWN, DatasetWriter
-from offline_cli.errors import BadConfig, BadEpisode, NoData
+from offline_cli.datasets.writer import UNKNOWN, DatasetWriter, agents_of
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
+from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
+from offline_cli.errors import BadConfig, BadEpisode, NoData, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, only_discrete, same_space
 from offline_cli.storage.locations import Location, open_location
 
-__all__ = ["WrittenDataset", "write_dataset"]
+KINDS: Final = (EpisodeBatch, SingleAgentEpisode, MultiAgentEpisode)
+Episodes = (
+    EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
+)
+JOINED: Final = 1 << 16  # single episodes and steps in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,45 +69,79 @@ def write_dataset(
     Raises BadConfig where the spaces are not known, and for meanings of another form; NoData for no episodes, OutputExists,
     UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
     """
-    options = dict(locals())
-    place, batches = open_location(url, options["storage_options"]), joined_batches(episodes)
+    place, batches = open_location(url, storage_options), joined_batches(episodes)
     first = next((batch for batch in batches if len(batch)), None)
     if first is None:
         raise NoData("no episodes to write", where=place.url, fix="check what the episodes are chosen by")
     like = episodes if like is None and isinstance(episodes, Dataset) else like
     known = None if like is None else like.manifest
+    given = {"observation_space": observation_space, "action_space": action_space}
     if known is not None:
-        observation_space = observation_space or known.observation_space
-        action_space = action_space or known.action_space
-    observations, actions = observation_space or first.observation_space, action_space or first.action_space
-    if observations is None or actions is None:
+        given = {name: space or getattr(known, name) for name, space in given.items()}
+    spaces = {name: space or getattr(first, name) for name, space in given.items()}
+    if None in spaces.values():
         fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
         raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
-    env = options["env"]
-    environment = Environment(env) if env is not None else None if known is None else known.environment
-    scale = options["action_scale"] or (None if known is None else known.action_scale)
-    own = NO_MEANINGS if known is None else known.meanings
+    default_scale = "env" if only_discrete(spaces["action_space"]) else UNKNOWN
+    known_environment, known_scale, known_meanings = (
+        (None, default_scale, NO_MEANINGS) if known is None else (known.environment, known.action_scale, known.meanings)
+    )
     writer = DatasetWriter(
         place,
-        format=options["format"],
-        observation_space=observations,
-        action_space=actions,
-        action_scale=scale or ("env" if only_discrete(actions) else UNKNOWN),
-        environment=environment,
-        meanings=own if meanings is None else Meanings.of(meanings, "meanings"),
-        compression=options["compression"],
-        max_rows_per_file=options["max_rows_per_file"],
-        max_bytes_per_file=options["max_bytes_per_file"],
-        overwrite=options["overwrite"],
+        format=format,
+        observation_space=spaces["observation_space"],
+        action_space=spaces["action_space"],
+        action_scale=action_scale or known_scale,
+        environment=known_environment if env is None else Environment(env, env_kwargs or {}, tuple(wrappers or ())),
+        meanings=known_meanings if meanings is None else Meanings.of(meanings, "meanings"),
+        compression=compression,
+        max_rows_per_file=max_rows_per_file,
+        max_bytes_per_file=max_bytes_per_file,
+        overwrite=overwrite,
     )
     with writer:
         for batch in chain([first], batches):
-            for name, given in (("observation_space", observation_space), ("action_space", action_space)):
+            for name in (name for name, space in given.items() if space is None):
                 said, own = getattr(first, name), getattr(batch, name)
-                if given is None and own is not None and own is not said and not same_space(own, said):
+                if own is not None and own is not said and not same_space(own, said):
                     fix = f"one {name} for all; or give it, if these mean the same"
                     raise BadEpisode(f"{name} {own}, and {said} before", where=f"batch from episode {batch.ids[0]}", fix=fix)
             writer.write(batch)
         manifest = writer.commit()
     counts = manifest.counts
     return WrittenDataset(place.url, counts.episodes, counts.steps, len(manifest.shards), manifest)
+
+
+def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
+    """Batches as they come; between them, single episodes are joined. `episodes` may be one alone.
+
+    Raises BadEpisode for neighbours that cannot be joined, UsageError for what is no episode.
+    """
+    single: list[SingleAgentEpisode] = []
+    size = 0  # of these: steps and episodes
+    for one in [episodes] if isinstance(episodes, KINDS) else _iterable(episodes):
+        if not isinstance(one, KINDS):
+            raise _no_episodes(one)
+        parts = [] if isinstance(one, EpisodeBatch) else agents_of(one)
+        single += parts
+        size += len(parts) + sum(map(len, parts))
+        if single and (isinstance(one, EpisodeBatch) or size >= JOINED):
+            yield EpisodeBatch.from_episodes(single)
+            single, size = [], 0
+        if isinstance(one, EpisodeBatch):
+            yield one
+    if single:
+        yield EpisodeBatch.from_episodes(single)
+
+
+def _iterable(episodes: Any) -> Iterable[Any]:
+    is_table = type(episodes).__module__.split(".")[0] in ("polars", "pandas", "pyarrow")  # which can be iterated, by column
+    if is_table or isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, Iterable):
+        raise _no_episodes(episodes)
+    return episodes
+
+
+def _no_episodes(given: object) -> UsageError:
+    what = f"a {type(given).__name__} where an episode is wanted"
+    fix = "EpisodeBatches, SingleAgentEpisodes or MultiAgentEpisodes; a table first goes through `offline-cli convert`"
+    return UsageError(what, where="episodes", fix=fix)

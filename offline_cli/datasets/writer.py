@@ -5,13 +5,10 @@
             writer.write(batch)
         manifest = writer.commit()
 
-Order of events: `_writing.json`, shards one by one, `manifest.json`, removal of the shards of an overwritten generation,
-removal of `_writing.json`. A crash at any point leaves either the dataset that was there before (plus the note), or the new one
-(plus the note), or complete shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps
-the note and the complete shards; where no shard was complete yet it leaves no trace. An existing target raises without
-`overwrite`, `resume` or `base`, and so does one that another writer is at work on.
-
-With `base` the shards are a generation beside those of a dataset: these keep names and bytes, and the new manifest lists both.
+A crash at any point leaves the dataset that was there before (plus the note), or the new one (plus the note), or complete
+shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps the note and the complete
+shards; where no shard was complete yet it leaves no trace. With `base` the shards are a generation beside those of a dataset:
+these keep names and bytes, and the new manifest lists both.
 """
 
 from __future__ import annotations
@@ -19,13 +16,14 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, RowFormat
 from offline_cli.columns import Columns
@@ -37,7 +35,7 @@ from offline_cli.datasets.lock import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
-from offline_cli.datasets.shards import Block, BlockCutter, ShardSequence, adopt, agents_of, joined_batch, raw_bytes
+from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
@@ -46,16 +44,14 @@ from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, StorageError, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings, joined
 from offline_cli.parquet.writing import check_compression
-from offline_cli.spaces import Space, same_space, space_to_json
+from offline_cli.spaces import Space, space_to_json
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import write_whole
 from offline_cli.tally import CHANGED, Reject, Tally
 
-__all__ = ["MAX_SHARD_BYTES", "DatasetWriter"]
-
-MAX_SHARD_BYTES: int = MAX_BYTES_PER_FILE  # before compression; a killed writer loses at most so much
 UNKNOWN: Final = "unknown"
+SPACES: Final = ("observation_space", "action_space")
 NO_PARTS: Final[Mapping[str, Any]] = {}
 _log = logging.getLogger(__name__)
 
@@ -77,7 +73,7 @@ class DatasetWriter:
         provenance: Mapping[str, Any] | None = None,
         compression: str = COMPRESSION,
         max_rows_per_file: int | None = None,
-        max_bytes_per_file: int | None = MAX_SHARD_BYTES,
+        max_bytes_per_file: int | None = MAX_BYTES_PER_FILE,
         overwrite: bool = False,
         resume: bool = False,
         base: Base | None = None,
@@ -97,13 +93,15 @@ class DatasetWriter:
         `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one. Raises
         UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale, spaces or meanings.
         """
-        location = self.location = open_location(location, storage_options)
+        self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
-        self._rows = row_format(format, observation_space, action_space, self._tally)
+        self._rows = row_format(format, *self._spaces, self._tally)
+        self._changes: list[str] = []  # of the identity, in words
         if base is not None:
-            base.refuse_other(location, format, check_compression(compression), self._spaces, action_scale)
-            meanings, _ = joined([(location.url, base.manifest.meanings), ("what is added", meanings)])
+            base.refuse_other(format, check_compression(compression), self._spaces, action_scale)
+            meanings, _ = joined([(self.location.url, base.manifest.meanings), ("what is added", meanings)])
+            self._changes += [] if allow_changes is None else base.changes_to(identity, allow_changes)
         self._known: dict[str, Any] = {  # of the manifest, what is known from the start
             "format": format,
             "environment": environment,
@@ -114,26 +112,38 @@ class DatasetWriter:
             "meanings": meanings,
             "compression": check_compression(compression),
         }
-        self._given_provenance = dict(provenance or {})
-        self._limits = {"max_rows_per_file": max_rows_per_file, "max_bytes_per_file": max_bytes_per_file}
+        self._options = {  # what must be equal for a write to be resumed; plain JSON values
+            **self._known,
+            **{name: space and space_to_json(space) for name, space in zip(SPACES, self._spaces, strict=True)},
+            "max_rows_per_file": max_rows_per_file,
+            "max_bytes_per_file": max_bytes_per_file,
+            "environment": environment and environment.as_json(),
+            "meanings": meanings.as_json(),
+            "identity": dict(identity),
+            **({} if base is None else {APPENDS_TO: base.identity}),
+        }
+        del self._options["spaces_inferred"]
         self._begin: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "base": base, "allow_changes": allow_changes}
         self._base = base
-        self._identity = dict(identity)
-        self._changes: list[str] = []  # of the identity, in words
-        if base is not None and allow_changes is not None:
-            self._changes += base.changes_to(self._identity, location, allow_changes)
-        self._cutter = BlockCutter(max_rows=max_rows_per_file, max_bytes=max_bytes_per_file)
-        self._last: EpisodeBatch | None = None  # whose structure the open block has
+        self._provenance = dict(provenance or {})
+        self._target = TargetFolder(self.location, (self._provenance.get("commands") or [this_command()])[-1])
+        self._shards: ShardSequence | None = None
+        self._last: EpisodeBatch | None = None  # whose structure the open row group has
         self._statistics = EpisodeStatistics()
         self._not_finite: Counter[str] | None = Counter() if count_not_finite else None
-        self._target = TargetFolder(location, (self._given_provenance.get("commands") or [this_command()])[-1])
-        self._shards: ShardSequence | None = None
         self._started = ""
         self._committed = False
-        self._adopted_ids: frozenset[str] = frozenset()
         self._ids = set[str]()  # of the episodes there, adopted ones and those of `base` included
-        self._episodes = 0  # taken, adopted ones included
         self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
+        self.ids_written: frozenset[str] = frozenset()
+        """Ids of the episodes in the shards that `resume` found: what the caller need not write again."""
+        self.episodes_written = 0
+        """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
+
+    @property
+    def steps_written(self) -> int:
+        """Steps in row groups by now: all of the shards that `resume` found, but maybe not of the last episodes written."""
+        return self._statistics.steps
 
     def __enter__(self) -> Self:
         """Write the note.
@@ -142,13 +152,20 @@ class DatasetWriter:
         (broken shards), which `base` may have too.
         """
         self._started = now()
-        self._target.begin(self._options(), **self._begin)
-        self._changes += self._target.changes
+        self._target.begin(self._options, **self._begin)
+        self._changes += self._target.note.changes
         if self._changes:
             self._tally.assume(CHANGED, len(self._changes))
             _log.warning("note: what is there was recorded before these changes: %s", "; ".join(self._changes))
-        generation, guard = self._target.generation, self._target.guard
-        self._shards = ShardSequence(self.location, generation, compression=self._known["compression"], guard=guard)
+        self._shards = ShardSequence(
+            self.location,
+            self._target.generation,
+            compression=self._known["compression"],
+            guard=self._target.guard,
+            table_of=self._table_of,
+            max_rows=self._options["max_rows_per_file"],
+            max_bytes=self._options["max_bytes_per_file"],
+        )
         try:
             if self._base is not None:
                 self._adopt_base(self._base)
@@ -160,13 +177,23 @@ class DatasetWriter:
         return self
 
     def _adopt_base(self, base: Base) -> None:
-        schema = base.schema(self.location)
+        schema = base.schema()
         if schema is not None:
             self._rows.adopt(schema)
-        for table in base.plain(self.location):
-            self._statistics.add_plain(table)
-            self._ids.update(table.column(Columns.EPS_ID).to_pylist())
+        with base.plain(agents=False) as tables:
+            for table in tables:
+                self._statistics.add_plain(table)
+                self._ids.update(table.column(Columns.EPS_ID).to_pylist())
         self._statistics.unfinished = base.manifest.counts.unfinished
+
+    def _adopt_shards(self, shards: ShardSequence) -> None:
+        ids = set[str]()
+        for place in self._target.own_files():
+            adopted = adopt(place, self._rows, self._statistics, None if self._not_finite is None else self._see)
+            shards.finished.append(adopted.shard)
+            self._take_ids(adopted.ids)
+            ids.update(adopted.ids)
+        self.ids_written = frozenset(ids)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._committed:
@@ -178,37 +205,14 @@ class DatasetWriter:
                 raise
             error.add_note(f"cleaning up failed too: {failed}")
 
-    # ---- state ----
-
-    @property
-    def episodes_written(self) -> int:
-        """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
-        return self._episodes
-
-    @property
-    def steps_written(self) -> int:
-        """Steps in blocks by now: all of the shards that `resume` found, but maybe not of the last episodes written."""
-        return self._statistics.steps
-
-    @property
-    def ids_written(self) -> frozenset[str]:
-        """Ids of the episodes in the shards that `resume` found: what the caller need not write again."""
-        return self._adopted_ids
-
-    def _options(self) -> dict[str, Any]:
-        """What must be equal for a write to be resumed; plain JSON values."""
-        obs, actions = (space and space_to_json(space) for space in self._spaces)
-        environment = self._known["environment"]
-        return {
-            **{name: self._known[name] for name in ("format", "compression", "action_scale")},
-            **self._limits,
-            "observation_space": obs,
-            "action_space": actions,
-            "environment": environment and environment.as_json(),
-            "meanings": self._known["meanings"].as_json(),
-            "identity": self._identity,
-            **({} if self._base is None else {APPENDS_TO: self._base.identity}),
-        }
+    def _abandon(self) -> None:
+        if self._shards is None:
+            return
+        self._shards.discard()
+        if not self._shards.finished and not self._target.resumed:
+            self._target.leave_no_trace()
+        else:
+            self._target.leave()
 
     # ---- writing ----
 
@@ -219,93 +223,78 @@ class DatasetWriter:
         Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
         where another writer has taken over; UsageError outside of `with`, and after `commit`.
         """
-        self._open_shards()
-        self._target.check()
+        shards = self._open_shards()
         given = batch if isinstance(batch, EpisodeBatch) else EpisodeBatch.from_episodes(agents_of(batch))
         batch = self._as_declared(self._rows.prepare(given))
         if not len(batch):
             return
         self._take_ids(batch.ids)
         if self._last is not None and self._last.structure_difference(batch):  # which one table cannot hold
-            self._put(self._cutter.flush())
+            shards.flush()
         self._last = batch
-        self._put(self._cutter.push(batch, self._rows.rows_of(batch), raw_bytes(batch)))
+        shards.add(batch, self._rows.rows_of(batch), raw_bytes(batch))
 
     def write_rows(self, rows: Rows, plain: Any) -> None:
         """Append whole episodes by their rows, which are not decoded; `plain`: a pa.Table of their plain columns.
 
         All have the columns of the first. Raises as `write` does.
         """
-        self._open_shards()
-        self._target.check()
+        shards = self._open_shards()
         self._rows.adopt(rows.table.schema)
         self._take_ids(tuple(plain.column(Columns.EPS_ID).to_pylist()))
         lengths = np.diff(rows.starts)
         if Columns.ITEM in rows.table.column_names:
-            sizes = pa.compute.binary_length(rows.table.column(Columns.ITEM)).to_numpy().astype(np.int64)
+            sizes = pc.binary_length(rows.table.column(Columns.ITEM)).to_numpy().astype(np.int64)
         else:
             sizes = lengths * max(1, rows.table.nbytes // max(1, rows.table.num_rows))
-        self._put(self._cutter.push((rows, plain), lengths, sizes))
+        shards.add((rows, plain), lengths, sizes)
+
+    def rehearse(self, batch: EpisodeBatch) -> None:
+        """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
+        self._take_ids(self._rows.prepare(batch).ids)
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` with the spaces of the manifest, where both have some."""
         if self._known["spaces_inferred"]:
             return batch
-        observations, actions = (
-            said if own is not None and said is not None and own is not said and not same_space(own, said) else own
-            for own, said in zip((batch.observation_space, batch.action_space), self._spaces, strict=True)
-        )
-        if observations is batch.observation_space and actions is batch.action_space:
+        own = batch.observation_space, batch.action_space
+        obs, actions = (mine if mine is None or ours is None else ours for mine, ours in zip(own, self._spaces, strict=True))
+        if obs is own[0] and actions is own[1]:
             return batch
-        return replace(batch, observation_space=observations, action_space=actions)
-
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
-        self._take_ids(self._rows.prepare(batch).ids)
+        return replace(batch, observation_space=obs, action_space=actions)
 
     def _take_ids(self, ids: tuple[str, ...]) -> None:
         known = self._ids.intersection(ids)
         if known or len(set(ids)) < len(ids):
             twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
             what = f"two episodes are called {twice!r}: rows of one id are one episode"
-            fix = "give every episode an id of its own"
-            if twice in self._adopted_ids:
-                fix = "with resume=True leave out the episodes of writer.ids_written, which are there already"
+            fix = "give every episode an id of its own; with resume=True leave out those of writer.ids_written"
             raise BadEpisode(what, where=self.location.url, fix=fix)
         self._ids.update(ids)
-        self._episodes += len(ids)
+        self.episodes_written += len(ids)
 
-    def _put(self, blocks: Iterable[Block]) -> None:
-        shards = self._open_shards()
-        for block in blocks:
-            if block.opens_shard:  # two shards in one batch
-                shards.close()
-            if isinstance(block.pieces[0].item, EpisodeBatch):
-                batch = joined_batch(block)
-                table = self._rows.table(batch, where=self.location.join(shards.next_path).url)
-                shards.write(table, episodes=len(batch), steps=batch.num_steps)
-                self._statistics.add(batch)
-                self._see(batch)
-            else:
-                self._put_rows(block, shards)
-        if self._cutter.between_shards:
-            shards.close()
-
-    def _see(self, batch: EpisodeBatch) -> None:
-        if self._not_finite is not None:
-            self._not_finite += not_finite(batch)
-
-    def _put_rows(self, block: Block, shards: ShardSequence) -> None:
+    def _table_of(self, pieces: Sequence[Piece]) -> tuple[Any, int, int]:
+        """The pa.Table of some pieces of batches, or of rows, and how many episodes and steps it holds; counts them."""
+        if isinstance(pieces[0].item, EpisodeBatch):
+            parts = ((piece.item, slice(piece.first, piece.last)) for piece in pieces)
+            batch = EpisodeBatch.concat([one if part == slice(0, len(one)) else one.select(part) for one, part in parts])
+            table = self._rows.table(batch, where=self.location.url)
+            self._statistics.add(batch)
+            self._see(batch)
+            return table, len(batch), batch.num_steps
         tables, plain = [], []
-        for piece in block.pieces:
+        for piece in pieces:
             rows, told = piece.item
             first, last = int(rows.starts[piece.first]), int(rows.starts[piece.last])
             tables.append(rows.table.slice(first, last - first))
             plain.append(told.slice(piece.first, piece.last - piece.first))
         episodes = pa.concat_tables(plain)
-        steps = int(episodes.column(Columns.LENGTH).to_numpy().sum())
-        shards.write(pa.concat_tables(tables), episodes=episodes.num_rows, steps=steps)
         self._statistics.add_plain(episodes)
+        return pa.concat_tables(tables), len(episodes), pc.sum(episodes.column(Columns.LENGTH)).as_py()
+
+    def _see(self, batch: EpisodeBatch) -> None:
+        if self._not_finite is not None:
+            self._not_finite += not_finite(batch)
 
     def quarantine(self, rejects: list[Reject]) -> None:
         """Write rows that were set aside to `quarantine/`, and empty the list."""
@@ -332,11 +321,13 @@ class DatasetWriter:
         `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. `provenance`:
         what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not known.
         """
-        self._given_provenance.update(provenance or {})
         shards = self._open_shards()
-        self._put(self._cutter.flush())
         shards.close()
         counted = {**(self._tally.assumptions if assumptions is None else assumptions), **(self._not_finite or {})}
+        known = with_defaults({**self._provenance, **(provenance or {})}, started=self._started)
+        known |= {CHANGES: self._changes} if self._changes else {}
+        if not complete:
+            known[UNFINISHED_WRITING] = self._target.note.within_manifest(self._options["environment"])
         manifest = Manifest(
             **self._known,
             complete=complete,
@@ -344,7 +335,7 @@ class DatasetWriter:
             shards=tuple(shards.finished),
             statistics=self._statistics.as_json(),
             assumptions=counted,
-            provenance=self._provenance(complete=complete),
+            provenance=known,
             episodes_lost=episodes_lost,
         )
         if self._base is not None:
@@ -356,38 +347,14 @@ class DatasetWriter:
         self._committed = True
         return manifest
 
-    def _provenance(self, *, complete: bool) -> dict[str, Any]:
-        known = with_defaults(self._given_provenance, started=self._started)
-        known |= {CHANGES: self._changes} if self._changes else {}
-        if complete:
-            return known
-        note = self._target.note(self._options())
-        return {**known, UNFINISHED_WRITING: note.within_manifest(note.options["environment"])}
-
-    def _adopt_shards(self, shards: ShardSequence) -> None:
-        ids = set[str]()
-        see = None if self._not_finite is None else self._see
-        for place in self._target.own_shards():
-            adopted = adopt(place, self._rows, self._statistics, see)
-            shards.finished.append(adopted.shard)
-            self._take_ids(adopted.ids)
-            ids.update(adopted.ids)
-        self._adopted_ids = frozenset(ids)
-
-    def _abandon(self) -> None:
-        if self._shards is None:
-            return
-        self._shards.discard()
-        if not self._shards.finished and not self._target.resumed:
-            self._target.leave_no_trace()
-        else:
-            self._target.leave()
-
     def _open_shards(self) -> ShardSequence:
-        if self._shards is None:
+        if self._shards is None or self._committed:
             fix = "with DatasetWriter(...) as writer: writer.write(batch); writer.commit()"
-            raise UsageError("a writer is used outside its `with`", where=self.location.url, fix=fix)
-        if self._committed:
-            fix = "write everything before `commit`; convert --append adds to a dataset"
-            raise UsageError("a writer is used after its `commit`", where=self.location.url, fix=fix)
+            raise UsageError("a writer is used outside its `with`, or after its `commit`", where=self.location.url, fix=fix)
+        self._target.check()
         return self._shards
+
+
+def agents_of(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAgentEpisode]:
+    """The episodes of its agents; of a single one itself."""
+    return [episode] if isinstance(episode, SingleAgentEpisode) else list(episode.agent_episodes.values())

@@ -20,15 +20,8 @@ from offline_cli.errors import UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["arrow_type", "from_arrow", "is_numeric", "space_field", "to_arrow", "tree_field", "without_dictionaries"]
-
 MARK = {b"offline_cli": b"tuple"}  # on the field of a struct that stands for a tuple
 FIX = "use the episodes format, which stores any array"
-
-
-def arrow_type(space: Space) -> Any:
-    """The Arrow type (pa.DataType) of values of `space`. Raises UnsupportedSpace."""
-    return space_field("value", space).type
 
 
 def space_field(name: str, space: Space, *, where: str = "") -> Any:

@@ -1,30 +1,23 @@
 """One Parquet file, read so that neither its footer nor what it unfolds to can do harm; shards of ours row group by row group.
 
-Every page of a shard carries a checksum, which reading verifies: without it, one byte in four could change in a shard and be
-read as another value. Whatever the Parquet reader raises on a broken or hostile file becomes BadData that names the shard. The
-sha256 that a manifest has is compared by `validate` and `repair` alone: page checksums do not tell two whole shards apart that
-changed places.
+Page checksums are verified. Whatever the Parquet reader raises on a broken file becomes BadData that names the shard.
 
-**Arrow's own threads**, which fetch column chunks and decode them, release a Python file some time after the caller has its
-result. A thread that does so while the interpreter shuts down is killed in the middle of C++, and that aborts the process
-(`terminate called without an active exception`). So Arrow opens files of this machine itself (`arrow_file`), and reads any
-other without its threads. Of a remote shard the client reads ahead.
+**Arrow's own threads** release a Python file some time after the caller has its result; one that does so while the interpreter
+shuts down aborts the process. So Arrow opens files of this machine itself (`arrow_file`), and reads any other without its
+threads. Of a remote shard the client reads ahead, or gets the ranges of the few columns that are wanted.
 
-**Registered types.** Arrow passes the metadata of a file's columns to a type that a package has registered as soon as it reads
-the schema, and lets any exception of the type through. Ray 2.49 to 2.54 wrote pickles there, and load them; later versions
-refuse them, and so whole recordings. So `ParquetFile` lets none of Ray's types see the metadata: such columns are what they are
-where Ray is not imported, their storage, with the type's name in the field's metadata, in which RAY stands for ray. In Arrow
-files Ray unpickles an object as soon as a value of its column becomes a Python object: `without_objects` gives their bytes.
+**Registered types.** Arrow passes the metadata of a file's columns to a type that a package has registered, and lets any
+exception of the type through. Ray 2.49 to 2.54 wrote pickles there, and load them; later versions refuse them, and so whole
+recordings. So `ParquetFile` lets none of Ray's types see the metadata: such columns are their storage, as where Ray is not
+imported. In Arrow files Ray unpickles an object as soon as its value becomes a Python object: `without_objects` gives bytes.
 
 **Footers.** Arrow's Python asks for a column chunk (`row_group.column(i)`, and all that is built on it) without catching C++
-exceptions: one changed byte in a footer, a histogram of the wrong length for instance, aborts the process. Arrow's reader
-builds the same chunks where it does catch. So `check_footer` gives it a file that claims to be long and ends at its first byte:
-it goes through all chunks, and finds no page in any of them.
+exceptions: one changed byte in a footer aborts the process. Arrow's reader builds the same chunks where it does catch. So
+`check_footer` gives it a file that claims to be long and ends at its first byte: it goes through all chunks, and finds no page.
 
-**What a file unfolds to.** Parquet run-length encodes equal values and replaces a repeated text by a number: 800 bytes can
-stand for 200 MiB, and the sizes in the file (of encoded pages) do not show it. `most_bytes` counts numbers at their size in
-memory, and texts of a dictionary at its longest entry. Files of strangers that may unfold to much are read in batches of few
-rows; of our own datasets each row group has to fit into the memory limit.
+**What a file unfolds to.** 800 bytes can stand for 200 MiB, and the sizes in the file (of encoded pages) do not show it.
+`most_bytes` counts numbers at their size in memory, and texts of a dictionary at its longest entry. Files of strangers that may
+unfold to much are read in batches of few rows; of our own datasets each row group has to fit into the memory limit.
 """
 
 from __future__ import annotations
@@ -37,11 +30,11 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -52,17 +45,6 @@ from offline_cli.choices import TABLE_MEMORY_LIMIT
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-
-__all__ = ["MEMORY_LIMIT", "OTHER_SHARD", "OpenShard", "ParquetFile", "arrow_file", "check_footer", "dropping"]
-__all__ += [
-    "extension_failures",
-    "fingerprint",
-    "most_bytes",
-    "opened",
-    "read_row_groups",
-    "threads_may_read",
-    "without_objects",
-]
 
 MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
@@ -225,12 +207,10 @@ def most_bytes(
     groups: Iterable[int],
     *,
     enough: int,
-    exact: bool = False,
 ) -> int:
     """Bytes that `columns` (None: all) of some row groups take in memory at most; a rough bound where that is within `enough`.
 
-    `exact`: beyond it, texts are added up, which takes longer than to read them. `opening` gives the file, `metadata` its
-    checked footer. Raises what Arrow raises.
+    `opening` gives the file, `metadata` its checked footer. Raises what Arrow raises.
     """
     lengths = {metadata.schema.column(i).path: metadata.schema.column(i).length for i in range(metadata.num_columns)}
     total, texts = 0, []
@@ -240,101 +220,86 @@ def most_bytes(
         total += max(packed, rows * width)
         if chunk.physical_type == TEXT and chunk.has_dictionary_page:
             texts.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
-    for count in (_by_longest, _added_up) if exact else (_by_longest,):
-        if total + sum(worst for worst, _, _ in texts) <= enough:
-            break
-        for number, (worst, group, chunk) in enumerate(texts):
-            with opening() as stream:
-                texts[number] = (min(worst, count(stream, metadata, group, chunk, worst)), group, chunk)
-    return int(total + sum(worst for worst, _, _ in texts))
+    if total + sum(worst for worst, _, _ in texts) <= enough:
+        return int(total + sum(worst for worst, _, _ in texts))
+    for worst, group, chunk in texts:
+        with opening() as stream:
+            total += min(worst, _text_bytes(stream, metadata, group, chunk, worst))
+    return int(total)
 
 
-def _by_longest(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
-    """Bytes that the texts of a chunk cannot exceed, by the longest entry of its dictionary, which comes with the first row.
-
-    That row alone, where it stands outside of the dictionary, is a dictionary of one entry: two entries are the chunk's own.
+def _text_bytes(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
+    """Bytes that the texts of a chunk cannot exceed: by the longest entry of its dictionary, which comes with the first row.
+    That row alone, outside of the dictionary, would be one of one entry: then all are added up.
     """
-    batch = next(_numbered(stream, metadata, group, chunk, rows=1, buffer_size=PAGE), None)
-    column = None if batch is None else batch.column(0)
-    if column is None or not pa.types.is_dictionary(column.type) or len(column.dictionary) < 2:
-        return worst
-    return int(chunk.num_values * (pc.max(pc.binary_length(column.dictionary)).as_py() or 0))
-
-
-def _added_up(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
-    """Bytes of the texts of a chunk; `worst` of texts within lists and structs."""
-    found = 0
-    for batch in _numbered(stream, metadata, group, chunk, rows=1 << 16):
-        column = batch.column(0)
-        if not pa.types.is_dictionary(column.type):
-            return worst
-        sizes = pc.cast(pc.binary_length(column.dictionary), pa.int64())
-        found += pc.sum(sizes.take(column.indices)).as_py() or 0
-    return found
-
-
-def _numbered(stream: Any, metadata: Any, group: int, chunk: Any, *, rows: int, **options: Any) -> Any:
-    """Batches of a column of texts, read as a dictionary and numbers."""
     path = chunk.path_in_schema
-    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, **options)
-    return parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[path], use_threads=False)
+    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, buffer_size=PAGE)
+
+    def columns(rows: int) -> Iterator[Any]:
+        batches = parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[path], use_threads=False)
+        return (batch.column(0) for batch in batches)
+
+    first, total = next(columns(1), None), 0
+    if first is None or not pa.types.is_dictionary(first.type):
+        return worst
+    if len(first.dictionary) > 1:
+        return int(chunk.num_values * (pc.max(pc.binary_length(first.dictionary)).as_py() or 0))
+    for column in columns(1 << 16):
+        total += pc.sum(pc.cast(pc.binary_length(column.dictionary), pa.int64()).take(column.indices)).as_py() or 0
+    return total
 
 
 # ---- shards of ours ----
 
 
 class OpenShard(ParquetFile):
-    """A Parquet file, and the stream that it is read from. Raises what Arrow raises."""
+    """A Parquet file, and the stream that it is read from; a context manager that closes both. Raises what Arrow raises."""
 
-    def __init__(self, stream: BinaryIO, source: Any) -> None:
-        """`source`: what Arrow reads in place of `stream` (`arrow_file`)."""
-        self.stream = stream
+    def __init__(self, stream: BinaryIO, files: ExitStack) -> None:
+        """`files`: holds `stream` open."""
+        source = files.enter_context(arrow_file(stream))
+        self.stream, self._files = stream, files
         self.size = stream.seek(0, io.SEEK_END)  # bytes
         self.is_threaded = threads_may_read(source)
         super().__init__(source, pre_buffer=self.is_threaded)
         check_footer(self.metadata)
+        self.group_rows = [self.metadata.row_group(group).num_rows for group in range(self.num_row_groups)]
 
-
-class opened:  # noqa: N801  reads as what it gives, as in contextlib
-    """The Parquet file at a location, closed at the end; a context manager that does nothing when it is dropped.
-
-    Entering it raises BadData where the shard is missing, has another size, or is not Parquet.
-    """
-
-    def __init__(self, location: Location, *, size: int | None = None) -> None:
-        """`size`: the bytes it must have; None: any."""
-        self._location, self._size, self._files = location, size, ExitStack()
-
-    def __enter__(self) -> OpenShard:
-        with ExitStack() as stack:
-            try:
-                stream = stack.enter_context(self._location.open())
-            except StorageNotFound as err:
-                raise _bad("the shard is missing", self._location) from err
-            have = stream.seek(0, io.SEEK_END)
-            if self._size is not None and have != self._size:
-                raise _bad(f"the shard has {have} bytes, its manifest says {self._size}", self._location)
-            stream.seek(0)
-            if not self._location.is_local and have <= SMALL:
-                stream = stack.enter_context(io.BytesIO(stream.read()))
-            with _parquet_failures(self._location):
-                shard = OpenShard(stream, stack.enter_context(arrow_file(stream)))
-            self._files = stack.pop_all()
-        return shard
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._files.close()
+
+
+def opened(location: Location, *, size: int | None = None) -> OpenShard:
+    """The Parquet file at a location, to be entered. `size`: the bytes it must have; None: any.
+
+    Raises BadData where the shard is missing, has another size, or is not Parquet.
+    """
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(location.open())
+        except StorageNotFound as err:
+            raise _bad("the shard is missing, or the dataset was replaced after it was opened", location) from err
+        have = stream.seek(0, io.SEEK_END)
+        if size is not None and have != size:
+            raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
+        stream.seek(0)
+        if not location.is_local and have <= SMALL:
+            stream = stack.enter_context(io.BytesIO(stream.read()))
+        with _parquet_failures(location):
+            shard = OpenShard(stream, stack)
+        shard._files = stack.pop_all()
+        return shard
 
 
 def arrow_file(stream: Any) -> AbstractContextManager[Any]:
     """What Arrow should read in place of `stream`, an open file: the same bytes, opened by Arrow; or `stream`."""
     if isinstance(stream, io.BytesIO):
         return pa.BufferReader(stream.getvalue())  # type: ignore[no-any-return]  # pyarrow has no types
-    if os.name == "posix" and isinstance(getattr(stream, "raw", None), io.FileIO):
-        try:
-            return pa.OSFile(f"/dev/fd/{stream.fileno()}")  # type: ignore[no-any-return]
-        except OSError:  # no /dev here
-            pass
+    if isinstance(getattr(stream, "raw", None), io.FileIO) and isinstance(stream.name, str):
+        return pa.OSFile(stream.name)  # type: ignore[no-any-return]
     return nullcontext(stream)
 
 
@@ -361,14 +326,57 @@ def read_row_groups(
     def read(group: int) -> Any:
         with _parquet_failures(location):
             source, enough = nullcontext(file.stream), memory_limit // READING
-            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough, exact=True)
+            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough)
             if taken > memory_limit:
                 needs, limit = f"{taken / 2**20:,.1f} MiB", f"{memory_limit / 2**20:,.1f} MiB"
                 what = f"reading row group {group} may take {needs}, more than the memory limit of {limit}"
                 raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
-            return without_objects(file.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
+            parquet = _chosen_alone(file, location, columns, group)
+            return without_objects(parquet.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
 
     return map(read, range(file.num_row_groups) if groups is None else groups)
+
+
+def _chosen_alone(file: OpenShard, location: Location, columns: Sequence[str] | None, group: int) -> pq.ParquetFile:
+    """The file to read `columns` of a row group from: of a remote one, where they are less than half of it, in memory."""
+    if columns is None or file.is_threaded or not location.is_in_bucket:
+        return file
+    places = [
+        (chunk.dictionary_page_offset or chunk.data_page_offset, chunk.total_compressed_size)
+        for _, chunk in _chunks_of(file.metadata, columns, [group])
+    ]
+    wanted = sum(size for _, size in places)
+    if 2 * wanted > sum(chunk.total_compressed_size for _, chunk in _chunks_of(file.metadata, None, [group])):
+        return file
+    starts, ends = [start for start, _ in places], [start + size for start, size in places]
+    ask = partial(location.fs.cat_ranges, [location.path] * len(places), starts, ends, on_error="raise")
+    parts = location.ask("reading it", ask, moving=wanted)
+    return ParquetFile(_PartsOfFile(file.size, dict(zip(starts, parts, strict=True))), metadata=file.metadata, pre_buffer=False)
+
+
+class _PartsOfFile(io.RawIOBase):
+    """A file of which only some parts are there: column chunks, by where they begin. Reads within one part alone."""
+
+    def __init__(self, size: int, parts: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._size, self._parts, self._at = size, parts, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        start = max(start for start in self._parts if start <= self._at)
+        data = self._parts[start][self._at - start :][: len(buffer)]
+        memoryview(buffer).cast("B")[: len(data)] = data
+        self._at += len(data)
+        return len(data)
 
 
 @contextmanager

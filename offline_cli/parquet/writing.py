@@ -1,8 +1,8 @@
 """One Parquet file, written so that it exists only when whole.
 
 A thread encodes and compresses tables while the caller prepares the next. An exception in it is raised by one of the next
-tables, or at the end. Floats are stored plain, text and integers with a dictionary; `item` never has one. Every page carries a
-checksum.
+tables, or at the end. Floats are stored plain, text and integers with a dictionary; `item` and infos never have one. Every page
+carries a checksum.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 
-__all__ = ["BLOCK_BYTES", "COMPRESSIONS", "ShardWriter", "check_compression"]
-
 BLOCK_BYTES: Final = 8 << 20  # of raw arrays in a row group, about
 COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
+LONG: Final = (Columns.ITEM, Columns.INFOS, Columns.RESET_INFOS)  # texts and bytes that seldom repeat
 BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
 
 
@@ -102,7 +101,7 @@ def _options(schema: Any, compression: str) -> dict[str, Any]:
     """What pq.ParquetWriter takes, for a pa.Schema."""
     return {
         "compression": compression,
-        "use_dictionary": [path for field in schema for path in _repeating(field.type, field.name) if path != Columns.ITEM],
+        "use_dictionary": [path for field in schema for path in _repeating(field.type, field.name) if path not in LONG],
         "write_statistics": [name for name in schema.names if name != Columns.ITEM] if Columns.ITEM in schema.names else True,
         "write_batch_size": 1 << 20,
         "write_page_checksum": True,

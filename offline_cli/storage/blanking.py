@@ -16,12 +16,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from offline_cli.import_path import call_of
-from offline_cli.storage.providers import buckets
-
-__all__ = [
-    *("BLANK", "blanked", "blanked_args", "blanked_call", "blanked_keys", "blanked_values", "looks_secret", "secrets_among"),
-    *("this_command", "without_folders"),
-]
+from offline_cli.storage.providers import BUCKETS
 
 BLANK: Final = "***"
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
@@ -35,7 +30,7 @@ _OPTION, _ENV_KWARGS, _WRAPPER = "--storage-option", "--env-kwargs", "--wrapper"
 _SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
 _PASSWORDS: Final = (  # groups: what stays, the password
-    re.compile(rf"\b((?:{'|'.join(sorted(buckets()))})://)(?!arn:)[^/@:\s]*:([^\s'\"]*)@"),  # keys have slashes
+    re.compile(rf"\b((?:{'|'.join(sorted(BUCKETS))})://)(?!arn:)[^/@:\s]*:([^\s'\"]*)@"),  # keys have slashes
     re.compile(r"(://)[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@"),
     re.compile(r"(://)(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@"),  # a port and a path are no password
 )

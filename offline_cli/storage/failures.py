@@ -4,8 +4,7 @@ Clients retry by themselves, some of them for minutes, and s3fs waits forever wh
 timeouts say. So each request moves a bounded number of bytes, runs in a thread of its own, and is waited for a limited time.
 An abandoned request is not cancelled: its thread stays until the client returns, and never keeps the process alive.
 
-Whatever a client raises within a request is the storage's failure. A provider's error codes are looked up in its record
-(`providers.py`), in the whole chain of causes, innermost last: clients wrap the provider's answer. Any other error keeps its
+A provider's error codes are looked up in its record (`providers.py`), in the whole chain of causes. Any other error keeps its
 own words. Around other code only the system's errors (OSError) are the storage's: bugs stay what they are.
 """
 
@@ -15,22 +14,29 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from functools import cache
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from offline_cli.errors import BadConfig, OfflineCliError, StorageError, StorageNotFound, UsageError, causes
+from offline_cli.errors import OfflineCliError, StorageError, StorageNotFound, UsageError, causes
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.local_files import FULL
-from offline_cli.storage.providers import Fault, Provider, known_providers, provider_at
-
-__all__ = ["REQUEST_BYTES", "SECONDS", "ReadingPool", "asked", "no_bucket", "storage_failures", "wait_for"]
+from offline_cli.storage.providers import CODES, Fault, provider_at
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
+OF_SYSTEM: Final = (  # errors of the system: which, what, fix
+    (lambda err: isinstance(err, PermissionError), "access denied: no permission", "check permissions, or credentials"),
+    (lambda err: err.errno == errno.EROFS, "the file system is read-only", "write to a place that is not mounted read-only"),
+    (lambda err: isinstance(err, IsADirectoryError), "it is a folder", "name a file"),
+    (
+        lambda err: isinstance(err, NotADirectoryError | FileExistsError),
+        "a file is where a folder is needed",
+        "name another path",
+    ),
+)
 REPORTED: Final = 5.0  # seconds after which a wait is noted
 NOTICED: Final = 0.1  # seconds within which a wait ends that is stopped
 
@@ -108,12 +114,11 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
         raise _explained(err, url, doing) or _of_os_error(err, url, doing) from err
 
 
-def asked(request: Callable[[], T], url: str, doing: str, seconds: float, options: Mapping[str, Any] | None = None) -> T:
+def asked(request: Callable[[], T], url: str, doing: str, seconds: float) -> T:
     """What `request()` to a client gives within a limited time.
 
-    `options`: those that the client was made with. Raises StorageError, or StorageNotFound, for whatever goes wrong; UsageError
-    for an option that the client does not take, which it may say as late as at its first request; BadConfig for inner ones
-    (`client_kwargs`).
+    Raises StorageError, or StorageNotFound, for whatever goes wrong; UsageError for an option that the client does not take,
+    which it may say as late as at its first request.
     """
     try:
         with storage_failures(url, doing):
@@ -121,14 +126,9 @@ def asked(request: Callable[[], T], url: str, doing: str, seconds: float, option
     except (OfflineCliError, Stopped, ImportError, MemoryError):
         raise
     except Exception as err:
-        inner = [name for name in options or () if name.endswith("_kwargs")]  # which a client hands on to the library below
-        if isinstance(err, (TypeError, AttributeError)) and inner:
-            fix = """they take the names of the library below the client: 'client_kwargs={"region_name": "eu-west-1"}'"""
-            what = f"the storage cannot use what {' and '.join(inner)} say: {_text(err)}"
-            raise BadConfig(what, where=f"--storage-option for {url}", fix=fix) from err
         if isinstance(err, TypeError) and "unexpected keyword" in str(err):
             fix = "leave the option out, or look up its name in the client's documentation"
-            raise UsageError(f"the storage does not take an option: {err}", where=url, fix=fix) from err
+            raise UsageError(f"the storage does not take an option: {_text(err)}", where=url, fix=fix) from err
         raise _explained(err, url, doing) or StorageError(f"{doing} failed: {_text(err)}", where=url, fix=_fix(url)) from err
 
 
@@ -138,16 +138,9 @@ def no_bucket(url: str) -> StorageNotFound:
     return StorageNotFound(what.format(**_names(url)), where=url, fix=fix)
 
 
-@cache
-def _codes_of(providers: tuple[Provider, ...]) -> Mapping[str, Fault]:
-    """All together, as one provider wraps the client of another."""
-    return {code: fault for provider in providers for code, fault in provider.codes.items()}
-
-
 def _explained(error: Exception, url: str, doing: str) -> StorageError | None:
     """`error` translated by the provider's codes, naming `url`; None where its codes are unknown."""
-    known = _codes_of(known_providers())
-    found = ((known[code], one) for one in causes(error) for code in _codes(one) if code in known)
+    found = ((CODES[code], one) for one in causes(error) for code in _codes(one) if code in CODES)
     fault, cause = next(found, (None, None))
     if fault is None:
         return None
@@ -184,19 +177,11 @@ def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
     if isinstance(err, FileNotFoundError):
         fix = "check the path" if "://" not in url or url.startswith("file:") else "check the path, or the bucket's name"
         return StorageNotFound(f"{url} does not exist", where=url, fix=fix)
+    if err.errno in FULL:
+        return StorageError(f"{doing} failed: no space left", where=url, fix="free some space, or write to another place")
+    what, fix = next((words for kind, *words in OF_SYSTEM if kind(err)), (_text(err), _fix(url)))
     place = url if err.filename is None or str(err.filename) == url else f"{url} ({err.filename})"  # a folder above, say
-    what, fix = f"{doing} failed: {_text(err)}", _fix(url)
-    if isinstance(err, PermissionError):
-        what, fix = f"{doing} was denied: no permission", "check the permissions, or the credentials that the client uses"
-    elif err.errno == errno.EROFS:
-        what, fix = f"{doing} failed: the file system is read-only", "write to a place that is not mounted read-only"
-    elif err.errno in FULL:
-        what, fix, place = f"{doing} failed: no space left", "free some space, or write to another place", url
-    elif isinstance(err, IsADirectoryError):
-        what, fix = f"{doing} failed: it is a folder", "name a file"
-    elif isinstance(err, (NotADirectoryError, FileExistsError)):
-        fix = "a file stands where a folder is needed: name another path"
-    return StorageError(what, where=place, fix=fix)
+    return StorageError(f"{doing} failed: {what}", where=place, fix=fix)
 
 
 def _fix(url: str) -> str:

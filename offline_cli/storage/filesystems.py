@@ -1,5 +1,4 @@
-"""From a URL, or a filesystem object that a program hands over, to an fsspec filesystem and a path in it; and `--cache DIR`,
-fsspec's copies of remote files in a folder of this machine.
+"""From a URL, or a filesystem object that a program hands over, to an fsspec filesystem and a path in it; and `--cache DIR`.
 
 URLs that cannot be meant are refused before a client is made: clients take what stands before `@` for a part of the bucket's
 name and repeat it in their errors, list every bucket where none is named, and take `s3:/bucket` for a folder of this machine.
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO, Final
 from urllib.parse import unquote
 
 import fsspec
+from filelock import FileLock
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.implementations.cached import WholeFileCacheFileSystem
@@ -26,11 +26,9 @@ from pyarrow import fs as arrow_fs
 from offline_cli.errors import MissingPackage, UsageError
 from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.failures import asked, storage_failures
-from offline_cli.storage.providers import CACHE, CACHE_SIZE, HERE, buckets, client_packages, options_for, provider_of
+from offline_cli.storage.providers import BUCKETS, CACHE, CACHE_SIZE, HERE, PROVIDERS, options_for, provider_of
 
-__all__ = ["LocalCopies", "cache_of", "check_url", "filesystem_at", "place_in", "quiet_clients"]
-
-ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(buckets()))}|https?):/?(?!/).*", re.DOTALL)
+ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|https?):/?(?!/).*", re.DOTALL)
 FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
 COPY: Final = re.compile(r"[0-9a-f]{64}")  # the name of a file in the cache
 SIZE: Final = 10 << 30  # bytes that copies may take by default
@@ -52,7 +50,7 @@ def filesystem_at(
     try:
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's look for credentials, on the network too
-        fs, path = asked(lambda: url_to_fs(plain, **own), shown, "opening the storage", time_limit, own)
+        fs, path = asked(lambda: url_to_fs(plain, **own), shown, "opening the storage", time_limit)
     except ImportError as err:
         extra = provider_of(scheme).extra
         fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
@@ -68,13 +66,11 @@ def check_url(text: str) -> None:
     for link in text.split("::"):
         scheme, mark, rest = link.partition("://")
         if mark and (noun := provider_of(scheme).container):
-            bucket, place = rest.partition("/")[0], f"{scheme}://{noun}/path"
-            if not bucket:
-                raise UsageError(f"{scheme}:// names no {noun}", where=f"{scheme}://", fix=place)
+            bucket = rest.partition("/")[0]
             has_at = "@" in bucket and not provider_of(scheme).account_after_at
-            if has_at or (":" in bucket and not bucket.startswith("arn:")):
+            if not bucket or has_at or (":" in bucket and not bucket.startswith("arn:")):
                 what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
-                fix = f"{place}, and for credentials set {provider_of(scheme).set_up}"
+                fix = f"{scheme}://{noun}/path, and for credentials set {provider_of(scheme).set_up}"
                 raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
         elif match := ONE_SLASH.fullmatch(link):
             fix = f"{match[1]}:// with two slashes, or ./{match[1]}:... for a place of this machine"
@@ -97,7 +93,7 @@ def quiet_clients() -> None:
 
     Without any handler Python writes warnings to stderr; handlers that a program installs get the records as usual.
     """
-    for log in map(logging.getLogger, {"asyncio", *client_packages()}):
+    for log in map(logging.getLogger, {"asyncio"}.union(*(one.client for one in PROVIDERS))):
         if not any(isinstance(handler, logging.NullHandler) for handler in log.handlers):
             log.addHandler(logging.NullHandler())
 
@@ -165,20 +161,19 @@ class LocalCopies:
 
     def open(self, filesystem: Any, path: str) -> BinaryIO:
         """The copy of a file of `filesystem`, made where there is none of its version. Raises what clients raise, OSError."""
-        from filelock import FileLock
-
         copies = WholeFileCacheFileSystem(fs=filesystem, cache_storage=self.folder, check_files=True, expiry_time=None)
         with FileLock(os.path.join(self.folder, "lock")):  # fsspec writes a copy under its final name
             copies.load_cache()
-            excess = filesystem.info(path)["size"] - self.size
-            entries = (entry for entry in os.scandir(self.folder) if COPY.fullmatch(entry.name))
-            files = (entry for entry in entries if entry.is_file(follow_symlinks=False))
-            known = sorted((entry.stat().st_mtime, entry.stat().st_size, entry.path) for entry in files)
-            excess += sum(size for _, size, _ in known)
-            for _, size, copy in known:  # the least recently used first
+            kept = [
+                entry
+                for entry in os.scandir(self.folder)
+                if COPY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
+            ]
+            excess = filesystem.info(path)["size"] + sum(entry.stat().st_size for entry in kept) - self.size
+            for entry in sorted(kept, key=lambda entry: entry.stat().st_mtime):  # the least recently used first
                 if excess > 0:
-                    os.remove(copy)
-                    excess -= size
+                    excess -= entry.stat().st_size
+                    os.remove(entry.path)
             found: BinaryIO = copies.open(path, "rb")
         os.utime(found.name)
         return found

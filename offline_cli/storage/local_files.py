@@ -1,12 +1,8 @@
-"""Files of this machine: opening, syncing, and bytes that wait in a temporary file.
+"""Files of this machine: opening regular ones alone, syncing by path, and bytes that wait in a temporary file (`--temp-dir`).
 
-* `open_plain`, `read_plain`: regular files only. Whoever can put a file into a folder can put a named pipe there, or a link to
-  a terminal, which blocks its reader forever. Data that is piped in on purpose comes as `-`.
-* `sync_bytes`, `sync_names`: sync to disk, by path: the bytes of a file, the names in a folder. A disk that cannot sync a
-  folder (some network filesystems) answers EINVAL or ENOTSUP, and is written to all the same. Any other failure raises OSError,
-  because the caller may go on to remove what the names replace.
-* `TempFile`: bytes in a temporary file (`--temp-dir`), deleted as soon as it is open (Windows: when it is closed): not even a
-  killed process leaves bytes behind.
+Whoever can put a file into a folder can put a named pipe there, or a link to a terminal, which blocks its reader forever. Data
+that is piped in on purpose comes as `-`. A disk that cannot sync a folder (some network filesystems) answers EINVAL or ENOTSUP,
+and is written to all the same; any other failure raises, because the caller may go on to remove what the names replace.
 """
 
 from __future__ import annotations
@@ -16,13 +12,11 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
 from offline_cli.errors import BadData, StorageError, StorageNotFound
-
-__all__ = ["FULL", "PART_PREFIX", "SIGNS", "TempFile", "checked_folder", "open_plain", "read_plain", "sync_bytes", "sync_names"]
 
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
@@ -93,32 +87,29 @@ class TempFile:
 
     def __enter__(self) -> Self:
         with self._failures("making a temporary file"):
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
+            self._file = tempfile.TemporaryFile(dir=self._folder)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._file.close()
+        with suppress(OSError):  # what is not written yet is not needed any more
+            self._file.close()
 
     def append(self, data: Any) -> int:
         """Write bytes (or a contiguous array's) at the end; gives where they begin."""
-        rest, offset = _bytes_of(data), self.size
-        self.size += len(rest)
+        offset, view = self.size, _bytes_of(data)
+        self.size += len(view)
         with self._failures(f"writing {self._holding} to a temporary file"):
             self._file.seek(offset)
-            while len(rest):
-                rest = rest[self._file.write(rest) :]
+            self._file.write(view)
         return offset
 
     def read_into(self, offset: int, target: Any) -> None:
         """Fill `target`, a contiguous array, with the bytes from `offset` on."""
-        rest = _bytes_of(target)
+        view = _bytes_of(target)
         with self._failures(f"reading {self._holding} of a temporary file"):
             self._file.seek(offset)
-            while len(rest):
-                count = self._file.readinto(rest)
-                if not count:
-                    raise OSError(errno.EIO, "it has become shorter")
-                rest = rest[count:]
+            if self._file.readinto(view) < len(view):
+                raise OSError(errno.EIO, "it has become shorter")
 
     def read(self, offset: int, size: int) -> bytearray:
         """`size` bytes from `offset` on."""

@@ -1,8 +1,7 @@
 """Places by URL: their contents and bytes, and folders created and removed.
 
-No module above this one asks what kind of filesystem a place is in. Failures raise StorageError, missing places
-StorageNotFound; a failure is never taken for "no such file", as the clients' own `exists`, `isfile` and `isdir` do. Every
-request goes through `Location.ask`. Local paths are shown as the user wrote them.
+Failures raise StorageError, missing places StorageNotFound; a failure is never taken for "no such file", as the clients' own
+`exists`, `isfile` and `isdir` do. Every request goes through `Location.ask`. Local paths are shown as the user wrote them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from offline_cli.storage.failures import REQUEST_BYTES, SECONDS, asked, no_bucke
 from offline_cli.storage.filesystems import LocalCopies, cache_of, filesystem_at, place_in
 from offline_cli.storage.local_files import SIGNS, open_plain, read_plain, sync_names
 from offline_cli.storage.providers import TIME_LIMIT, Provider, options_for, provider_of
-
-__all__ = ["Location", "Sources", "expand", "open_location"]
 
 BLOCK: Final = 8 << 20  # bytes of a request, and as many that are read ahead
 BUFFER: Final = 1 << 20
@@ -125,7 +122,7 @@ class Location:
             with storage_failures(self.url, doing):
                 return request()
         seconds = self.time_limit * max(1.0, moving / REQUEST_BYTES)
-        return asked(request, self.url, doing, seconds, getattr(self.fs, "storage_options", None))
+        return asked(request, self.url, doing, seconds)
 
     def _info(self) -> Mapping[str, Any] | None:
         """The filesystem's record of this place; None where nothing is here."""

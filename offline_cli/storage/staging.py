@@ -2,22 +2,15 @@
 
 `StagedFile`, by kind of storage; bytes are counted and hashed on their way:
 
-* Clients of fsspec: their `autocommit=False`. Blocks of `BLOCK` bytes, each one bounded request, are a multipart upload on S3,
-  a resumable one on Google Cloud Storage, staged blocks on Azure. `discard` aborts it on S3; the others drop incomplete uploads
-  by themselves, within a week. `open_uploads` lists what a killed process left on S3, which bills for it until it is aborted.
-* Local: a `_part-` file in the dataset folder, then a rename. (fsspec's own staging goes through the temporary folder of the
-  machine; where that is another filesystem, its final move is a copy that a kill leaves half done, under the final name.)
-* `pyarrow.fs` and memory://: bytes wait in a temporary file and are written by `commit`, because these streams can only be
-  closed, which publishes what they hold. What a failed upload left under a name that was free (Azure: an empty file) goes.
+* Clients of fsspec: their `autocommit=False`, in blocks of `BLOCK` bytes, each one bounded request: a multipart upload on S3, a
+  resumable one on Google Cloud Storage, staged blocks on Azure. `open_uploads` lists what a killed process left on S3, which
+  bills for it until it is aborted; the others drop incomplete uploads by themselves.
+* Local: a `_part-` file in the dataset folder, then a rename (fsspec's own staging is in the machine's temporary folder).
+* `pyarrow.fs` and memory://: a temporary file, uploaded by `commit`: these streams can only be closed, which publishes them.
 
-`create_only`, by kind of storage; of many concurrent tries, one succeeds:
-
-* Local: the whole file under a name of its own, then a hard link, which fails where the name is taken. Disks without hard links
-  (exFAT) get an empty file opened with O_EXCL, which the whole one replaces at once.
-* Providers that declare it (`creates_only`), memory://: the client's own `mode="create"` (If-None-Match, ifGenerationMatch=0).
-* Anything else, `pyarrow.fs` too: a check beforehand, which two can pass at once. So can two on servers that do not know the
-  condition. A client that loses the answer to its first try, and retries, is told that the file exists: its content shows whose
-  it is.
+`create_only`: of many concurrent tries, one succeeds. Local: a hard link to the whole file, or O_EXCL on disks without.
+Providers that declare it (`creates_only`): the client's `mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand,
+which two can pass at once.
 """
 
 from __future__ import annotations
@@ -37,8 +30,6 @@ from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import PART_PREFIX, sync_names
 from offline_cli.storage.locations import BLOCK, Location  # S3 takes 10,000 parts of a file, of at least 5 MiB
-
-__all__ = ["StagedFile", "Upload", "create_only", "open_uploads", "whole_file", "write_whole"]
 
 WRITING: Final = "writing"
 
@@ -171,17 +162,13 @@ class _UploadStage:
         self._file: Any = target.ask("opening it for writing", opening)
 
     def write(self, data: memoryview) -> None:
-        """Send a block at a time: the client would send all in one request, however large."""
-        while len(self._waiting) + len(data) >= BLOCK:
-            room = BLOCK - len(self._waiting)
-            self._waiting += data[:room]
-            data = data[room:]
-            self._send()
         self._waiting += data
+        if len(self._waiting) >= BLOCK:
+            self._send()
 
     def _send(self) -> None:
         part, self._waiting = bytes(self._waiting), bytearray()
-        self._target.ask(WRITING, partial(self._file.write, part))
+        self._target.ask(WRITING, partial(self._file.write, part), moving=len(part))
 
     def commit(self) -> None:
         self._send()

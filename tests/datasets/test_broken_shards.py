@@ -84,7 +84,7 @@ def rewritten(dataset: Dataset, change: Callable[[pa.Table], pa.Table]) -> Datas
         (pa.field("logp", pa.list_(pa.int64())), "'logp' is list"),
         (pa.field("logp", pa.timestamp("us")), "'logp' is timestamp"),
         (pa.field("logp", pa.struct([("a", pa.struct([("b", pa.binary())]))])), "'logp' is struct"),
-        (pa.field("infos", pa.string()), "two columns 'infos'"),
+        (pa.field("infos", pa.string()), "column 'infos' is string and string"),
     ],
     ids=str,
 )

@@ -204,7 +204,7 @@ class TestRefusals:
         self, place: Location, make_batch: Make, write_dataset: Write
     ) -> None:
         batches = [make_batch((2,), extra={"logp": np.zeros(2)}), make_batch((2,), first_id=1)]
-        with pytest.raises(BadEpisode, match="'logp' is absent, before it was double"):
+        with pytest.raises(BadEpisode, match="column 'logp' is not there, not double"):
             write_dataset(place, *batches)
 
     def test_two_episodes_of_one_id_are_refused(

@@ -1,4 +1,4 @@
-"""One writer at a time: a second one is told, a dead one is taken over from, one of another machine needs the user's word."""
+"""One writer at a time: a second one is told, a dead one is taken over from, one of another host needs the user's word."""
 
 from __future__ import annotations
 
@@ -88,11 +88,8 @@ def test_a_process_of_this_machine_that_runs_is_not(unfinished: Location, writer
         check_target(unfinished, resume=True, force_unlock=True)
 
 
-@pytest.mark.parametrize("changed", [{"host": "another"}, {"machine": "another container of this host name"}])
-def test_one_of_another_machine_needs_force_unlock(
-    unfinished: Location, changed: dict[str, str], writer_for: WriterFor
-) -> None:
-    set_note(unfinished, **changed)
+def test_one_of_another_host_needs_force_unlock(unfinished: Location, writer_for: WriterFor) -> None:
+    set_note(unfinished, host="another")
     with pytest.raises(Locked) as caught:
         resumed(unfinished, writer_for)
     assert "--resume --force-unlock" in caught.value.fix

@@ -113,13 +113,6 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
     assert caught.value.where == "D/manifest.json"
 
 
-def test_a_manifest_of_a_later_version_asks_for_a_newer_program(manifest: Manifest) -> None:
-    document = manifest.as_json()
-    document["version"] = 4
-    with pytest.raises(BadData, match=r"version 4.*upgrade"):
-        read(document)
-
-
 @pytest.mark.parametrize(
     "space",
     [

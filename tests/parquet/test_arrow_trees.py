@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.errors import UnsupportedSpace
-from offline_cli.parquet.arrow_trees import arrow_type, from_arrow, space_field, to_arrow, tree_field
+from offline_cli.parquet.arrow_trees import from_arrow, space_field, to_arrow, tree_field
 from offline_cli.spaces import Space
 
 VECTOR = spaces.Box(-1, 1, (4,), np.float32)
@@ -30,11 +30,11 @@ IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
         (spaces.MultiBinary([2, 3]), pa.fixed_shape_tensor(pa.int8(), (2, 3))),
         (spaces.Dict({"b": VECTOR, "a": spaces.Discrete(2)}), pa.struct([("a", pa.int64()), ("b", pa.list_(pa.float32(), 4))])),
         (spaces.Tuple([VECTOR, spaces.Discrete(2)]), pa.struct([("0", pa.list_(pa.float32(), 4)), ("1", pa.int64())])),
-        (spaces.Dict({"t": spaces.Tuple([IMAGE])}), pa.struct([("t", pa.struct([("0", arrow_type(IMAGE))]))])),
+        (spaces.Dict({"t": spaces.Tuple([IMAGE])}), pa.struct([("t", pa.struct([("0", space_field("value", IMAGE).type)]))])),
     ],
 )
 def test_each_space_has_its_arrow_type(space: Space, kind: pa.DataType) -> None:
-    assert arrow_type(space) == kind
+    assert space_field("value", space).type == kind
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_each_space_has_its_arrow_type(space: Space, kind: pa.DataType) -> None:
 )
 def test_a_space_that_makes_no_column_is_refused_by_the_name_of_its_part(space: Space, part: str) -> None:
     with pytest.raises(UnsupportedSpace) as caught:
-        arrow_type(space)
+        space_field("value", space)
     assert caught.value.where == part
 
 

@@ -42,14 +42,6 @@ def test_what_a_column_takes_in_memory_is_never_more_than_the_bound(name: str, r
     assert most >= pq.read_table(stream).nbytes * 0.9  # the offsets of texts are counted roughly
 
 
-def test_texts_of_a_shard_of_ours_are_added_up_before_it_is_refused() -> None:
-    stream = io.BytesIO()
-    pq.write_table(pa.table({"infos": VALUES["one long text among short ones"]}), stream)
-    metadata = pq.read_metadata(stream)
-    assert most_bytes(lambda: nullcontext(stream), metadata, None, [0], enough=0) > 1 << 30
-    assert most_bytes(lambda: nullcontext(stream), metadata, None, [0], enough=0, exact=True) < 1 << 20
-
-
 @pytest.mark.parametrize("name", VALUES)
 def test_rows_come_in_tables_of_bounded_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("BIG", "BYTES"):

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fake_bucket import FakeBucket
 from gymnasium import spaces
 
 from offline_cli import convert, validate
@@ -22,7 +23,7 @@ from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError
 from offline_cli.formats import parquet_files
-from offline_cli.parquet.reading import arrow_file, threads_may_read
+from offline_cli.parquet.reading import arrow_file
 from offline_cli.parquet.writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
@@ -207,20 +208,23 @@ def test_whichever_bit_of_a_footer_changes_it_is_refused_or_can_be_looked_at() -
 # ---- Arrow's threads have no Python file in hand: one that lets go of it while the interpreter ends aborts the process ----
 
 
-def test_a_file_of_this_machine_is_read_by_arrow_even_where_another_has_its_name_by_now(tmp_path: Path) -> None:
-    file = tmp_path / "a.parquet"
-    pq.write_table(TABLE, file)
-    with file.open("rb") as stream:
-        file.unlink()
-        file.write_bytes(b"another")
-        with arrow_file(stream) as source:
-            assert threads_may_read(source)
-            assert pq.ParquetFile(source).read().equals(TABLE)
-
-
 def test_any_other_file_is_read_as_it_is(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet")
     stream = io.BufferedReader((tmp_path / "a.parquet").open("rb"))  # type: ignore[type-var]  # a file that is not its own
     with arrow_file(stream) as source:
         assert source is stream
-        assert not threads_may_read(source)
+
+
+def test_of_a_large_remote_shard_only_the_columns_asked_for_are_fetched(
+    tmp_path: Path, make_batch: Make, write_dataset: Write
+) -> None:
+    image = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+    write_dataset(open_location(tmp_path / "D"), make_batch((200, 300), observation_space=image), observation_space=image)
+    written = {f"bucket/{file.relative_to(tmp_path)}": file.read_bytes() for file in (tmp_path / "D").rglob("*.*")}
+    bucket = FakeBucket.holding(written)
+    place = Location(bucket, "bucket/D", "s3://bucket/D")
+    with Dataset.open(place).plain() as tables:
+        (table,) = tables
+    assert table["length"].to_pylist() == [200, 300]
+    assert sum(map(len, written.values())) > 10_000_000
+    assert sum(end - start for _, start, end in bucket.gets) < 300_000

@@ -173,7 +173,7 @@ def test_a_missing_client_is_named_with_the_line_that_installs_it(monkeypatch: p
         (OSError(errno.EDQUOT, "quota"), "no space left"),
         (ConnectionResetError("reset"), "ConnectionResetError: reset"),
         (TimeoutError(), "TimeoutError"),
-        (NotADirectoryError(errno.ENOTDIR, "a file"), "Not"),
+        (NotADirectoryError(errno.ENOTDIR, "a file"), "a file is where a folder is needed"),
     ],
 )
 def test_failures_of_storage_name_the_url_and_the_cause(error: Exception, what: str) -> None:

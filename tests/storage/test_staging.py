@@ -9,9 +9,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import pytest
 
 from offline_cli.errors import StorageError
@@ -83,63 +81,6 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monke
         write_whole(folder.join("a"), b"x" * 100_000, folder=folder)
     assert caught.value.where == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
-
-
-class RemoteFile:
-    """A remote file as fsspec's buffered ones behave: closing sends the rest, commit shows it, discard drops it."""
-
-    def __init__(self, log: list[str]) -> None:
-        self.log = log
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        self.log.append("write")
-        return len(data)
-
-    def close(self) -> None:
-        self.closed = True
-        self.log.append("close")
-
-    def commit(self) -> None:
-        self.log.append("commit")
-
-    def discard(self) -> None:
-        self.log.append("discard")
-
-
-class RemoteSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Opens RemoteFiles and remembers what is done to them."""
-
-    protocol = "remote-for-tests"
-    cachable = False
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log: list[str] = []
-        self.opened: RemoteFile | None = None
-
-    def open(self, path: str, mode: str = "rb", **kwargs: Any) -> RemoteFile:
-        self.log.append(f"open {mode} autocommit={kwargs['autocommit']}")
-        self.opened = RemoteFile(self.log)
-        return self.opened
-
-
-def test_a_remote_file_is_opened_without_autocommit_and_committed_after_it_is_closed() -> None:
-    system = RemoteSystem()
-    target = Location(system, "bucket/a", "remote://bucket/a")
-    write_whole(target, b"abc", folder=target)
-    assert system.log == ["open wb autocommit=False", "write", "close", "commit"]
-
-
-def test_a_discarded_remote_file_is_never_closed_by_us_which_would_upload_it() -> None:
-    system = RemoteSystem()
-    target = Location(system, "bucket/a", "remote://bucket/a")
-    file = StagedFile(target, folder=target)
-    file.write(b"abc")
-    file.discard()
-    assert system.log == ["open wb autocommit=False", "discard"]
-    assert system.opened is not None
-    assert system.opened.closed
 
 
 def folders_fail(monkeypatch: pytest.MonkeyPatch, code: int) -> None:

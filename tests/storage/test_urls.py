@@ -54,9 +54,8 @@ def test_what_can_be_meant_is_not_refused(url: str) -> None:
 
 @pytest.mark.parametrize(("url", "noun"), [("s3://", "bucket"), ("gs:///x", "bucket"), ("az://", "container")])
 def test_a_url_without_a_bucket_is_a_usage_error(url: str, noun: str) -> None:
-    with pytest.raises(UsageError, match=f"names no {noun}") as caught:
+    with pytest.raises(UsageError, match=f"begins with the name of a {noun}"):
         open_location(url)
-    assert caught.value.fix.endswith(f"{noun}/path")
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:bucket/x", "https:/host/x", "zip://a::s3:/bucket/x.zip"])
