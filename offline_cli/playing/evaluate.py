@@ -115,8 +115,8 @@ def evaluate(
     if video is not None:
         check_video(video_episodes, episodes)
     if network is not None and not is_run:
-        fix = "leave it out" if not others else "leave it out, or name a run folder first"
-        raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
+        what, fix = f"--network is the code of a run's network, and {name} is no run folder", "leave it out"
+        raise UsageError(what, where="--network", fix=fix)
     loaded = None
     if is_run:
         loaded = load_policy(open_location(run, storage_options), storage_options, plugins=plugins, network=network)
@@ -208,8 +208,7 @@ def _gates(given: float | str | Sequence[str] | None, environment: Environment) 
     for text in [given] if isinstance(given, str | int | float) else given or ():
         agent, _, number = str(text).rpartition("=")
         if agent and agent not in (environment.agents or {}):
-            there = f"the agents are {', '.join(environment.agents)}" if environment.agents else "it is of one agent"
-            what = f"no agent of {environment.name} is called {agent!r}: {there}"
+            what = f"no agent of {environment.name} is called {agent!r}; there are {', '.join(environment.agents or ['none'])}"
             raise BadConfig(what, where="--min-return", fix="--min-return R, or --min-return AGENT=R")
         try:
             gates[agent] = float(number)

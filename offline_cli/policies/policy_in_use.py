@@ -95,7 +95,6 @@ class PolicyInUse:
         self._policy, self._explore = policy, explore
         self._like = space_tree(self.observation_space)
         self._lock = threading.Lock()
-        self._state: State | None = None  # None: new episodes begin with the next observations
         self.reset(seed=seed)
 
     @property
@@ -116,10 +115,7 @@ class PolicyInUse:
         if any(one.texts for elements in found.values() for one in elements):
             return found
         what = f"actions {describe(self.action_space)} have no names: the data of the policy does not say what its choices mean"
-        fix = (
-            "a run folder that was trained on data with them ([categories] of a mapping, or write_dataset(..., meanings="
-            '{"actions": [{"categories": [...]}]})); or leave names out'
-        )
+        fix = "a run folder trained on data with [categories] of a mapping, or write_dataset(..., meanings=...); or no names"
         raise BadConfig(what, where="act(names=True)", fix=fix)
 
     def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None, names: bool = False) -> Tree:
@@ -138,7 +134,6 @@ class PolicyInUse:
         """
         known_names = self._names if names else {}
         rows, count = self._rows(observation)
-        self._check_finite(rows)
         size = 1 if count is None else count
         if not size:
             return with_names(zero_rows(self.action_space, 0), known_names)
@@ -163,16 +158,15 @@ class PolicyInUse:
         with self._lock:
             if seed is not None:
                 self._key, self._begun = chance_key(seed, Purpose.EVALUATE), 0
-            if rows is None or self._state is None:
-                self._state = None
-                return
-            held = len(self._state.t)
-            try:
-                new = np.atleast_1d(np.arange(held)[np.asarray(rows, None if np.size(rows) else np.int64)])
-            except IndexError as err:
-                fix = f"indices below {held}, or a mask of as many"
-                raise BadConfig(f"{err}, of {held}", where="reset(rows)", fix=fix) from err
-            self._state.episodes[new], self._state.t[new], self._state.key = self._numbers(len(new)), 0, self._key
+            held = None if rows is None else self._state
+            if held is not None:
+                try:
+                    new = np.atleast_1d(np.arange(len(held.t))[np.asarray(rows, None if np.size(rows) else np.int64)])
+                except IndexError as err:
+                    fix = f"indices below {len(held.t)}, or a mask of as many"
+                    raise BadConfig(str(err), where="reset(rows)", fix=fix) from err
+                held.episodes[new], held.t[new], held.key = self._numbers(len(new)), 0, self._key
+            self._state: State | None = held  # None: new episodes begin with the next observations
 
     def _going_on(self, size: int) -> State:
         """What the rows have come to. Raises BadConfig for another number of them, where they are remembered."""
@@ -191,26 +185,23 @@ class PolicyInUse:
         return np.arange(self._begun - count, self._begun)
 
     def _rows(self, observation: Any) -> tuple[Tree, int | None]:
-        """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch."""
+        """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch, BadData."""
         try:
             given = tree_from_lists(observation, self.observation_space)
             tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # as torch takes it
             shapes = [(array.shape, space.shape) for array, space in zip(leaves(tree), leaves(self._like), strict=True)]
-            sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
             is_one = all(found == wanted for found, wanted in shapes)
+            sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
             if not is_one and (len(sizes) != 1 or None in sizes):
                 raise ValueError("observations of shape " + ", ".join(f"{path} {leaf.shape}" for path, leaf in flatten(tree)))
             tree = map_leaves(lambda leaf, space: fitted(leaf[None] if is_one else leaf, space.dtype), tree, self._like)
-            return tree, None if is_one else sizes.pop()
         except (ValueError, TypeError) as err:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
             fix = "one observation of that space, or a batch: each leaf with one more axis before its own, of the same length"
             raise SpaceMismatch(what, where=WHERE, fix=fix) from err
-
-    def _check_finite(self, rows: Tree) -> None:
-        """Raise BadData, naming leaf and row, for NaN or infinity that would go into a network."""
-        for path, leaf in flatten(rows, "observation") if self._policy.needs_finite else ():
+        for path, leaf in flatten(tree, "observation") if self._policy.needs_finite else ():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
                 raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
+        return tree, None if is_one else sizes.pop()

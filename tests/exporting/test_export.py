@@ -18,7 +18,7 @@ from gymnasium import spaces
 from offline_cli import export, load_policy, write_dataset
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.policies.onnx_model import read_model
+from offline_cli.policies.onnx_policy import read_model
 from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
