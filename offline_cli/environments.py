@@ -11,7 +11,7 @@ MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.util
 import json
 import re
 import shlex
@@ -190,7 +190,8 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        if err.name != "pettingzoo" and (said := no_module(module, err)):
+        lacks_pettingzoo = str(err.name).startswith("pettingzoo") and importlib.util.find_spec("pettingzoo") is None
+        if not lacks_pettingzoo and (said := no_module(module, err)):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
     except (Exception, SystemExit) as err:

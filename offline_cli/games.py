@@ -138,10 +138,10 @@ class ParallelGame(Game):
         observations, rewards, terminated, truncated, infos = self._played.step(given)
         there = self._played.agents
         for agent in [*given, *(one for one in there if one not in given)]:
-            flags = [agent in given and ended.get(agent, False) for ended in (terminated, truncated)]
-            if agent not in there and not any(flags):
+            ends, cut = (agent in given and flags.get(agent, False) for flags in (terminated, truncated))
+            if agent not in there and not (ends or cut):
                 raise ValueError(f"agent {agent!r} leaves, neither terminated nor truncated")
-            self._show(agent, observations.get(agent), rewards.get(agent, 0.0), *flags, infos.get(agent))
+            self._show(agent, observations.get(agent), rewards.get(agent, 0.0), ends, cut, infos.get(agent))
 
 
 class TurnGame(Game):

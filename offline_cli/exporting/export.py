@@ -95,9 +95,17 @@ def export(
         for target, content in contents:
             write_whole(target, content, folder=beside)
         keep_names(beside)
-    size = sum(map(len, made.files.values()))
-    given = {"inputs": made.inputs, "outputs": made.outputs, "difference": made.difference, "notes": made.notes}
-    return ExportResult(out=place.url, format=to, card=card_file.url, bytes=size, dry_run=dry_run, **given)
+    return ExportResult(
+        out=place.url,
+        format=to,
+        inputs=made.inputs,
+        outputs=made.outputs,
+        card=card_file.url,
+        bytes=sum(map(len, made.files.values())),
+        difference=made.difference,
+        notes=made.notes,
+        dry_run=dry_run,
+    )
 
 
 def _folder_of(file: Location) -> Location:

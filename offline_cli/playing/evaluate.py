@@ -16,13 +16,11 @@ from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.modules.devices import choose_device, choose_threads
+from offline_cli.modules.devices import choose_threads
 from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.playing.returns import Returns, played_of
 from offline_cli.playing.video import check_video, film
-from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import is_named
-from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import PolicyOptions
 from offline_cli.policies.run_policy import known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
@@ -109,9 +107,9 @@ def evaluate(
     BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
     options outside their limits; TargetNotMet for a mean below `min_return`.
     """
+    given = dict(locals())
     name = run.url if isinstance(run, Location) else os.fspath(run)
     others, is_run = tuple(policy or ()), not is_named(name)
-    pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
     if video is not None:
         check_video(video_episodes, episodes)
     if network is not None and not is_run:
@@ -120,8 +118,8 @@ def evaluate(
     loaded = None
     if is_run:
         loaded = load_policy(open_location(run, storage_options), storage_options, plugins=plugins, network=network)
-    asked = {"env": env, "env_kwargs": env_kwargs, "wrappers": wrappers}
-    spec = _environment(asked, {"environment": None} if loaded is None else loaded.description, name)
+    opening = PolicyOptions.of(given, loaded)
+    spec = _environment(given, {"environment": None} if loaded is None else loaded.description, name)
 
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
@@ -135,19 +133,11 @@ def evaluate(
         plan = Plan(
             environment=spec,
             policies=(f"*={name}", *others) if is_game else (name,),
-            opening=PolicyOptions(
-                explore=explore,
-                device=choose_device(device).type,
-                pieces=pieces,
-                plugins=tuple(with_network(plugins, network)),
-                trust_pickle=trust_pickle,
-                storage_options=storage_options,
-                loaded=loaded,
-            ),
+            opening=opening,
             seed=seed,
             purpose=Purpose.EVALUATE,
             episodes=episodes,
-            infos="none" if loaded is None and pieces.is_default else "plain",
+            infos="none" if loaded is None and opening.pieces.is_default else "plain",
             num_envs=num_envs,
             threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
         )
@@ -158,7 +148,7 @@ def evaluate(
     if found.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
-    between = pieces if loaded is None else replace(pieces, trained=loaded.trained)
+    between = opening.pieces if loaded is None else replace(opening.pieces, trained=loaded.trained)
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,

@@ -65,8 +65,8 @@ class Plan:
 
     @property
     def slots(self) -> int:
-        """Copies that play side by side: as few as play all episodes in as many rounds, since idle ones cost time."""
-        return self.num_envs if not self.episodes else -(-self.episodes // -(-self.episodes // self.num_envs))
+        """Copies that play side by side: no more than there are episodes."""
+        return self.num_envs if self.episodes is None else max(1, min(self.num_envs, self.episodes))
 
     def reset_seed(self, episode: int) -> int:
         """What episode `episode` is reset with."""

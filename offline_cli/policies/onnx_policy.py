@@ -97,7 +97,7 @@ def model_of(content: bytes, *, where: str) -> OnnxModel:
             raise UnsafeData("an ONNX file with weights in another file", where=where, fix=FIX)
         onnx.checker.check_model(proto, full_check=True)
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        ports = [{port.name: _port(port) for port in side} for side in (session.get_inputs(), session.get_outputs())]
+        inputs, outputs = ({one.name: _port(one) for one in side} for side in (session.get_inputs(), session.get_outputs()))
     except UnsafeData:
         raise
     except Exception as err:  # protobuf, onnx and onnxruntime have many of their own
@@ -107,7 +107,7 @@ def model_of(content: bytes, *, where: str) -> OnnxModel:
     for one in proto.metadata_props:
         with suppress(ValueError, AttributeError):  # other programs have forms of their own; bytes: text that is not UTF-8
             facts[one.key] = from_json(one.value.encode())
-    return OnnxModel(*ports, facts, hashlib.sha256(content).hexdigest(), where, session)
+    return OnnxModel(inputs, outputs, facts, hashlib.sha256(content).hexdigest(), where, session)
 
 
 def _port(port: Any) -> Port:

@@ -25,7 +25,8 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
-from offline_cli.modules.devices import seed_generators
+from offline_cli.modules.devices import choose_device, seed_generators
+from offline_cli.plugins import with_network
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import uniform
 from offline_cli.spaces import Space
@@ -124,6 +125,20 @@ class PolicyOptions:
     plugins: Sequence[str] = ()  # packages whose code a run folder may name
     trust_pickle: bool = False  # run the code that is pickled in a checkpoint of RLlib's
     loaded: LoadedPolicy | None = None  # the policy of the run folder that is named, where it has been read
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], loaded: LoadedPolicy | None = None) -> PolicyOptions:
+        """From keywords of a public function. Raises MissingDevice, UsageError for a network that is not code, and as
+        `PlaySpec.of` does."""
+        return cls(
+            explore=options["explore"],
+            device=choose_device(options["device"]).type,
+            pieces=PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]),
+            storage_options=options["storage_options"],
+            plugins=with_network(options["plugins"], options["network"]),
+            trust_pickle=options["trust_pickle"],
+            loaded=loaded,
+        )
 
     def refuse_pieces(self, name: str) -> None:
         """Raise BadConfig where the user gave pipelines, and no RLModule plays."""

@@ -22,12 +22,10 @@ from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.episodes.value_fitting import fitted
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.meanings import Meanings
-from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.action_names import DiscreteElement, discrete_elements, with_names
 from offline_cli.policies.by_name import is_named, open_policy
-from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions, State
 from offline_cli.policies.run_files import POLICY
 from offline_cli.policies.run_policy import LoadedPolicy
@@ -70,17 +68,10 @@ def load_policy(
     and for a policy that was trained through other code; SpaceMismatch where `env` does not fit; UnknownEnvironment;
     MissingDevice.
     """
+    given = dict(locals())
     name = policy.url if isinstance(policy, Location) else os.fspath(policy)
     loaded = None if is_named(name) else run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
-    options = PolicyOptions(
-        explore=explore,
-        device=choose_device(device).type,
-        pieces=PlaySpec.of(env_to_module, module_to_env, lookback),
-        storage_options=storage_options,
-        plugins=plugins,
-        trust_pickle=trust_pickle,
-        loaded=loaded,
-    )
+    options = PolicyOptions.of(given, loaded)
     with nullcontext() if env is None else open_environment(env) as environment:
         return PolicyInUse(open_policy(name, environment, options), explore=explore, seed=seed, run=loaded)
 
@@ -95,6 +86,7 @@ class PolicyInUse:
         self._policy, self._explore = policy, explore
         self._like = space_tree(self.observation_space)
         self._lock = threading.Lock()
+        self._state: State | None = None  # None: new episodes begin with the next observations
         self.reset(seed=seed)
 
     @property
@@ -158,15 +150,15 @@ class PolicyInUse:
         with self._lock:
             if seed is not None:
                 self._key, self._begun = chance_key(seed, Purpose.EVALUATE), 0
-            held = None if rows is None else self._state
-            if held is not None:
-                try:
-                    new = np.atleast_1d(np.arange(len(held.t))[np.asarray(rows, None if np.size(rows) else np.int64)])
-                except IndexError as err:
-                    fix = f"indices below {len(held.t)}, or a mask of as many"
-                    raise BadConfig(str(err), where="reset(rows)", fix=fix) from err
-                held.episodes[new], held.t[new], held.key = self._numbers(len(new)), 0, self._key
-            self._state: State | None = held  # None: new episodes begin with the next observations
+            if rows is None or self._state is None:
+                self._state = None
+                return
+            held = len(self._state.t)
+            try:
+                new = np.atleast_1d(np.arange(held)[np.asarray(rows, None if np.size(rows) else np.int64)])
+            except IndexError as err:
+                raise BadConfig(str(err), where="reset(rows)", fix=f"indices below {held}, or a mask of as many") from err
+            self._state.episodes[new], self._state.t[new], self._state.key = self._numbers(len(new)), 0, self._key
 
     def _going_on(self, size: int) -> State:
         """What the rows have come to. Raises BadConfig for another number of them, where they are remembered."""

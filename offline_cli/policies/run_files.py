@@ -31,7 +31,7 @@ from offline_cli.storage.staging import whole_file
 
 __all__ = ["BEST", "CONFIG", "CURVE", "LEARNED", "METRICS", "MODULES", "OF_POLICY", "POLICY", "REFRESHED", "RESULT", "STATE"]
 __all__ += ["STEPPED", "TENSORS", "TRACKERS", "WEIGHTS", "check_learned", "checkpoint_bytes", "copy_into", "json_bytes"]
-__all__ += ["json_object", "newest_checkpoint", "part", "prefixed", "state_in", "tensor_bytes"]
+__all__ += ["json_object", "part", "prefixed", "state_in", "tensor_bytes"]
 
 MODULES: Final = "modules."
 BEST: Final = "best."
@@ -61,11 +61,6 @@ def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
-
-
-def newest_checkpoint(run: Location) -> Location | None:
-    """The folder with the counters of the checkpoint; None: there is none. Raises StorageError."""
-    return run if run.join(STATE).is_file() else None
 
 
 def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:

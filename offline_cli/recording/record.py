@@ -45,13 +45,10 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.modules.devices import choose_device
 from offline_cli.playing.infos import DROPPED
 from offline_cli.playing.loop import Plan, opened_policy, played_on
-from offline_cli.plugins import with_network
 from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
-from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.recording.agent_episodes import AgentEpisodes
@@ -179,14 +176,7 @@ def _plan(env: str, policies: tuple[str, ...], storage_options: Mapping[str, Any
     return Plan(
         environment=EnvironmentSpec(env, asked.kwargs or {}, tuple(asked.wrappers or ())),
         policies=policies,
-        opening=PolicyOptions(
-            explore=options["explore"],
-            device=choose_device(options["device"]).type,
-            pieces=PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]),
-            plugins=tuple(with_network(options["plugins"], options["network"])),
-            trust_pickle=options["trust_pickle"],
-            storage_options=storage_options,
-        ),
+        opening=PolicyOptions.of({**options, "storage_options": storage_options}),
         first=options["first_episode"],
         **{name: options[name] for name in OF_PLAN},
     )
@@ -336,6 +326,7 @@ class _Recording:
                     first=plan.first + self.episodes,
                     episodes=None if plan.episodes is None else plan.episodes - self.episodes,
                     steps=None if plan.steps is None else plan.steps - self.steps,
+                    num_envs=_even_envs(plan),
                 )
                 try:
                     with played_on(engine, workers, rest, environment, policy, EpisodeRows) as played, suppress(StopRequested):
@@ -388,6 +379,11 @@ class _Recording:
         figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
         figures |= {name: float(count) for name, count in counts.items() if name != unit}
         self._on_progress(Progress("recording", min(counts[unit], wanted), wanted, unit, figures))
+
+
+def _even_envs(plan: Plan) -> int:
+    """Copies: as few as play all the episodes of the command in as many rounds, since copies without an episode cost time."""
+    return plan.num_envs if plan.episodes is None else -(-plan.episodes // -(-plan.episodes // plan.num_envs))
 
 
 def _tell(result: RecordResult) -> None:
