@@ -17,7 +17,7 @@ from typing import Any
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import ExportFormat
-from offline_cli.connectors.pipeline_spec import Given, Setting
+from offline_cli.connectors.pipeline_spec import Given, Setting, added_pieces
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import OutputExists, UsageError
 from offline_cli.exporting.card import FORMAT, facts_of, markdown
@@ -79,7 +79,7 @@ def export(
     spaces = environment_spaces(loaded, folder.url)
     spec = replace(PlaySpec.of(env_to_module), trained=loaded.trained)
     pipeline = spec.build(Setting(*spaces)).env_to_module
-    facts = facts_of(folder, loaded, spaces, spec.as_dict()["env_to_module"], to=to)
+    facts = facts_of(folder, loaded, spaces, [name for name, _ in added_pieces(pipeline)], to=to)
     if to == "onnx":
         from offline_cli.exporting.onnx_file import onnx_export as made_of
     else:

@@ -42,30 +42,10 @@ ROWS: Final = 64  # that both modules are asked
 CLOSE: Final = 1e-4  # bytes are scaled within the weights
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
 HOW: Final = """
-`RLModule.from_checkpoint("/absolute/path/to/this/folder")` loads it, and PPO goes on from it with the same model config:
-
-```python
-from ray.rllib.algorithms.ppo import PPOConfig
-{imports}from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-config = (
-    PPOConfig()
-    .environment("ENVIRONMENT"){before}
-    .rl_module(model_config=DefaultModelConfig({config}))
-)
-algorithm = config.build_algo()
-algorithm.restore_from_path(
-    "/absolute/path/to/this/folder", component="learner_group/learner/rl_module/default_policy"
-)
-```
-
-`offline-cli evaluate rllib:FOLDER --env ENVIRONMENT --trust-pickle` plays it. Its value function gives 0 until it is trained.
-Its files are pickles, as RLlib's are.
+`RLModule.from_checkpoint("/absolute/path/to/this/folder")` of RLlib loads it. PPO goes on from it with this model config, as
+docs/export.md shows: `DefaultModelConfig({config})`. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
+Its value function gives 0 until it is trained. Its files are pickles, as RLlib's are.
 """
-FLATTENING: Final = {
-    "imports": "from ray.rllib.connectors.env_to_module import FlattenObservations\n",
-    "before": "\n    .env_runners(env_to_module_connector=lambda env, spaces, device: [FlattenObservations()])",
-}
 
 
 def rllib_export(
@@ -116,8 +96,7 @@ def rllib_export(
     inputs = {"obs": form(seen.dtype, seen.shape or ())}
     inputs |= {f"state_in/{state}": form("float32", tuple(part.shape[1:])) for state, part in states}
     outputs = {"action_dist_inputs": form("float32", (module.action_head.size,))}
-    told = ", ".join(f"{option}={value!r}" for option, value in config.items())
-    how = HOW.format(config=told, **(FLATTENING if pieces else dict.fromkeys(FLATTENING, "")))
+    how = HOW.format(config=", ".join(f"{option}={value!r}" for option, value in config.items()))
     return Made(files, inputs, outputs, how, difference, tuple(notes))
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from offline_cli.checked_keywords import checked
@@ -21,6 +21,7 @@ from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.playing.returns import Returns, played_of
 from offline_cli.playing.video import check_video, film
 from offline_cli.policies.by_name import is_named
+from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import PolicyOptions
 from offline_cli.policies.run_policy import known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
@@ -51,7 +52,7 @@ class EvaluateResult:
     seed: int
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
-    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # that a run's policy played between, by side
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # that the policy played between: names by side
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
     videos: Sequence[str] = ()  # files that were written
 
@@ -148,7 +149,6 @@ def evaluate(
     if found.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
-    between = opening.pieces if loaded is None else replace(opening.pieces, trained=loaded.trained)
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,
@@ -164,7 +164,7 @@ def evaluate(
         seed=seed,
         checkpoint=None if loaded is None else loaded.checkpoint,
         observations_not_finite=found.observations_not_finite,
-        pieces={} if loaded is None or is_game or (between.is_default and between.trained is None) else between.as_dict(),
+        pieces=opened.piece_names() if isinstance(opened, PolicyForPieces) else {},
         return_by_agent=found.return_by_agent,
         videos=videos,
     )

@@ -186,6 +186,11 @@ class PolicyForPieces(Policy):
             playing[row] = held
         return Acted(actions, for_env, extras, {"playing": playing})
 
+    def piece_names(self) -> dict[str, list[str]]:
+        """Of the pieces, by side."""
+        sides = {"env_to_module": self.player.env_to_module, "module_to_env": self.player.module_to_env}
+        return {side: _names(pipeline) for side, pipeline in sides.items()}
+
     def _grown(self, observations: Tree, state: State) -> list[Any]:
         """The B episodes, with what was seen."""
         seen = unstack(map_leaves(np.array, observations))  # copies: pieces may write into them, and their owner does
@@ -204,6 +209,11 @@ class PolicyForPieces(Policy):
                     episode = episode.cut(len_lookback_buffer=self._lookback)
             grown.append(episode)
         return grown
+
+
+def _names(pipeline: Any) -> list[str]:
+    named = getattr(pipeline, "named", None)  # RLlib's pipelines have none
+    return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
 
 
 def _as_rows(items: Any, name: str) -> Tree:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -62,10 +61,6 @@ class PlaySpec:
         """What makes the pieces."""
         return [*self.env_to_module.code(), *self.module_to_env.code()]
 
-    def as_dict(self) -> dict[str, list[str]]:
-        """The pieces beside the default ones, with their options, by side. Raises BadConfig."""
-        return {"env_to_module": _pieces(self._beside()), "module_to_env": _pieces(self.module_to_env)}
-
     # ---- built ----
 
     def build(self, setting: Setting) -> PlayPipelines:
@@ -75,48 +70,26 @@ class PlaySpec:
         MissingPackage; UnknownPiece for a trained state that the file has no piece for, BadData for one that its piece cannot
         take.
         """
-        return self._with_state(self._new(setting))
+        return self._with_state(PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting)))
 
     def build_in(
         self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
     ) -> PlayPipelines:
         """The pipelines between that environment and a policy over these spaces. Raises as `build` and `check` do."""
-        return self._with_state(self._fitting(environment, observations, actions, where, device))
+        found = self.check(environment, observations, actions, where=where, device=device)
+        return self._with_state(found) if self.trained is None else found
 
-    def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
-        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; BadConfig for a lookback that
-        is too short for a piece; of a trained policy what `build` raises, too.
+    def check(
+        self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
+    ) -> PlayPipelines:
+        """The pipelines, before their pieces get what they learned; of a trained policy they could. Raises SpaceMismatch unless
+        a policy over these spaces can play through them; BadConfig for a lookback that is too short for a piece.
 
         Actions are checked against the environment's only where no pieces of the user's lie between.
         """
-        pipelines = self._fitting(environment, observations, actions, where)
-        if self.trained is not None:
-            self._with_state(pipelines)
-
-    def _new(self, setting: Setting) -> PlayPipelines:
-        """The pipelines before their pieces get what they learned."""
-        return PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
-
-    def _beside(self) -> PipelineSpec:
-        trained = self.trained
-        if trained is None or not self.env_to_module.is_default:
-            return self.env_to_module.beside_environment()
-        fix = "name a file of those that belong beside the environment: --env-to-module FILE"
-        if trained.document is None:
-            names = ", ".join(trained.names) or "of unknown names"
-            what = f"the policy was trained through pieces that Python code made: {names}"
-            raise BadConfig(what, where=trained.where, fix=fix)
-        try:
-            return trained.beside_environment()
-        except BadConfig as err:
-            what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
-            raise BadConfig(what, where=trained.where, fix=fix) from err
-
-    def _fitting(
-        self, environment: Environment, observations: Space, actions: Space, where: str, device: Any = None
-    ) -> PlayPipelines:
         spaces = environment.observation_space, environment.action_space
-        pipelines = self._new(Setting(*spaces, env=environment.singles(1)[0], device=device))
+        setting = Setting(*spaces, env=environment.singles(1)[0], device=device)
+        pipelines = PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
         back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
         if self.lookback is not None and back > self.lookback:
             fix = f"--lookback {back}, or none: the whole episode"
@@ -132,7 +105,22 @@ class PlaySpec:
         if problems:
             fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
             raise SpaceMismatch.of(problems, where=where, fix=fix)
-        return pipelines
+        return pipelines if self.trained is None else self._with_state(pipelines)
+
+    def _beside(self) -> PipelineSpec:
+        trained = self.trained
+        if trained is None or not self.env_to_module.is_default:
+            return self.env_to_module.beside_environment()
+        fix = "name a file of those that belong beside the environment: --env-to-module FILE"
+        if trained.document is None:
+            names = ", ".join(trained.names) or "of unknown names"
+            what = f"the policy was trained through pieces that Python code made: {names}"
+            raise BadConfig(what, where=trained.where, fix=fix)
+        try:
+            return trained.beside_environment()
+        except BadConfig as err:
+            what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
+            raise BadConfig(what, where=trained.where, fix=fix) from err
 
     def _with_state(self, pipelines: PlayPipelines) -> PlayPipelines:
         """Give pieces what they had learned in training, and freeze them.
@@ -175,15 +163,3 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
         what = "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too"
         _log.warning(what, ", ".join(alone), learner.where)
     return PlaySpec(learner)
-
-
-def _pieces(spec: PipelineSpec) -> list[str]:
-    """The pieces of a file with their options; of Python objects what is known of them."""
-    if spec.document is None:
-        return [spec.name] * bool(spec.name)
-    return [_piece(piece) for piece in spec.document.get("pieces", [])]
-
-
-def _piece(piece: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{name}={value!r}" for name, value in piece.items() if name not in ("name", "use"))
-    return f"{piece.get('name', piece.get('use'))}({options})"

@@ -117,9 +117,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._ended = self._t = 0  # episodes; steps of the one under way
         self._is_under_way = False
         self._writer.__enter__()
-        self._is_open, self._before = True, len(self._writer.ids_written) if resume else 0
-        # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
-        getattr(threading, "_register_atexit", atexit.register)(self._save)
+        self._before = len(self._writer.ids_written) if resume else 0
+        _open.add(self)
 
     @property
     def episodes_recorded(self) -> int:
@@ -152,7 +151,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium. Raises UsageError without a `reset` before an episode."""
-        if not (self._is_under_way and self._is_open):
+        if not self._is_under_way or self not in _open:
             fix = "env.reset() before an episode, close() after the last; a wrapper that resets by itself goes around this one"
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
         taken = map_leaves(np.copy, stacked_rows([self._fitted("action", self._take, action)]))  # it may be written into
@@ -191,7 +190,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _cut(self) -> None:
         """The caller leaves an episode before its end: it is kept as truncated, and counted."""
-        if self._is_under_way and self._t and self._is_open:
+        if self._is_under_way and self._t and self in _open:
             self._tally.assume(UNFINISHED)
             self._end(terminated=False, truncated=True)
 
@@ -205,9 +204,9 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _commit(self, *, complete: bool) -> Manifest | None:
         """Commit all whole episodes; None where that is done already, or there is none: then nothing is left there."""
-        if not self._is_open:
+        if self not in _open:
             return None
-        self._is_open = False
+        _open.discard(self)
         try:
             if not self._writer.episodes_written:
                 _log.warning("note: no episode had a step, so that nothing is written to %s", self.url)
@@ -226,6 +225,11 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         if manifest is not None:
             text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Next time, %s"
             _log.warning(text, self.url, manifest.counts.episodes, CLOSING)
+
+
+_open: set[Recorder] = set()
+# While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
+getattr(threading, "_register_atexit", atexit.register)(lambda: [recorder._save() for recorder in [*_open]])
 
 
 def _environment(env: Any) -> Environment | None:

@@ -62,7 +62,7 @@ class RecordResult:
 
 def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> RecordResult:
     """The result of a dry run, which says what would be done."""
-    player = policy.player if isinstance(policy, PolicyForPieces) else None
+    between = policy.piece_names() if isinstance(policy, PolicyForPieces) else {}
     return RecordResult(
         out=out,
         format=format,
@@ -74,15 +74,9 @@ def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> Re
         action_scale=policy.action_scale,
         explore=plan.opening.explore,
         seed=plan.seed,
-        env_to_module=None if player is None else _names(player.env_to_module),
-        module_to_env=None if player is None else _names(player.module_to_env),
+        env_to_module=between.get("env_to_module"),
+        module_to_env=between.get("module_to_env"),
     )
-
-
-def _names(pipeline: Any) -> list[str]:
-    """Of the pieces; RLlib's pipelines have classes alone."""
-    named = getattr(pipeline, "named", None)
-    return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
 
 
 def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, seconds: float) -> RecordResult:
