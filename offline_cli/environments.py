@@ -32,9 +32,7 @@ from offline_cli.spaces import Space, check_supported, declared_spaces
 __all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
 
 Env = gym.Env[Any, Any]
-ATARI, ATARI_IDS = "ale_py", "ALE/"
-PETTINGZOO = "pettingzoo"
-WRAPPER_FORM = "package.module:Class, or the name of one of gymnasium.wrappers"
+EXTRAS = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +54,7 @@ class EnvironmentSpec:
 class Environment:
     """How to make copies of one environment; copies that were made are kept until `close`, or the end of a `with`."""
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Any],
-        spec: EnvironmentSpec | None = None,
-    ) -> None:
+    def __init__(self, name: str, make: Callable[[], Any], spec: EnvironmentSpec | None = None) -> None:
         self.name, self.spec = name, EnvironmentSpec(name) if spec is None else spec
         self._make = make
         self._singles: list[Env] = [self._made()]
@@ -109,14 +102,11 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     it does not take and, naming all mistakes, for wrappers, and BadData where its code raises.
     """
     given, around = dict(kwargs or {}), _wrappers(wrappers)
-    told = EnvironmentSpec(name, given, tuple(wrappers))
-    spec = _maker(name) if name.startswith(PYTHON) else _spec(name)
-    if not isinstance(spec, gym.envs.registration.EnvSpec):
-        return Environment(name, _fitted_out(name, spec, given, around), told)
-    id_ = spec.id  # its module has been imported
-    # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
-    make = _fitted_out(name, lambda **own: gym.make(id_, disable_env_checker=True, **own), given, around)
-    return Environment(name, make, told)
+    make = _maker(name)
+    if isinstance(make, gym.envs.registration.EnvSpec):
+        # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
+        make = partial(gym.make, make.id, disable_env_checker=True)
+    return Environment(name, _fitted_out(name, make, given, around), EnvironmentSpec(name, given, tuple(wrappers)))
 
 
 def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
@@ -163,88 +153,35 @@ def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
 def check_registered(name: str) -> None:
     """Raise UnknownEnvironment for an id that gymnasium does not know; names of code are left to `open_environment`."""
     if ":" not in name:
-        _spec(name)
+        _maker(name)
 
 
-def _spec(name: str) -> Any:
-    """gymnasium's record of an id; or the class or function of a module in which no such id is registered."""
-    module, colon, id_ = name.rpartition(":")
-    imported = _imported(module, name) if colon else None
-    if id_.startswith(ATARI_IDS):
-        _register_atari(name)
-    try:
-        return gym.spec(id_)
-    except gym.error.Error as err:
-        if callable(made := getattr(imported, id_, None)):
-            return made
-        known = _near(id_, [*gym.registry, *(vars(imported) if imported else ())])
-        why = f"the module {module} neither registers {id_!r} nor has such a class or function"
-        why = why if colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound)) else str(err)
-        raise _unknown(name, why, [f"{module}{colon}{match}" for match in known]) from err
+# ---- names ----
 
 
-def _register_atari(name: str) -> None:
-    """Import what registers the ids of Atari's games. Raises MissingPackage."""
-    try:
-        importlib.import_module(ATARI)
-    except ImportError as err:
-        fix = "pip install 'offline-cli[atari]'"
-        raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
-
-
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    return difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-
-
-def _maker(name: str) -> Callable[[], Any]:
-    """The class or function that `python:package.module:attribute` names."""
-    form = "name a class or function: python:package.module:make_env"
-    try:
-        found = named_object(name.removeprefix(PYTHON), where=f"--env {name}", form=form, raised=BadData)
-    except BadConfig as err:
-        if isinstance(err.__cause__, ModuleNotFoundError) and _lacks_pettingzoo(err.__cause__):
-            raise _missing(name, err.__cause__) from err
-        raise UnknownEnvironment(f"no environment {name!r}: {err.what}", where=err.where, fix=err.fix) from err
-    if not callable(found):
+def _maker(name: str) -> Any:
+    """What makes the environment: gymnasium's record of an id, or a class or function."""
+    is_code = name.startswith(PYTHON)
+    module, colon, id_ = name.removeprefix(PYTHON).rpartition(":")
+    imported, why = _imported(module, name) if colon or is_code else None, f"{module} has no {id_!r}"
+    if not is_code:
+        if id_.startswith("ALE/"):  # its package registers them
+            _guarded(name, "importing ale_py for", lambda: importlib.import_module("ale_py"))
+        try:
+            return gym.spec(id_)
+        except gym.error.Error as err:
+            if not (colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound))):
+                why = str(err)
+    found: Any = imported
+    for part in id_.split("."):
+        found = getattr(found, part, None)
+    if callable(found):
+        return found
+    if found is not None:
         raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")
-    make: Callable[[], Any] = found
-    return make
-
-
-def _wrappers(texts: Sequence[str]) -> list[Any]:
-    """What `--wrapper` names, with its arguments. Raises BadConfig with all mistakes."""
-    made, wrong = [], list[BadConfig]()
-    for text in texts:
-        name, arguments, mistakes = call_of(text)
-        try:
-            path = name.removeprefix(PYTHON) if ":" in name else f"{gymnasium.wrappers.__name__}:{name}"
-            found = named_object(path, where=f"--wrapper {text}", form=WRAPPER_FORM, raised=BadData)
-            if mistakes:
-                raise BadConfig("; ".join(mistakes), where=f"--wrapper {text}", fix="--wrapper NAME:key=value,...")
-        except BadConfig as err:
-            wrong.append(err)
-        else:
-            made.append(_called(text, found, arguments))
-    if len(wrong) > 1:
-        texts = [f"{err.what} ({err.fix})" for err in wrong]
-        raise BadConfig.of(texts, where="; ".join(err.where for err in wrong), fix="correct each --wrapper")
-    if wrong:
-        raise wrong[0]
-    return made
-
-
-def _called(text: str, found: Any, arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
-    if getattr(found, "__module__", "").startswith(gymnasium.wrappers.__name__):  # which take tuples, and JSON has none
-        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
-
-    def made(env: Any) -> Any:
-        try:
-            return partial(found, **arguments)(env)
-        except (TypeError, ValueError, AssertionError) as err:
-            fix = "name arguments that the wrapper takes, with values that it accepts"
-            raise BadConfig(f"the wrapper cannot be made so: {err}", where=f"--wrapper {text}", fix=fix) from err
-
-    return made
+    known = [*(vars(imported) if imported else ()), *(() if is_code else gym.registry)]
+    near = difflib.get_close_matches(id_, known, n=3, cutoff=0.5)
+    raise _unknown(name, why, [f"{name[: -len(id_)]}{match}" for match in near])
 
 
 def _imported(module: str, name: str) -> ModuleType:
@@ -253,18 +190,12 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        if _lacks_pettingzoo(err):
-            raise _missing(name, err) from err
-        if said := no_module(module, err):
+        lacks_pettingzoo = str(err.name).startswith("pettingzoo") and importlib.util.find_spec("pettingzoo") is None
+        if not lacks_pettingzoo and (said := no_module(module, err)):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
     except (Exception, SystemExit) as err:
         raise _raised(name, f"importing {module}", err) from err
-
-
-def _lacks_pettingzoo(error: ModuleNotFoundError) -> bool:
-    """Whether a game of PettingZoo is asked for, which is not installed."""
-    return str(error.name).partition(".")[0] == PETTINGZOO and importlib.util.find_spec(PETTINGZOO) is None
 
 
 def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
@@ -279,20 +210,54 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
         raise _raised(name, f"{doing} {name}", err) from err
 
 
-def _unknown(name: str, why: str, near: list[str] | None = None) -> UnknownEnvironment:
+def _unknown(name: str, why: str, near: Sequence[str] = ()) -> UnknownEnvironment:
     forms = "a registered id (python -c 'import gymnasium; gymnasium.pprint_registry()'), module:EnvId, "
     forms += "or python:package.module:make_env"
     fix = f"did you mean {' or '.join(near)}?" if near else forms
-    return UnknownEnvironment(f"no environment {name!r}: {why}", where=f"--env {name}", fix=fix, details={"near": near or []})
+    return UnknownEnvironment(f"no environment {name!r}: {why}", where=f"--env {name}", fix=fix, details={"near": [*near]})
 
 
 def _missing(name: str, error: ImportError | gym.error.Error) -> MissingPackage:
     said = re.search(r"pip install [^`]+", str(error))
-    package = getattr(error, "name", None) or "what the environment needs"
-    package = package.partition(".")[0]
-    fix = said[0] if said else "pip install 'offline-cli[pettingzoo]'" if package == PETTINGZOO else f"pip install {package}"
+    package = (getattr(error, "name", None) or "what the environment needs").partition(".")[0]
+    fix = said[0] if said else f"pip install {EXTRAS.get(package, package)}"
     return MissingPackage(f"{name} needs a package: {error}", where=f"--env {name}", fix=fix)
 
 
 def _raised(name: str, doing: str, error: BaseException) -> BadData:
     return BadData(f"{doing} raised {error!r}", where=f"--env {name}", fix="check the environment by itself, in Python")
+
+
+# ---- wrappers ----
+
+
+def _wrappers(texts: Sequence[str]) -> list[Any]:
+    """What `--wrapper` names, with its arguments. Raises BadConfig with all mistakes."""
+    made, wrong = [], list[str]()
+    for text in texts:
+        name, arguments, mistakes = call_of(text)
+        try:
+            path = name.removeprefix(PYTHON) if ":" in name else f"{gymnasium.wrappers.__name__}:{name}"
+            form = "package.module:Class, or the name of one of gymnasium.wrappers"
+            made.append(_called(text, named_object(path, where=f"--wrapper {text}", form=form, raised=BadData), arguments))
+        except BadConfig as err:
+            mistakes = [f"{err.what} ({err.fix})"]
+        wrong += [f"{text}: {mistake}" for mistake in mistakes]
+    if wrong:
+        where = "; ".join(f"--wrapper {text}" for text in texts if any(one.startswith(text) for one in wrong))
+        raise BadConfig.of(wrong, where=where, fix="--wrapper NAME:key=value,...")
+    return made
+
+
+def _called(text: str, found: Any, arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
+    if getattr(found, "__module__", "").startswith(gymnasium.wrappers.__name__):  # which take tuples, and JSON has none
+        arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+
+    def made(env: Any) -> Any:
+        try:
+            return found(env, **arguments)
+        except (TypeError, ValueError, AssertionError) as err:
+            fix = "name arguments that the wrapper takes, with values that it accepts"
+            raise BadConfig(f"the wrapper cannot be made so: {err}", where=f"--wrapper {text}", fix=fix) from err
+
+    return made

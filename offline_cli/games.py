@@ -1,9 +1,9 @@
 """Environments of several agents (PettingZoo, parallel and AEC API) as one gymnasium environment whose parts are the agents.
 
 A game is one play of such an environment, from its reset until no agent is left. Observations are a Dict by agent of what the
-agent saw last (`OBS`) and of `STATE`, a vector: whether the agent is shown something now, whether it acts on it, whether and
-how it has ended, and its reward since it was last shown something. Actions are a Dict by agent, of which those of agents that
-act are taken. So games are played, seeded and recorded in slots as all environments are, whichever agents are there.
+agent saw last (`OBS`) and of `STATE`, six numbers: whether the agent is SHOWN something now, whether it ACTS on it, whether it
+has TERMINATED or was TRUNCATED, its REWARD since it was last shown something, and its RETURN so far. Actions are a Dict by
+agent, of which those of agents that act are taken. So games are played, seeded and recorded in slots as all environments are.
 
 What an agent is shown, one after the other, is its episode: the last with its end. In the AEC API that is what `last()` says at
 its turns; in the parallel API what `reset` and `step` return. The reward of an action is all that the agent gets until it is
@@ -20,68 +20,15 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from offline_cli.errors import BadConfig
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.step_values import flag_of, reward_of
 
-__all__ = [
-    "OBS",
-    "STATE",
-    "Game",
-    "agents_in",
-    "common_spaces",
-    "final_returns",
-    "game_of",
-    "has_ended",
-    "is_acting",
-    "is_shown",
-    "rewards_in",
-]
+__all__ = ["ACTS", "OBS", "RETURN", "REWARD", "SHOWN", "STATE", "TERMINATED", "TRUNCATED", "Game", "common_spaces", "game_of"]
 
 OBS, STATE = "obs", "state"
-SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # numbers of a state
-
-
-def is_shown(state: NDArray[Any]) -> NDArray[np.bool_]:
-    """(B,) whether the agent is shown an observation, of states (B, numbers)."""
-    return np.asarray(state[:, SHOWN] > 0)
-
-
-def is_acting(state: NDArray[Any]) -> NDArray[np.bool_]:
-    """(B,) whether the agent acts on it."""
-    return np.asarray(state[:, ACTS] > 0)
-
-
-def has_ended(state: NDArray[Any]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(B,) each: whether the agent has terminated, and whether it was truncated."""
-    return np.asarray(state[:, TERMINATED] > 0), np.asarray(state[:, TRUNCATED] > 0)
-
-
-def rewards_in(state: NDArray[Any]) -> NDArray[np.float64]:
-    """(B,) the agent's reward since it was last shown an observation."""
-    return np.asarray(state[:, REWARD], np.float64)
-
-
-def final_returns(state: NDArray[Any]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """(B,) each: the agent's return at the end of games, 0 where it took no part, and whether it took part."""
-    took_part = np.asarray(state[:, TERMINATED : TRUNCATED + 1].any(axis=1), np.bool_)
-    return np.where(took_part, state[:, RETURN], 0.0), took_part
-
-
-class StateSpace(spaces.Box):
-    """Of a state."""
-
-    def __init__(self) -> None:
-        super().__init__(-np.inf, np.inf, (6,), np.float64)
-
-
-def agents_in(space: Space) -> tuple[str, ...]:
-    """The agents, where `space` is of a game's observations; else none."""
-    parts = space.spaces if isinstance(space, spaces.Dict) else {}
-    states = [part.spaces.get(STATE) if isinstance(part, spaces.Dict) else None for part in parts.values()]
-    return tuple(parts) if parts and all(isinstance(state, StateSpace) for state in states) else ()
+SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # of a state (..., 6), float64
 
 
 def game_of(made: Any, name: str) -> Any:
@@ -97,7 +44,7 @@ def game_of(made: Any, name: str) -> Any:
 def common_spaces(agents: Mapping[str, tuple[Space, Space]], name: str) -> tuple[Space, Space]:
     """The spaces of observations and actions that all agents have. Raises BadConfig where they differ."""
     first = next(iter(agents.values()))
-    if any(not (same_space(own[0], first[0]) and same_space(own[1], first[1])) for own in agents.values()):
+    if any(not all(map(same_space, own, first)) for own in agents.values()):
         told = [f"{agent}: {describe(own[0])}, {describe(own[1])}" for agent, own in agents.items()]
         fix = "pad observations and actions to one size, with a --wrapper of your own or of SuperSuit (pad_observations_v0)"
         raise BadConfig(f"agents of several spaces: {'; '.join(told)}", where=f"--env {name}", fix=fix)
@@ -112,25 +59,23 @@ class Game(gym.Env[Any, Any]):
         if not listed:
             what = f"{name} does not list its agents (possible_agents)"
             raise BadConfig(what, where=f"--env {name}", fix="give the environment a list of all agents that may take part")
-        self._played = played
-        self._called = {str(agent): agent for agent in listed}
-        self.agents = tuple(self._called)
+        self._played, self._called = played, {str(agent): agent for agent in listed}
         self.spaces_of: dict[str, tuple[Space, Space]] = {
             agent: (played.observation_space(own), played.action_space(own)) for agent, own in self._called.items()
         }
-        state = StateSpace()
-        parts = [(agent, spaces.Dict([(OBS, own[0]), (STATE, state)])) for agent, own in self.spaces_of.items()]
-        self.observation_space = spaces.Dict(parts)
+        state = spaces.Box(-np.inf, np.inf, (6,), np.float64)
+        parts = {agent: spaces.Dict([(OBS, own[0]), (STATE, state)]) for agent, own in self.spaces_of.items()}
+        self.observation_space = spaces.Dict(list(parts.items()))
         self.action_space = spaces.Dict([(agent, own[1]) for agent, own in self.spaces_of.items()])
         self._nothing = {agent: _zeros(own[0]) for agent, own in self.spaces_of.items()}
         self._seen: dict[str, Any] = {}
-        self._state = {agent: np.zeros(6) for agent in self.agents}
+        self._state: dict[str, Any] = {}
         self._infos: dict[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin a game."""
         self._seen, self._infos = dict(self._nothing), {}
-        self._state = {agent: np.zeros(6) for agent in self.agents}
+        self._state = {agent: np.zeros(6) for agent in self._called}
         self._begin(seed)
         if not any(state[ACTS] for state in self._state.values()):
             raise ValueError("no agent acts after reset")
@@ -144,27 +89,23 @@ class Game(gym.Env[Any, Any]):
         self._infos = {}
         self._play(acting, action)
         over = not any(state[ACTS] for state in self._state.values())
-        if over:
-            left = [agent for agent in self._seen_by() if not self._state[agent][TERMINATED : TRUNCATED + 1].any()]
-            if left:
-                raise ValueError(f"the game is over, and {', '.join(left)} neither terminated nor truncated")
+        for agent, state in self._state.items() if over else ():
+            if self._seen[agent] is not self._nothing[agent] and not state[[TERMINATED, TRUNCATED]].any():
+                raise ValueError(f"the game is over, and {agent} neither terminated nor truncated")
         return self._shown(), float(sum(state[REWARD] for state in self._state.values())), over, False, self._infos
-
-    def _seen_by(self) -> list[str]:
-        return [agent for agent in self.agents if self._seen[agent] is not self._nothing[agent]]
 
     def close(self) -> None:
         """Close the environment."""
         self._played.close()
 
     def _shown(self) -> dict[str, Any]:
-        return {agent: {OBS: self._seen[agent], STATE: self._state[agent]} for agent in self.agents}
+        return {agent: {OBS: self._seen[agent], STATE: state} for agent, state in self._state.items()}
 
     def _show(self, own: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
         """Show an agent an observation with what came since the last; whether it acts on it."""
         agent = str(own)
         if agent not in self._state:
-            raise ValueError(f"agent {agent!r} is none of possible_agents: {', '.join(self.agents)}")
+            raise ValueError(f"agent {agent!r} is none of possible_agents: {', '.join(self._called)}")
         state = self._state[agent]
         if state[TERMINATED] or state[TRUNCATED]:
             raise ValueError(f"agent {agent!r} comes back after its end")
@@ -172,9 +113,7 @@ class Game(gym.Env[Any, Any]):
             raise ValueError(f"agent {agent!r} is shown no observation")
         self._seen[agent] = observation
         reward, flags = reward_of(reward), (flag_of(terminated), flag_of(truncated))
-        state[SHOWN], state[TERMINATED : TRUNCATED + 1], state[REWARD] = 1, flags, reward
-        state[ACTS] = not any(flags)
-        state[RETURN] += reward
+        state[:] = 1, not any(flags), *flags, reward, state[RETURN] + reward
         if info:
             self._infos[agent] = dict(info)
         return bool(state[ACTS])
@@ -195,19 +134,14 @@ class ParallelGame(Game):
             self._show(agent, observations.get(agent), 0.0, False, False, infos.get(agent))
 
     def _play(self, acting: list[str], action: Any) -> None:
-        own = [self._called[agent] for agent in acting]
-        observations, rewards, terminated, truncated, infos = self._played.step(
-            {agent: action[name] for agent, name in zip(own, acting, strict=True)}
-        )
-        there = set(self._played.agents)
-        for agent in own:
-            flags = terminated.get(agent, False), truncated.get(agent, False)
-            if agent not in there and not any(flags):
+        given = {self._called[agent]: action[agent] for agent in acting}
+        observations, rewards, terminated, truncated, infos = self._played.step(given)
+        there = self._played.agents
+        for agent in [*given, *(one for one in there if one not in given)]:
+            ends, cut = (agent in given and flags.get(agent, False) for flags in (terminated, truncated))
+            if agent not in there and not (ends or cut):
                 raise ValueError(f"agent {agent!r} leaves, neither terminated nor truncated")
-            self._show(agent, observations.get(agent), rewards.get(agent, 0.0), *flags, infos.get(agent))
-        for agent in self._played.agents:
-            if agent not in own:
-                self._show(agent, observations.get(agent), rewards.get(agent, 0.0), False, False, infos.get(agent))
+            self._show(agent, observations.get(agent), rewards.get(agent, 0.0), ends, cut, infos.get(agent))
 
 
 class TurnGame(Game):

@@ -19,7 +19,7 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.modules.rl_module import hash_of_weights
 from offline_cli.policies.action_names import discrete_elements
-from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object, newest_checkpoint
+from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object
 from offline_cli.policies.run_policy import MEANINGS, LoadedPolicy, fingerprint_of, known_environments
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.blanking import blanked_call, blanked_values
@@ -28,10 +28,8 @@ from offline_cli.storage.locations import Location
 __all__ = ["FORMAT", "facts_of", "markdown"]
 
 FORMAT: Final = "offline-cli-export"
-OF_RESULT: Final = (
-    *("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_accuracy_majority", "val_recall", "val_mse"),
-    *("policy_update", "stopped_by"),
-)
+OF_RESULT: Final = ("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_accuracy_majority", "val_recall", "val_mse")
+OF_POLICY: Final = ("policy_update", "stopped_by")
 OF_CONFIG: Final = ("algorithm", "network", "hidden", "activation", "batch_size", "lr", "seed")
 OF_SCORES: Final = ("eval_return_mean", "eval_return_ci95", "eval_episodes")
 OF_DATA: Final = ("module", "episodes", "steps", "sources")
@@ -42,12 +40,10 @@ def facts_of(
     run: Location, loaded: LoadedPolicy, spaces: tuple[Space, Space], pieces: Sequence[str], *, to: str
 ) -> dict[str, Any]:
     """JSON values by name. `spaces`: of the environment; `pieces`: of the user's around the policy."""
-    newest = newest_checkpoint(run)
-    state = {} if newest is None else _told(newest.join(STATE))
+    state = _told(run.join(STATE))
     seen = state["seen"] if isinstance(state.get("seen"), dict) else {}
     result = {} if loaded.checkpoint is not None else _told(run.join(RESULT))
     config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
-    environments = known_environments(loaded.description)
     meanings = Meanings.of(loaded.description.get(MEANINGS, {}), run.url)
     return {
         "format": FORMAT,
@@ -60,10 +56,12 @@ def facts_of(
         "pieces": list(pieces),
         "environments": [
             {"id": one.id, "kwargs": blanked_values(one.kwargs), "wrappers": [*map(blanked_call, one.wrappers)]}
-            for one in environments
+            for one in known_environments(loaded.description)
         ],
-        "data": _known({**blanked_values(_known({**result, **seen}, OF_DATA)), "digest": state.get("data")}),
-        "training": _known(config, OF_CONFIG) | _known(result, OF_RESULT) | _known({"checkpoint": loaded.checkpoint}),
+        "data": blanked_values(_known({**result, **seen}, OF_DATA)) | _known({"digest": state.get("data")}, ["digest"]),
+        "training": _known(
+            {**config, **result, "checkpoint": loaded.checkpoint}, (*OF_CONFIG, *OF_RESULT, *OF_POLICY, "checkpoint")
+        ),
         "scores": _known(result, OF_SCORES),
         "provenance": {
             "policy": fingerprint_of(loaded),
@@ -74,9 +72,8 @@ def facts_of(
     }
 
 
-def _known(values: Mapping[str, Any], names: Sequence[str] | None = None) -> dict[str, Any]:
-    chosen = values if names is None else {name: values.get(name) for name in names}
-    return {name: value for name, value in chosen.items() if value is not None}
+def _known(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def _told(file: Location) -> dict[str, Any]:
@@ -89,15 +86,12 @@ def _told(file: Location) -> dict[str, Any]:
 
 def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str, how: str) -> str:
     """The card for people. `card`: the facts, with `inputs`, `outputs` and `notes`; `how`: what runs it, as Markdown."""
-    described = {"observations": describe(spaces[0]), "actions": describe(spaces[1]), "action scale": card["action_scale"]}
-    ports = {f"{side} {port}": form for side in ("inputs", "outputs") for port, form in card[side].items()}
     sections: dict[str, Mapping[Any, Any]] = {
-        "Spaces": described,
+        "Spaces": dict(zip(("observations", "actions"), map(describe, spaces), strict=True)) | {"scale": card["action_scale"]},
         "Elements and categories": _meanings_rows(card.get(MEANINGS, {}), spaces[1]),
         "Pieces inside": dict(enumerate(card["pieces"])),
         "Environments": {one["id"]: {**one["kwargs"], "wrappers": one["wrappers"]} for one in card["environments"]},
-        **{title.capitalize(): card[title] for title in ("data", "training", "scores", "provenance")},
-        "Inputs and outputs": ports,
+        **{title.capitalize(): card[title] for title in ("data", "training", "scores", "provenance", "inputs", "outputs")},
         "Notes": dict(enumerate(card["notes"])),
     }
     lines = [f"# {name}", "", f"A policy trained by offline-cli, exported to {card['to']}.", ""]
@@ -111,11 +105,10 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
 def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]], action_space: Space) -> dict[str, str]:
     """By element, `obs[1]`: its name, unit and categories, numbered as actions are; of what nothing is known, no row."""
     choices_of = discrete_elements(action_space, NO_MEANINGS)
-    starts = {path: [choice.start for choice in each] for path, each in choices_of.items()}
     found = {}
     for path, elements in meanings.items():
-        for number, one in enumerate(elements):
-            start = starts[path][number] if number < len(starts.get(path, ())) else 0
+        starts = [choice.start for choice in choices_of.get(path, ())] or [0] * len(elements)
+        for number, (one, start) in enumerate(zip(elements, starts, strict=False)):
             choices = ", ".join(f"{choice} {text}" for choice, text in enumerate(one.get("categories", ()), start))
             words = [one.get("name", ""), f"in {one['unit']}" if "unit" in one else "", choices]
             found[path if len(elements) == 1 else f"{path}[{number}]"] = "; ".join(filter(None, words))

@@ -17,14 +17,13 @@ from typing import Any
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import ExportFormat
-from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given, Setting, added_pieces
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import OutputExists, UsageError
 from offline_cli.exporting.card import FORMAT, facts_of, markdown
+from offline_cli.exporting.made import Made
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import environment_spaces, load_policy
-from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import write_whole
 
@@ -50,18 +49,6 @@ class ExportResult:
         return {**asdict(self), "notes": list(self.notes)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
-    """What is written, beside the card."""
-
-    files: Mapping[str, bytes]  # in order, by their paths below `out`; "" is `out` itself
-    inputs: Mapping[str, str]
-    outputs: Mapping[str, str]
-    how: str  # to run it, as Markdown
-    difference: float
-    notes: tuple[str, ...] = ()
-
-
 @checked
 def export(
     run: str | os.PathLike[str] | Location,
@@ -82,25 +69,28 @@ def export(
     `env_to_module`: the pieces again, where they are code.
 
     Of a run that is not finished the policy of its last checkpoint. Raises what `load_policy` raises for the run; BadConfig,
-    naming it, for a run of several modules, and for a piece or a network that has no such form; MissingPackage, OutputExists,
-    StorageError.
+    naming it, for a piece or a network that has no such form; MissingPackage, OutputExists, StorageError.
     """
     known = storage_options
     where = [place.url if isinstance(place, Location) else os.fspath(place) for place in (run, out)]
     place, folder = open_location(out, known, beside=where), open_location(run, known, beside=where)
-    files = _free_places(place, to, overwrite=overwrite)
+    card_file, readme = _free_places(place, to, overwrite=overwrite)
     loaded = load_policy(folder, plugins=plugins, network=network)
     spaces = environment_spaces(loaded, folder.url)
     spec = replace(PlaySpec.of(env_to_module), trained=loaded.trained)
-    pipeline, pieces = spec.build(Setting(*spaces)).env_to_module, spec.as_dict()["env_to_module"]
-    facts = facts_of(folder, loaded, spaces, pieces, to=to)
-    made = (_onnx if to == "onnx" else _rllib)(loaded.module, pipeline, spaces[0], facts, place.name, folder.url)
+    pipeline = spec.build(Setting(*spaces)).env_to_module
+    facts = facts_of(folder, loaded, spaces, [name for name, _ in added_pieces(pipeline)], to=to)
+    if to == "onnx":
+        from offline_cli.exporting.onnx_file import onnx_export as made_of
+    else:
+        from offline_cli.exporting.rllib_checkpoint import rllib_export as made_of
+    made: Made = made_of(loaded.module, pipeline, spaces[0], facts, name=place.name, where=folder.url)
     card = {**facts, "inputs": made.inputs, "outputs": made.outputs, "notes": made.notes}
     if not dry_run:
-        text = markdown(card, spaces, name=place.name, how=made.how)
-        contents = [(files[0], (json.dumps(card, indent=1) + "\n").encode()), (files[1], text.encode())]
+        contents = [(card_file, (json.dumps(card, indent=1) + "\n").encode())]
+        contents += [(readme, markdown(card, spaces, name=place.name, how=made.how).encode())]
         contents += [(place.join(name) if name else place, part) for name, part in made.files.items()]
-        beside = _folder_of(files[0])
+        beside = _folder_of(card_file)
         beside.make_folder()
         for target, content in contents:
             write_whole(target, content, folder=beside)
@@ -110,7 +100,7 @@ def export(
         format=to,
         inputs=made.inputs,
         outputs=made.outputs,
-        card=files[0].url,
+        card=card_file.url,
         bytes=sum(map(len, made.files.values())),
         difference=made.difference,
         notes=made.notes,
@@ -142,46 +132,3 @@ def _free_places(place: Location, to: str, *, overwrite: bool) -> tuple[Location
     if not is_free and not overwrite:
         raise OutputExists("an export is there already", where=place.url, fix="--overwrite to replace it, or another --out")
     return card, readme
-
-
-def _onnx(module: Any, pipeline: Any, observations: Space, facts: Mapping[str, Any], name: str, where: str) -> _Made:
-    from offline_cli.exporting.onnx_file import difference, onnx_bytes
-    from offline_cli.exporting.whole_policy import WholePolicy
-    from offline_cli.policies.onnx_model import model_of
-
-    policy = WholePolicy(module, pipeline, observations, where=where)
-    content = onnx_bytes(policy, facts, where=where)
-    model = model_of(content, where="the exported file")
-    inputs, outputs = (
-        {port: _form(one.dtype, one.shape) for port, one in ports.items()} for ports in (model.inputs, model.outputs)
-    )
-    given = [f"    {json.dumps(port)}: {_value_of(port, form)}," for port, form in inputs.items()]
-    how = ["```python", "import numpy as np", "import onnxruntime", ""]
-    how += [f"session = onnxruntime.InferenceSession({json.dumps(name)})", "given = {", *given, "}"]
-    how += ["names = [port.name for port in session.get_outputs()]"]
-    how += ["found = dict(zip(names, session.run(names, given)))", "```", ""]
-    how += ["Each `state_in/NAME` is the `state_out/NAME` of the call before, and zeros where an episode begins."]
-    how += ["`offline-cli evaluate onnx:FILE --env ENV` plays it."]
-    return _Made({"": content}, inputs, outputs, "\n".join(how), difference(policy, model, observations))
-
-
-def _form(dtype: Any, shape: tuple[int, ...]) -> str:
-    return f"{dtype} ({', '.join(map(str, ('B', *shape)))}{'' if shape else ','})"
-
-
-def _value_of(port: str, form: str) -> str:
-    """What is given to an input, as Python."""
-    dtype, _, shape = form.partition(" ")
-    return "observation[None]" if port == Columns.OBS else f'np.zeros({shape.replace("B", "1", 1)}, "{dtype}")'
-
-
-def _rllib(module: Any, pipeline: Any, observations: Space, facts: Mapping[str, Any], name: str, where: str) -> _Made:
-    from offline_cli.exporting.rllib_checkpoint import rllib_files, rllib_how, rllib_module
-
-    pieces = added_pieces(pipeline)
-    theirs, difference, notes = rllib_module(module, pieces, where=where)
-    seen = module.observation_space
-    inputs = {"obs": _form(seen.dtype, seen.shape or ())}
-    inputs |= {f"state_in/{name}": _form("float32", tuple(part.shape[1:])) for name, part in module.get_initial_state().items()}
-    outputs = {"action_dist_inputs": _form("float32", (module.action_head.size,))}
-    return _Made(rllib_files(theirs), inputs, outputs, rllib_how(theirs, pieces), difference, tuple(notes))

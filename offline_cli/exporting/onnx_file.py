@@ -6,6 +6,7 @@ be exported. What it notes of this machine (paths of source files, stack traces)
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -15,23 +16,60 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from offline_cli.columns import Columns
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.errors import BadConfig, MissingPackage, causes
+from offline_cli.exporting.made import Made, form
 from offline_cli.exporting.whole_policy import INPUTS, WholePolicy
-from offline_cli.modules.rl_module import evaluating
-from offline_cli.policies.onnx_model import INSTALL, MAX_BYTES, OnnxModel, facts_as_metadata
+from offline_cli.modules.rl_module import RLModule, evaluating
+from offline_cli.policies.onnx_policy import INSTALL, MAX_BYTES, OnnxModel, model_of
 from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space
 from offline_cli.trees import leaves
 
-__all__ = ["difference", "onnx_bytes"]
+__all__ = ["onnx_export"]
 
 ROWS: Final = 64  # that the file is tried with before it is written
 TRACED: Final = 2  # rows while tracing: of one row torch takes the axis for a constant
 NOISY: Final = ("torch.__trace", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")
+HOW: Final = """
+```python
+import numpy as np
+import onnxruntime
+
+session = onnxruntime.InferenceSession({file})
+given = {{
+{given}
+}}
+names = [port.name for port in session.get_outputs()]
+found = dict(zip(names, session.run(names, given)))
+```
+
+Each `state_in/NAME` is the `state_out/NAME` of the call before, and zeros where an episode begins.
+`offline-cli evaluate onnx:FILE --env ENV` plays it.
+"""
 
 
-def onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> bytes:
-    """The file. `facts`: JSON values by name. Raises MissingPackage, and BadConfig for a network that has no form in ONNX."""
+def onnx_export(
+    module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, facts: Mapping[str, Any], *, name: str, where: str
+) -> Made:
+    """The file, tried. `observations`: the space before `pipeline`; `facts`: JSON values by name.
+
+    Raises MissingPackage, and BadConfig for a network or a piece that has no form in ONNX.
+    """
+    policy = WholePolicy(module, pipeline, observations, where=where)
+    content = _onnx_bytes(policy, facts, where=where)
+    model = model_of(content, where="the exported file")
+    inputs, outputs = ({port: form(*one) for port, one in ports.items()} for ports in (model.inputs, model.outputs))
+    given = []
+    for port, one in model.inputs.items():
+        zeros = f'np.zeros({(1, *one.shape)}, "{one.dtype}")'
+        given.append(f"    {json.dumps(port)}: {'observation[None]' if port == Columns.OBS else zeros},")
+    how = HOW.format(file=json.dumps(name), given="\n".join(given))
+    return Made({"": content}, inputs, outputs, how, _difference(policy, model, observations))
+
+
+def _onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> bytes:
     try:
         import onnx
         import onnxruntime  # noqa: F401  the file is tried with it
@@ -64,14 +102,14 @@ def onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> 
         del part.metadata_props[:]
     del model.graph.value_info[:]
     model.producer_name, model.producer_version = "offline-cli", ""
-    onnx.helper.set_model_props(model, facts_as_metadata(facts))
+    onnx.helper.set_model_props(model, {name: json.dumps(value, sort_keys=True) for name, value in sorted(facts.items())})
     if model.ByteSize() > MAX_BYTES:
         raise BadConfig(f"a file of {model.ByteSize():,} bytes", where=where, fix=f"a network of at most {MAX_BYTES:,} bytes")
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 
 
-def difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> float:
+def _difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> float:
     """The greatest difference of `action_dist_inputs` between both, on invented observations at the start of an episode."""
     arrays = [np.ascontiguousarray(leaf) for leaf in leaves(sampled(observations, ROWS))]
     given = [*map(torch.from_numpy, arrays), *policy.zeros(ROWS)[len(arrays) :]]

@@ -12,7 +12,7 @@ BadConfig.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,29 +23,36 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.flattening import FlattenObservations
-from offline_cli.connectors.connector_v2 import ConnectorV2
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.pipeline_spec import added_pieces
 from offline_cli.errors import BadConfig, MissingPackage
+from offline_cli.exporting.made import Made, form
 from offline_cli.modules.encoders import ImageEncoder
 from offline_cli.modules.images import HWC
 from offline_cli.modules.policy_modules import FeedForwardPolicy, RecurrentPolicy
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.policies.policy import sampled
-from offline_cli.spaces import describe
+from offline_cli.spaces import Space, describe
 
-__all__ = ["rllib_files", "rllib_how", "rllib_module"]
+__all__ = ["rllib_export"]
 
 ACTIVATIONS: Final = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.SiLU: "silu", nn.GELU: "GELU", nn.Identity: "linear"}
 CONVOLUTIONS: Final = ([32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"])
-METADATA: Final = "metadata.json"  # which says that a checkpoint is there: written last
 ROWS: Final = 64  # that both modules are asked
 CLOSE: Final = 1e-4  # bytes are scaled within the weights
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
+HOW: Final = """
+`RLModule.from_checkpoint("/absolute/path/to/this/folder")` of RLlib loads it. PPO goes on from it with this model config, as
+docs/export.md shows: `DefaultModelConfig({config})`. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
+Its value function gives 0 until it is trained. Its files are pickles, as RLlib's are.
+"""
 
 
-def rllib_module(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]], *, where: str) -> tuple[Any, float, list[str]]:
-    """RLlib's module with the weights of `module`, the greatest difference of what they put out, and notes on what differs.
-
-    Raises MissingPackage, and BadConfig, naming the pieces, for a policy that RLlib's default module cannot be.
+def rllib_export(
+    module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, facts: Mapping[str, Any], *, name: str, where: str
+) -> Made:
+    """RLlib's module with the weights of `module`, as it saves itself. Raises MissingPackage, and BadConfig, naming the pieces,
+    for a policy that RLlib's default module cannot be.
     """
     try:
         from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
@@ -55,14 +62,16 @@ def rllib_module(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]], *,
         fix = "pip install 'offline-cli[ray]'"
         raise MissingPackage(f"the package {err.name} is missing", where="--to rllib", fix=fix) from err
     kind: Any = DefaultPPOTorchRLModule
+    pieces = added_pieces(pipeline)
     try:
         if others := [name for name, piece in pieces if type(piece) is not FlattenObservations or piece.keys_to_remove]:
             raise ValueError(f"an RLModule has no pieces, and the policy plays through {', '.join(others)}")
+        config = _config(module)
         theirs = kind(
             observation_space=module.observation_space,
             action_space=module.action_space,
             inference_only=False,
-            model_config=vars(DefaultModelConfig(**_config(module))),
+            model_config=vars(DefaultModelConfig(**config)),
             catalog_class=PPOCatalog,
         )
         _copy(module, theirs)
@@ -73,20 +82,22 @@ def rllib_module(module: RLModule, pieces: Sequence[tuple[str, ConnectorV2]], *,
         reason = f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300]
         fix = "--to onnx, which takes any policy; or train one of RLlib's shapes, which docs/export.md lists"
         raise BadConfig(f"RLlib's default module has no shape for this policy: {reason}", where=where, fix=fix) from err
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save_to_path(str(Path(folder).resolve()))
+        saved = sorted(Path(folder).iterdir(), key=lambda file: file.name == "metadata.json")  # which a reader looks for: last
+        files = {file.name: file.read_bytes() for file in saved}
     notes = [f"piece {name} is not in the checkpoint: put FlattenObservations() before the module" for name, _ in pieces]
-    for low, high in (form.log_std for form in module.action_head.forms()):
+    for low, high in (one.log_std for one in module.action_head.forms()):
         if high < -low:
             notes.append(f"log standard deviations are limited to [{low:g}, {-low:g}], and here to [{low:g}, {high:g}]")
     if _images(module):
         notes.append("images go to the module as float32 from 0 to 255: RLlib's convolutions take no bytes")
-    return theirs, difference, notes
-
-
-def rllib_files(theirs: Any) -> dict[str, bytes]:
-    """The files of the checkpoint by name, as RLlib saves them."""
-    with tempfile.TemporaryDirectory() as folder:
-        theirs.save_to_path(str(Path(folder).resolve()))
-        return {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir(), key=lambda file: file.name == METADATA)}
+    seen, states = module.observation_space, module.get_initial_state().items()
+    inputs = {"obs": form(seen.dtype, seen.shape or ())}
+    inputs |= {f"state_in/{state}": form("float32", tuple(part.shape[1:])) for state, part in states}
+    outputs = {"action_dist_inputs": form("float32", (module.action_head.size,))}
+    how = HOW.format(config=", ".join(f"{option}={value!r}" for option, value in config.items()))
+    return Made(files, inputs, outputs, how, difference, tuple(notes))
 
 
 def _images(module: RLModule) -> list[ImageEncoder]:
@@ -102,16 +113,15 @@ def _config(module: RLModule) -> dict[str, Any]:
         raise ValueError(f"this is {type(module).__name__}, of observations {describe(seen)}")
     if len(seen.shape) not in (1, 3) or not (is_vector or is_choice) or np.any(getattr(acted, "start", 0)):
         raise ValueError(f"observations are {describe(seen)}, actions {describe(acted)}")
-    is_recurrent = isinstance(module, RecurrentPolicy)
     network = module.tokens if isinstance(module, RecurrentPolicy) else module.network
     layers = [part.out_features for part in network.modules() if isinstance(part, nn.Linear)]
-    hidden = layers if is_recurrent else layers[:-1]
+    hidden = layers if isinstance(module, RecurrentPolicy) else layers[:-1]
     activation = next((ACTIVATIONS[type(part)] for part in network.modules() if type(part) in ACTIVATIONS), "relu")
     config: dict[str, Any] = {}
-    for form in module.action_head.forms():
-        config["log_std_clip_param"] = -float(form.log_std[0])
-        if form.mean != "linear" or not 0 < max(-form.log_std[0], form.log_std[1]) == -form.log_std[0]:
-            raise ValueError(f"a mean through {form.mean}, log standard deviations in {list(form.log_std)}")
+    for one in module.action_head.forms():
+        config["log_std_clip_param"] = -float(one.log_std[0])
+        if one.mean != "linear" or not 0 < max(-one.log_std[0], one.log_std[1]) == -one.log_std[0]:
+            raise ValueError(f"a mean through {one.mean}, log standard deviations in {list(one.log_std)}")
     if _images(module):
         config |= {"conv_filters": [list(one) for one in CONVOLUTIONS], "conv_activation": "relu"}
         return config | {"head_fcnet_hiddens": hidden, "head_fcnet_activation": activation}
@@ -161,36 +171,3 @@ def _difference(module: RLModule, theirs: Any) -> float:
         if found.shape != wanted.shape:
             raise ValueError(f"it puts out {tuple(found.shape[1:])}, and the policy {tuple(wanted.shape[1:])}")
         return float((module.action_head.limited(found) - wanted).abs().max())
-
-
-def rllib_how(theirs: Any, pieces: Sequence[tuple[str, ConnectorV2]]) -> str:
-    """Markdown: how RLlib loads the checkpoint alone, and how PPO goes on from it."""
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-    usual, config = vars(DefaultModelConfig()), theirs.model_config
-    told = [f"{name}={value!r}" for name, value in config.items() if value != usual[name] or name.startswith("fcnet_")]
-    import_line, before = "", ""
-    if pieces:
-        import_line = "from ray.rllib.connectors.env_to_module import FlattenObservations\n"
-        before = "\n    .env_runners(env_to_module_connector=lambda env, spaces, device: [FlattenObservations()])"
-    return f"""
-`RLModule.from_checkpoint("/absolute/path/to/this/folder")` loads it, and PPO goes on from it with the same model config:
-
-```python
-from ray.rllib.algorithms.ppo import PPOConfig
-{import_line}from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-config = (
-    PPOConfig()
-    .environment("ENVIRONMENT"){before}
-    .rl_module(model_config=DefaultModelConfig({", ".join(told)}))
-)
-algorithm = config.build_algo()
-algorithm.restore_from_path(
-    "/absolute/path/to/this/folder", component="learner_group/learner/rl_module/default_policy"
-)
-```
-
-`offline-cli evaluate rllib:FOLDER --env ENVIRONMENT --trust-pickle` plays it. Its value function gives 0 until it is trained.
-Its files are pickles, as RLlib's are.
-"""

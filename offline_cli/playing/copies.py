@@ -32,7 +32,7 @@ from offline_cli.trees import Tree, rows_of
 
 __all__ = ["Copies", "CopyFailed"]
 
-FAILURE, INFO = "offline_cli failure", "offline_cli info"  # keys of what a copy says of itself
+TOLD: Final = "offline_cli"  # the key of what a copy says of itself: its info, or what it raised
 PATIENCE: Final = 5.0  # seconds for a process that has died to be gone
 Infos = list[KeptInfo] | None
 
@@ -40,9 +40,8 @@ Infos = list[KeptInfo] | None
 class Failure(NamedTuple):
     """What a copy raised, in a form that travels between processes."""
 
-    doing: str  # "reset" | "step"
-    said: str
-    trace: str = ""  # the traceback, where it was raised in another process
+    what: str  # "ValueError(...) (step)"
+    trace: str = ""  # the traceback, where it was raised
     is_info: bool = False  # an info cannot be stored: no mistake of the environment
 
 
@@ -50,7 +49,7 @@ class CopyFailed(Exception):
     """A copy raised, died or did not answer; `slot` says which."""
 
     def __init__(self, slot: int, failure: Failure) -> None:
-        super().__init__(f"{failure.said}\n{failure.trace}".strip())
+        super().__init__(f"{failure.what}\n{failure.trace}".strip())
         self.slot, self.failure = slot, failure
 
 
@@ -60,6 +59,7 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], infos: str, *, closes: bool) -> None:
         super().__init__(env)
         self._fit, self._infos, self._closes = fitter(env.observation_space), infos, closes
+        self._form = env.observation_space.dtype, env.observation_space.shape  # of Dict and Tuple both are None
         self.metadata = dict(env.metadata or {})  # gymnasium writes into it
         self._last: Any = rows_of(zero_rows(env.observation_space, 1), 0)
         self._stands = True
@@ -82,22 +82,25 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
             return self._last, 0.0, False, False, {}
         try:
             observation, reward, ended, cut, info = self.env.step(action)
-            self._last = self._fit(observation)
-            number, flags = reward_of(reward), (flag_of(ended), flag_of(cut))
+            if type(observation) is not np.ndarray or (observation.dtype, observation.shape) != self._form:
+                observation = self._fit(observation)
+            if type(reward) is not float or type(ended) is not bool or type(cut) is not bool:
+                reward, ended, cut = reward_of(reward), flag_of(ended), flag_of(cut)
         except RAISED as err:
             return self._last, 0.0, False, False, self._failed("step", err)
-        return self._last, number, *flags, self._told("step", info) if info else {}
+        self._last = observation
+        return observation, reward, ended, cut, self._told("step", info) if info else {}
 
     def _told(self, doing: str, info: Any) -> dict[str, Any]:
         try:
             kept = kept_info(info, self._infos)
         except ValueError as err:
-            return {FAILURE: Failure(doing, str(err), is_info=True)}
-        return {} if kept is None else {INFO: kept}
+            return {TOLD: Failure(f"{err} ({doing})", is_info=True)}
+        return {TOLD: kept} if kept else {}
 
     def _failed(self, doing: str, error: BaseException) -> dict[str, Any]:
         self._stands = True
-        return {FAILURE: Failure(doing, repr(error), "".join(traceback.format_exception(error)))}
+        return {TOLD: Failure(f"{error!r} ({doing})", "".join(traceback.format_exception(error)))}
 
     def close(self) -> None:
         """Close the environment, unless its opener does."""
@@ -143,13 +146,13 @@ class Copies:
             answer = getattr(vector, f"{doing}_wait")(timeout=self._timeout)
         except multiprocessing.TimeoutError:
             slot = next(slot for slot, pipe in enumerate(vector.parent_pipes) if not pipe.poll(0))
-            raise CopyFailed(slot, Failure(doing, f"no answer within {self._timeout:g} s (--step-timeout)")) from None
+            raise CopyFailed(slot, Failure(f"no answer within {self._timeout:g} s, --step-timeout ({doing})")) from None
         except (EOFError, OSError) as err:
             for process in vector.processes:
                 process.join(PATIENCE / self.count)
             slot = next((slot for slot, one in enumerate(vector.processes) if not one.is_alive()), 0)
-            what = f"the end of its process, with exit code {vector.processes[slot].exitcode}"
-            raise CopyFailed(slot, Failure(doing, what)) from err
+            what = f"the end of its process, with exit code {vector.processes[slot].exitcode} ({doing})"
+            raise CopyFailed(slot, Failure(what)) from err
         self._failed = False
         return answer
 
@@ -163,9 +166,12 @@ class Copies:
 
 def _kept(infos: Mapping[str, Any]) -> Infos:
     """Infos (S,) as the copies gave them; None: no slot has any. Raises CopyFailed."""
-    if FAILURE in infos:
-        raise next(CopyFailed(slot, failure) for slot, failure in enumerate(infos[FAILURE]) if failure is not None)
-    return [NOTHING if info is None else info for info in infos[INFO]] if INFO in infos else None
+    if TOLD not in infos:
+        return None
+    for slot, told in enumerate(infos[TOLD]):
+        if isinstance(told, Failure):
+            raise CopyFailed(slot, told)
+    return [NOTHING if told is None else told for told in infos[TOLD]]
 
 
 def _made_copy(spec: EnvironmentSpec, infos: str) -> Copy:

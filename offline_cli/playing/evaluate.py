@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from offline_cli.checked_keywords import checked
@@ -16,13 +16,12 @@ from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.modules.devices import choose_device, choose_threads
+from offline_cli.modules.devices import choose_threads
 from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.playing.returns import Returns, played_of
 from offline_cli.playing.video import check_video, film
-from offline_cli.plugins import with_network
 from offline_cli.policies.by_name import is_named
-from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import PolicyOptions
 from offline_cli.policies.run_policy import known_environments, load_policy
 from offline_cli.policies.seeds import Purpose
@@ -53,7 +52,7 @@ class EvaluateResult:
     seed: int
     checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
-    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # that a run's policy played between, by side
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # that the policy played between: names by side
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
     videos: Sequence[str] = ()  # files that were written
 
@@ -109,19 +108,19 @@ def evaluate(
     BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
     options outside their limits; TargetNotMet for a mean below `min_return`.
     """
+    given = dict(locals())
     name = run.url if isinstance(run, Location) else os.fspath(run)
     others, is_run = tuple(policy or ()), not is_named(name)
-    pieces = PlaySpec.of(env_to_module, module_to_env, lookback)
     if video is not None:
         check_video(video_episodes, episodes)
     if network is not None and not is_run:
-        fix = "leave it out" if not others else "leave it out, or name a run folder first"
-        raise UsageError(f"--network is the code of a run's network, and {name} is no run folder", where="--network", fix=fix)
+        what, fix = f"--network is the code of a run's network, and {name} is no run folder", "leave it out"
+        raise UsageError(what, where="--network", fix=fix)
     loaded = None
     if is_run:
         loaded = load_policy(open_location(run, storage_options), storage_options, plugins=plugins, network=network)
-    asked = {"env": env, "env_kwargs": env_kwargs, "wrappers": wrappers}
-    spec = _environment(asked, {"environment": None} if loaded is None else loaded.description, name)
+    opening = PolicyOptions.of(given, loaded)
+    spec = _environment(given, {"environment": None} if loaded is None else loaded.description, name)
 
     def report(done: int) -> None:
         on_progress(Progress("evaluating", done, episodes, "episodes"))
@@ -135,19 +134,11 @@ def evaluate(
         plan = Plan(
             environment=spec,
             policies=(f"*={name}", *others) if is_game else (name,),
-            opening=PolicyOptions(
-                explore=explore,
-                device=choose_device(device).type,
-                pieces=pieces,
-                plugins=tuple(with_network(plugins, network)),
-                trust_pickle=trust_pickle,
-                storage_options=storage_options,
-                loaded=loaded,
-            ),
+            opening=opening,
             seed=seed,
             purpose=Purpose.EVALUATE,
             episodes=episodes,
-            infos="none" if loaded is None and pieces.is_default else "plain",
+            infos="none" if loaded is None and opening.pieces.is_default else "plain",
             num_envs=num_envs,
             threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
         )
@@ -158,7 +149,6 @@ def evaluate(
     if found.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
         _log.warning("note: the policy acted on observations that are not finite: %s", counts)
-    between = pieces if loaded is None else replace(pieces, trained=loaded.trained)
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,
@@ -174,7 +164,7 @@ def evaluate(
         seed=seed,
         checkpoint=None if loaded is None else loaded.checkpoint,
         observations_not_finite=found.observations_not_finite,
-        pieces={} if loaded is None or is_game or (between.is_default and between.trained is None) else between.as_dict(),
+        pieces=opened.piece_names() if isinstance(opened, PolicyForPieces) else {},
         return_by_agent=found.return_by_agent,
         videos=videos,
     )
@@ -208,8 +198,7 @@ def _gates(given: float | str | Sequence[str] | None, environment: Environment) 
     for text in [given] if isinstance(given, str | int | float) else given or ():
         agent, _, number = str(text).rpartition("=")
         if agent and agent not in (environment.agents or {}):
-            there = f"the agents are {', '.join(environment.agents)}" if environment.agents else "it is of one agent"
-            what = f"no agent of {environment.name} is called {agent!r}: {there}"
+            what = f"no agent of {environment.name} is called {agent!r}; there are {', '.join(environment.agents or ['none'])}"
             raise BadConfig(what, where="--min-return", fix="--min-return R, or --min-return AGENT=R")
         try:
             gates[agent] = float(number)

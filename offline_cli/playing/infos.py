@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,25 +21,26 @@ __all__ = ["DROPPED", "NOTHING", "KeptInfo", "kept_info"]
 
 DROPPED: Final = "info-dropped"
 PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
-BITS: Final = 63  # of a whole number
 
 
+@dataclass(frozen=True, slots=True)
 class KeptInfo:
     """An info as one value, which gymnasium's vector environments hand on as it is."""
 
-    __slots__ = ("dropped", "kept")
+    kept: dict[str, Any]
+    dropped: tuple[str, ...] = ()  # keys, with dots
 
-    def __init__(self, kept: dict[str, Any], dropped: tuple[str, ...] = ()) -> None:
-        self.kept, self.dropped = kept, dropped  # `dropped`: keys, with dots
+    def __bool__(self) -> bool:
+        return bool(self.kept or self.dropped)
 
 
 NOTHING: Final = KeptInfo({})
 
 
-def kept_info(info: Any, how: str) -> KeptInfo | None:
-    """The info as `how` says; None: nothing is kept or dropped. Raises ValueError, with the key, where `all` cannot be kept."""
+def kept_info(info: Any, how: str) -> KeptInfo:
+    """The info as `how` says. Raises ValueError, with the key, where `all` cannot be kept."""
     if how == "none" or not info:
-        return None
+        return NOTHING
     if not isinstance(info, Mapping):
         raise ValueError(f"an info of type {type(info).__name__}, which is not a mapping")
     dropped: list[str] = []
@@ -68,5 +70,5 @@ def _is_plain(value: Any) -> bool:
     """Whether it is one number or text that can be stored; quick."""
     kind = type(value)
     if kind is int:
-        return bool(-(1 << BITS) <= value < 1 << BITS)
+        return bool(-(1 << 63) <= value < 1 << 63)
     return kind in PLAIN or (kind is str and value.isascii())

@@ -10,6 +10,8 @@ begins until it has ended.
 
 from __future__ import annotations
 
+import multiprocessing.util
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -125,11 +127,29 @@ def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
         done += count
 
 
+_opened: dict[bytes, tuple[Environment, Policy]] = {}  # of a worker: what it plays its blocks with
+
+
 def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
-    spec = plan.environment
-    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
-        yield from played(plan, environment, opened_policy(plan, environment), make)
+    """In a worker, which opens environment and policy for its first block, and keeps them for the next ones."""
+    key = pickle.dumps(replace(plan, first=0, episodes=None))
+    try:
+        if key not in _opened:
+            _close_opened()
+            multiprocessing.util.Finalize(None, _close_opened, exitpriority=0)
+            spec = plan.environment
+            environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
+            _opened[key] = environment, opened_policy(plan, environment)
+        yield from played(plan, *_opened[key], make)
+    except BaseException:
+        _close_opened()
+        raise
     check()
+
+
+def _close_opened() -> None:
+    while _opened:
+        _opened.popitem()[1][0].close()
 
 
 class Loop:
@@ -182,11 +202,10 @@ class Loop:
 
     def _step(self) -> None:
         """Ask the policy for the slots that play, and step all."""
-        state, everybody = self._state, bool(self._live.all())
-        live = np.flatnonzero(self._live)
-        rows: Any = slice(None) if everybody else live
+        state, live = self._state, np.flatnonzero(self._live)
+        rows: Any = live if len(live) < len(self._live) else slice(None)
         seen, infos = rows_of(self._obs, rows), self._infos
-        infos = infos if infos is None or everybody else [infos[slot] for slot in live.tolist()]
+        infos = None if infos is None else [infos[slot] for slot in live.tolist()]
         known = None if infos is None else [info.kept for info in infos]
         memory = rows_of(state.memory, rows)
         given = State(state.episodes[rows], state.t[rows], state.rewards[rows], state.key, known, memory)
@@ -195,7 +214,7 @@ class Loop:
         except RAISED as err:
             raise self._policy_failed(err, live) from err
         state.memory = with_rows(state.memory, rows, acted.memory, len(self._live))
-        actions = map_leaves(np.copy, acted.for_env) if everybody else self._spread(acted.for_env, live)  # may be written into
+        actions = map_leaves(partial(_spread, rows, len(self._live)), acted.for_env)  # copies: they may be written into
         self._obs, state.rewards, terminated, truncated, self._infos = self._copies.step(actions)
         try:
             self._sink.step(live, seen, infos, acted, state.rewards[rows])
@@ -208,16 +227,6 @@ class Loop:
             self._end(slot, bool(terminated[slot]), bool(truncated[slot]))
         if ended:
             self._begin()
-
-    def _spread(self, actions: Tree, live: Index) -> Tree:
-        """Actions of all slots; those that stand still get any."""
-
-        def spread(leaf: NDArray[Any]) -> NDArray[Any]:
-            whole = np.repeat(leaf[:1], len(self._live), axis=0)
-            whole[live] = leaf
-            return whole
-
-        return map_leaves(spread, actions)
 
     def _begin(self) -> None:
         """Begin episodes in the slots without one, as many as there is room for; the others stand still."""
@@ -256,11 +265,10 @@ class Loop:
         """The error for what a copy raised, naming its episode."""
         failure, episode = failed.failure, int(self._state.episodes[failed.slot])
         place = f"{self._plan.environment.id}, episode {episode}, step {self._state.t[failed.slot]}"
-        what, fix = f"{failure.said} ({failure.doing})", "--infos plain leaves out what cannot be stored"
-        if not failure.is_info:
-            fix = f"check the environment with this policy; its seed was {self._plan.reset_seed(episode)}"
-            what = f"the environment raised {what}"
-        return BadData(what, where=place, fix=fix)
+        if failure.is_info:
+            return BadData(failure.what, where=place, fix="--infos plain leaves out what cannot be stored")
+        fix = f"check the environment with this policy; its seed was {self._plan.reset_seed(episode)}"
+        return BadData(f"the environment raised {failure.what}", where=place, fix=fix)
 
     def _policy_failed(self, error: BaseException, slots: Index) -> BaseException:
         """The error for a policy, or a piece around it, that raised, naming the episodes that it was asked for."""
@@ -269,3 +277,11 @@ class Loop:
         place += f" {first}, step {self._state.t[slots[0]]}" if len(slots) == 1 else f"s {first} to {last}"
         more = f"; the first one's seed was {self._plan.reset_seed(first)}, and with --num-envs 1 each is asked for alone"
         return blamed(error, where=place, more=more)
+
+
+def _spread(rows: Any, count: int, leaf: NDArray[Any]) -> NDArray[Any]:
+    """Actions (count, ...) of all slots: those in these rows, and any for the ones that stand still."""
+    whole = np.empty((count, *leaf.shape[1:]), leaf.dtype)
+    whole[:] = leaf[0]
+    whole[rows] = leaf
+    return whole

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.environments import Environment
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.games import OBS, STATE, agents_in, final_returns, is_acting
+from offline_cli.games import ACTS, OBS, RETURN, STATE, TERMINATED, TRUNCATED
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.infos import KeptInfo
 from offline_cli.playing.loop import Plan, opened_policy, played
@@ -27,8 +27,6 @@ from offline_cli.trees import Tree, leaves
 
 __all__ = ["Outcome", "Played", "Returns", "play", "played_of"]
 
-SIDE_BY_SIDE = 16  # copies that play, where nobody says how many
-KINDS = ("nan-in-observations", "infinite-in-observations")
 Index = NDArray[np.int64]
 
 
@@ -39,11 +37,7 @@ class Outcome(NamedTuple):
     value: float  # the return: undiscounted, in the environment's units; of games the sum over agents
     not_finite: Sequence[int]  # numbers in observations acted on that are NaN, and infinite
     by_agent: Sequence[float]  # of games: each agent's return; NaN: it took no part
-
-    @property
-    def nbytes(self) -> int:
-        """See Sink."""
-        return 0
+    nbytes: int = 0  # see Sink
 
 
 class Returns:
@@ -52,7 +46,7 @@ class Returns:
     def __init__(self, slots: int, environment: Environment) -> None:
         """See MakeSink."""
         self._steps, self._sums, self._not_finite = np.zeros(slots, np.int64), np.zeros(slots), np.zeros((slots, 2), np.int64)
-        self._agents = agents_in(environment.observation_space)
+        self._agents = tuple(environment.agents or ())
 
     def step(
         self, slots: Index, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
@@ -60,22 +54,20 @@ class Returns:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
         self._sums[slots] += rewards
         self._steps[slots] += 1
-        for agent in self._agents or (None,):
-            for leaf in leaves(observations if agent is None else observations[agent][OBS]):
+        seen = [(observations[agent][OBS], observations[agent][STATE][:, ACTS]) for agent in self._agents]
+        for tree, acts in seen or [(observations, np.ones(len(slots)))]:
+            for leaf in leaves(tree):
                 if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                     numbers = leaf.reshape(len(leaf), -1)
                     found = np.stack([np.isnan(numbers).sum(axis=1), np.isinf(numbers).sum(axis=1)], axis=1)
-                    self._not_finite[slots] += (
-                        found if agent is None else found * is_acting(observations[agent][STATE])[:, None]
-                    )
+                    self._not_finite[slots] += found * (acts > 0)[:, None]
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
         """See Sink."""
-        value, by_agent = float(self._sums[slot]), list[float]()
-        if self._agents:
-            found = [final_returns(final[agent][STATE][None]) for agent in self._agents]
-            value = float(sum(own[0] for own, _ in found))
-            by_agent = [float(own[0]) if took_part[0] else math.nan for own, took_part in found]
+        states = [final[agent][STATE] for agent in self._agents]
+        by_agent = [float(one[RETURN]) if one[TERMINATED] or one[TRUNCATED] else math.nan for one in states]
+        value = float(sum(one for one, state in zip(by_agent, states, strict=True) if state[TERMINATED] or state[TRUNCATED]))
+        value = value if self._agents else float(self._sums[slot])
         outcome = Outcome(int(self._steps[slot]), value, self._not_finite[slot].tolist(), by_agent)
         self._steps[slot], self._sums[slot], self._not_finite[slot] = 0, 0.0, 0
         return outcome
@@ -133,7 +125,7 @@ def play(
     pieces: PlaySpec | None = None,
     agent: str | None = None,
     others: Mapping[str, Policy] | None = None,
-    num_envs: int = SIDE_BY_SIDE,
+    num_envs: int = 16,
     on_episodes: Callable[[int], None] = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
@@ -197,7 +189,8 @@ def played_of(
     if bad is not None:
         place, fix = f"{environment.name}, episode {bad}", "fix the environment's rewards"
         raise BadData(f"a return of {every[bad].value}", where=place, fix=fix)
-    counts = {kind: sum(one.not_finite[number] for one in every) for number, kind in enumerate(KINDS)}
+    nans, infinities = (sum(one.not_finite[kind] for one in every) for kind in (0, 1))
+    counts = {"nan-in-observations": nans, "infinite-in-observations": infinities}
     return Played(
         np.array([one.value for one in every], np.float64),
         np.array([one.length for one in every], np.int64),

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from gymnasium.wrappers import RenderCollection
@@ -26,13 +26,10 @@ from offline_cli.stop_signals import check
 
 __all__ = ["check_video", "film"]
 
-FPS: Final = 30  # where the environment does not say (metadata render_fps)
-
 
 def check_video(episodes: Sequence[int], count: int) -> ModuleType:
     """imageio, which writes films. Raises MissingPackage without it, UsageError for episodes that are not played."""
-    beyond = [number for number in episodes if number >= count]
-    if beyond:
+    if beyond := [number for number in episodes if number >= count]:
         what = f"episodes {', '.join(map(str, beyond))} are not among the {count} that are played, which count from 0"
         raise UsageError(what, where="--video-episodes", fix="name episodes below --episodes")
     try:
@@ -48,12 +45,11 @@ def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> li
     Raises BadConfig for an environment that renders no images, BadData where it raises.
     """
     imageio = check_video(episodes, plan.episodes or 0)
-    spec = plan.environment
+    spec, written = plan.environment, list[str]()
     ending = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
     Path(folder).mkdir(parents=True, exist_ok=True)
-    written = []
     with open_environment(spec.id, {**spec.kwargs, "render_mode": "rgb_array"}, spec.wrappers) as environment:
-        fps = (environment.singles(1)[0].metadata or {}).get("render_fps") or FPS
+        fps = (environment.singles(1)[0].metadata or {}).get("render_fps") or 30
         for number in episodes:
             frames = _frames(replace(plan, first=number, episodes=1, vectorize="sync"), environment, policy)
             path = Path(folder) / f"episode-{number}.{ending}"

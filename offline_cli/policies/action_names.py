@@ -45,17 +45,14 @@ def discrete_elements(action_space: Space, meanings: Meanings) -> dict[str, list
     for path, leaf in leaf_spaces(action_space, Columns.ACTIONS).items():
         if isinstance(leaf, spaces.Box):
             continue
-        shape = leaf.shape or ()
-        starts, ends = (np.broadcast_to(bound, shape).flat for bound in category_bounds(leaf))
-        places = list(np.ndindex(shape))
-        known = meanings.by_path.get(path, ())
-        found[path] = []
-        for number, (at, start, end) in enumerate(zip(places, starts, ends, strict=True)):
-            count = int(end) - int(start) + 1
-            said = known[number].categories if len(known) == len(places) else None
-            texts = said and (*said[:count], *(str(int(start) + choice) for choice in range(len(said), count)))
+        shape, known, elements = leaf.shape or (), meanings.by_path.get(path, ()), found.setdefault(path, [])
+        starts, ends = (np.broadcast_to(bound, shape) for bound in category_bounds(leaf))
+        for number, at in enumerate(np.ndindex(shape)):
+            start, count = int(starts[at]), int(ends[at] - starts[at]) + 1
+            said = known[number].categories if len(known) == starts.size else None
+            texts = said and (*said[:count], *(str(start + choice) for choice in range(len(said), count)))
             place = f"{path}[{', '.join(map(str, at))}]" if at else path
-            found[path].append(DiscreteElement(place, meanings.named(path, at, shape), int(start), count, texts))
+            elements.append(DiscreteElement(place, meanings.named(path, at, shape), start, count, texts))
     return found
 
 

@@ -19,43 +19,18 @@ from numpy.typing import NDArray
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig
-from offline_cli.games import OBS, STATE, is_acting, rewards_in
+from offline_cli.games import ACTS, OBS, REWARD, STATE
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies.policy import Acted, Policy, State
 from offline_cli.policies.seeds import draw
 from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, flatten, map_leaves, rows_of, with_rows
 
-__all__ = ["AgentsPolicy", "assigned", "open_agents"]
+__all__ = ["AgentsPolicy", "open_agents"]
 
 _log = logging.getLogger(__name__)
 
 Spaces = tuple[Space, Space]
-
-
-def assigned(texts: Sequence[str], agents: Sequence[str], *, option: str = "--policy") -> dict[str, str]:
-    """What each agent is given by `AGENT=VALUE` texts, a pattern such as `archer_*=VALUE` for several, or one VALUE for all.
-
-    A later text stands before an earlier one. Raises BadConfig for agents that are not there, and for agents without a value.
-    """
-    found: dict[str, str] = {}
-    wrong = []
-    for text in texts:
-        pattern, equals, value = text.partition("=")
-        chosen = [agent for agent in agents if agent == pattern] or [agent for agent in agents if fnmatchcase(agent, pattern)]
-        if equals and chosen and value:
-            found |= dict.fromkeys(chosen, value)
-        elif len(texts) == 1:
-            found = dict.fromkeys(agents, text)
-        else:
-            wrong.append(f"{text!r}: no agent is called so")
-    missing = [agent for agent in agents if agent not in found]
-    if missing and not wrong:
-        wrong.append(f"nothing is given for {', '.join(missing)}")
-    if wrong:
-        fix = f"{option} AGENT=... for each agent, or 'PATTERN*=...' for several"
-        raise BadConfig(f"{' and '.join(wrong)}; the agents are {', '.join(agents)}", where=option, fix=fix)
-    return found
 
 
 def open_agents(
@@ -73,9 +48,10 @@ def open_agents(
     Raises what `opened` raises, and `Policy.tried`.
     """
     assert environment.agents is not None, "an environment of several agents"
-    agents, policies = environment.agents, dict(given)
-    named = assigned(texts, left) if (left := [agent for agent in agents if agent not in given]) else {}
-    shared: dict[tuple[str, str], Policy] = {}  # agents of one policy and equal spaces share it
+    agents = environment.agents
+    left = [agent for agent in agents if agent not in given]
+    named = _assigned(texts, left) if left else {}
+    policies, shared = dict(given), dict[tuple[str, str], Policy]()  # agents of one policy and equal spaces share it
     for agent, text in named.items():
         key = text, repr(agents[agent])
         if key not in shared:
@@ -83,13 +59,53 @@ def open_agents(
         policies[agent] = shared[key]
     outputs = {}
     for agent, spaces in agents.items():
-        is_there = agent in shown and is_acting(np.asarray(shown[agent][STATE])[None])[0]
+        is_there = agent in shown and shown[agent][STATE][ACTS]
         observation = shown[agent][OBS] if is_there else rows_of(zero_rows(spaces[0], 1), 0)
         outputs[agent] = policies[agent].tried(observation, explore=explore, where=f"--policy {named.get(agent, agent)}")
     for_all = not given and len(texts) == 1 and set(named.values()) == {texts[0]}
     modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in agents}
-    in_order = {agent: policies[agent] for agent in agents}
-    return AgentsPolicy(environment, in_order, modules, _in_one_form(outputs, agents))
+    return AgentsPolicy(environment, {agent: policies[agent] for agent in agents}, modules, _in_one_form(outputs, agents))
+
+
+def _assigned(texts: Sequence[str], agents: Sequence[str]) -> dict[str, str]:
+    """What each agent is given by `AGENT=VALUE` texts, a pattern such as `archer_*=VALUE` for several, or one VALUE for all.
+
+    A later text stands before an earlier one. Raises BadConfig for agents that are not there, and for agents without a value.
+    """
+    found: dict[str, str] = {}
+    wrong = []
+    for text in texts:
+        pattern, equals, value = text.partition("=")
+        chosen = [pattern] if pattern in agents else [agent for agent in agents if fnmatchcase(agent, pattern)]
+        if equals and chosen and value:
+            found |= dict.fromkeys(chosen, value)
+        elif len(texts) == 1:
+            found = dict.fromkeys(agents, text)
+        else:
+            wrong.append(f"{text!r}: no agent is called so")
+    missing = [agent for agent in agents if agent not in found]
+    if missing and not wrong:
+        wrong.append(f"nothing is given for {', '.join(missing)}")
+    if wrong:
+        fix = "--policy AGENT=... for each agent, or 'PATTERN*=...' for several"
+        raise BadConfig(f"{' and '.join(wrong)}; the agents are {', '.join(agents)}", where="--policy", fix=fix)
+    return found
+
+
+def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
+    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
+
+    def form(agent: str, name: str) -> list[Any]:
+        return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(outputs[agent].get(name, {}))]
+
+    found, left = {}, set[str]()
+    for agent, own in outputs.items():
+        alike = [one for one in spaces if all(map(same_space, spaces[one], spaces[agent]))]
+        found[agent] = {name: zero for name, zero in own.items() if all(form(one, name) == form(agent, name) for one in alike)}
+        left |= own.keys() - found[agent].keys()
+    if left:
+        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
+    return found
 
 
 class AgentsPolicy(Policy):
@@ -103,64 +119,38 @@ class AgentsPolicy(Policy):
         outputs: Mapping[str, dict[str, Tree]],
     ) -> None:
         """All by agent; `module_of`: the module that it is recorded as; `outputs`: zeros (1, ...) of each that is recorded."""
-        self.module_of = dict(module_of)
+        self.module_of, self.of_agents, self._outputs = dict(module_of), dict(policies), outputs
         told = [[agent, self.module_of[agent], policy.fingerprint] for agent, policy in policies.items()]
         super().__init__(environment, hashlib.sha256(json.dumps(told).encode()).hexdigest())
         scales = {policy.action_scale for policy in policies.values()}
         self._is_mixed = len(scales) > 1
         self.action_scale = "env" if self._is_mixed else scales.pop()
-        self.of_agents, self._outputs = dict(policies), outputs
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. The memory has a part for each agent: its steps `t`, and what its policy remembers."""
         count, memory = len(state.t), dict(state.memory)
-        found: dict[str, dict[str, Tree]] = {"actions": {}, "for_env": {}, "extras": {}}
+        actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
         for number, (agent, policy) in enumerate(self.of_agents.items()):
             seen = observations[agent]
-            rows = np.flatnonzero(is_acting(seen[STATE]))
             own = dict(memory.get(agent) or {"t": np.zeros(count, np.int64), "policy": {}})
             own["t"] = np.where(state.t == 0, 0, own["t"])
-            zeros = zero_rows(policy.spaces[1], count)
-            parts = {"actions": zeros, "for_env": zeros, "extras": _repeated(self._outputs[agent], count)}
-            if len(rows):
-                t = own["t"][rows]
-                infos = None if state.infos is None else [state.infos[row].get(agent) or {} for row in rows.tolist()]
-                rewards = np.where(t == 0, 0.0, rewards_in(seen[STATE][rows]))
-                key, held = draw(state.key, number), rows_of(own["policy"], rows)
-                acted = policy.act(rows_of(seen[OBS], rows), State(state.episodes[rows], t, rewards, key, infos, held), explore)
-                own["t"][rows] += 1
-                own["policy"] = with_rows(own["policy"], rows, acted.memory, count)
-                new = {
-                    "actions": acted.for_env if self._is_mixed else acted.actions,
-                    "for_env": acted.for_env,
-                    "extras": {name: acted.extras[name] for name in self._outputs[agent]},
-                }
-                parts = {name: _put(zero, rows, new[name]) for name, zero in parts.items()}
             memory[agent] = own
-            for name, part in parts.items():
-                found[name][agent] = part
-        extras = found["extras"] if any(found["extras"].values()) else {}
-        return Acted(found["actions"], found["for_env"], extras, memory)
-
-
-def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
-    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
-
-    def form(agent: str, name: str) -> list[Any]:
-        return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(outputs[agent].get(name, {}))]
-
-    alike = {agent: [one for one in spaces if all(map(same_space, spaces[one], spaces[agent]))] for agent in outputs}
-    found = {
-        agent: {name: zero for name, zero in own.items() if all(form(one, name) == form(agent, name) for one in alike[agent])}
-        for agent, own in outputs.items()
-    }
-    if left := {name for agent, own in outputs.items() for name in own.keys() - found[agent].keys()}:
-        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
-    return found
-
-
-def _repeated(tree: Tree, count: int) -> Tree:
-    return map_leaves(lambda leaf: np.repeat(leaf, count, axis=0), tree)
+            actions[agent] = for_env[agent] = zero_rows(policy.spaces[1], count)
+            extras[agent] = map_leaves(lambda leaf: np.repeat(leaf, count, axis=0), self._outputs[agent])
+            rows = np.flatnonzero(seen[STATE][:, ACTS])
+            if not len(rows):
+                continue
+            t = own["t"][rows]
+            infos = None if state.infos is None else [state.infos[row].get(agent) or {} for row in rows.tolist()]
+            rewards = np.where(t == 0, 0.0, seen[STATE][rows, REWARD])
+            held = State(state.episodes[rows], t, rewards, draw(state.key, number), infos, rows_of(own["policy"], rows))
+            acted = policy.act(rows_of(seen[OBS], rows), held, explore)
+            own["t"][rows] += 1
+            own["policy"] = with_rows(own["policy"], rows, acted.memory, count)
+            for_env[agent] = _put(for_env[agent], rows, acted.for_env)
+            actions[agent] = _put(actions[agent], rows, acted.for_env if self._is_mixed else acted.actions)
+            extras[agent] = _put(extras[agent], rows, {name: acted.extras[name] for name in extras[agent]})
+        return Acted(actions, for_env, extras if any(extras.values()) else {}, memory)
 
 
 def _put(zeros: Tree, rows: NDArray[np.int64], new: Tree) -> Tree:

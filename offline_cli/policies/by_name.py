@@ -24,7 +24,7 @@ __all__ = ["files_of", "is_code", "is_named", "open_policies", "open_policy"]
 
 
 def _random(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
-    options.refuse_pieces("random", name)
+    options.refuse_pieces(name)
     return RandomPolicy(fitting((None, None), name, environment))
 
 
@@ -95,7 +95,7 @@ def open_policies(
     what an episode of `seed` begins with. `given`: policies by agent that are open already.
 
     Raises what `open_policy` and `Policy.tried` raise; BadConfig for several policies of one agent, for pipelines around those
-    of several agents, and as `assigned` does.
+    of several agents, and for agents that are not there or have none.
     """
     try:
         shown = fitter(environment.observation_space)(environment.singles(1)[0].reset(seed=seed)[0])

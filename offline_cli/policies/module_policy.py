@@ -9,13 +9,14 @@ certain. Box actions are recorded as RLlib's are, with the scale `normalized`: t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
@@ -23,6 +24,7 @@ from offline_cli.connectors.pipeline_player import PipelinePlayer, RecordedActio
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
+from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadEpisode, BadPiece
@@ -31,13 +33,12 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
-from offline_cli.spaces import only_discrete
+from offline_cli.spaces import Space, only_discrete
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ModulePolicy", "PolicyForPieces", "module_policy", "open_module"]
 
 SPARE: Final = 64  # steps that an episode grows beyond what pieces look back on, before it is cut
-PLAYING: Final = "playing"  # in memory: the episode that plays, its last action and extra model outputs
 
 
 def open_module(
@@ -59,10 +60,7 @@ def open_module(
         play = play if module.in_rllibs_manner else None
     elif environment is None:
         environment = fitting((None, None), name, None)
-    policy = module_policy(module, play, environment, device=torch.device(options.device), fingerprint=fingerprint, name=name)
-    if play is not None:
-        play.tell_unlike_training()
-    return policy
+    return module_policy(module, play, environment, device=torch.device(options.device), fingerprint=fingerprint, name=name)
 
 
 def module_policy(
@@ -74,19 +72,18 @@ def module_policy(
     """
     if pieces is None:
         return ModulePolicy(module, environment, device=device, fingerprint=fingerprint)
-    place, spaces = f"--policy {name} in {environment.name}", (module.observation_space, module.action_space)
-    pipelines = pieces.build_in(environment, *spaces, where=place, device=device)
-    module = module.to(device).eval()
+    place, own = f"--policy {name} in {environment.name}", (module.observation_space, module.action_space)
+    pipelines = pieces.build_in(environment, *own, where=place, device=device)
     head = getattr(module, "action_head", None)
     head = head if isinstance(head, ActionHead) else None
     stretching = [piece for piece in pipelines.module_to_env.pieces() if isinstance(piece, NormalizeAndClipActions)]
-    if head is not None and not misfits(spaces[1], environment.action_space, inferred=False, what="actions"):
+    if head is not None and not misfits(own[1], environment.action_space, inferred=False, what="actions"):
         for piece in stretching:  # by the bounds that the module learned actions by, which may be others
             piece.stretched_by = head.stretched_by(environment.action_space)
     are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in pipelines.pieces())
     back = max((piece.looks_back for piece in pipelines.pieces()), default=0)
     policy = PolicyForPieces(
-        PipelinePlayer(module, pipelines.env_to_module, pipelines.module_to_env),
+        PipelinePlayer(module.to(device).eval(), pipelines.env_to_module, pipelines.module_to_env),
         environment,
         fingerprint=fingerprint,
         is_normalized=any(piece.normalize_actions for piece in stretching),
@@ -110,7 +107,7 @@ class ModulePolicy(Policy):
         super().__init__(environment, fingerprint)
         self._module, self._device, self._head = module.to(device).eval(), device, module.action_head
         self._for_env = ForEnvironment(self.spaces[1], self._head.stretched_by(self.spaces[1]))
-        self._recorded = RecordedActions(self.spaces[1])
+        self._like, self._is_choice = space_tree(self.spaces[1]), isinstance(self.spaces[1], spaces.Discrete)
         self.action_scale = "env" if only_discrete(self.spaces[1]) else "normalized"
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
@@ -125,9 +122,18 @@ class ModulePolicy(Policy):
                 logp = self._head.logp(inputs, acted).cpu().numpy()
             else:
                 acted, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
+        extras = {Columns.ACTION_DIST_INPUTS: inputs.cpu().numpy(), Columns.ACTION_LOGP: logp}
+        if self._is_choice:  # the same as below, and quicker
+            actions = acted.cpu().numpy().astype(self.spaces[1].dtype, copy=False)
+            return Acted(actions, actions, extras)
         arrays = map_leaves(lambda leaf: leaf.cpu().numpy(), acted)
-        actions, for_env = self._recorded(arrays, self._for_env(arrays))
-        return Acted(actions, for_env, {Columns.ACTION_DIST_INPUTS: inputs.cpu().numpy(), Columns.ACTION_LOGP: logp})
+        for_env = self._for_env(arrays)
+        return Acted(map_leaves(_recorded, self._like, arrays, for_env), for_env, extras)
+
+
+def _recorded(space: Space, raw: NDArray[Any], for_env: NDArray[Any]) -> NDArray[Any]:
+    is_of_floats = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
+    return raw.astype(space.dtype, copy=False) if is_of_floats else for_env
 
 
 class PolicyForPieces(Policy):
@@ -172,13 +178,18 @@ class PolicyForPieces(Policy):
         with seeded(state) if explore and self._head is None else nullcontext():
             acts = self.player.act(episodes, chance=chance, explore=explore)
         extras = {name: _as_rows(items, name) for name, items in acts.extra.items()}
-        actions, for_env = self._recorded(_as_rows(acts.actions), _as_rows(acts.actions_for_env))
+        actions, for_env = self._recorded(_as_rows(acts.actions, "actions"), _as_rows(acts.actions_for_env, "actions"))
         kept = in_network_units(actions, self.spaces[1], action_scale="normalized") if self._is_ours else actions
-        playing = np.empty(len(episodes), object)
         outputs = unstack(extras) if extras else [{}] * len(episodes)
-        for row, one in enumerate(zip(episodes, unstack(kept), outputs, strict=True)):
-            playing[row] = one
-        return Acted(actions, for_env, extras, {PLAYING: playing})
+        playing = np.empty(len(episodes), object)  # the episode that plays, its last action and extra model outputs
+        for row, held in enumerate(zip(episodes, unstack(kept), outputs, strict=True)):
+            playing[row] = held
+        return Acted(actions, for_env, extras, {"playing": playing})
+
+    def piece_names(self) -> dict[str, list[str]]:
+        """Of the pieces, by side."""
+        sides = {"env_to_module": self.player.env_to_module, "module_to_env": self.player.module_to_env}
+        return {side: _names(pipeline) for side, pipeline in sides.items()}
 
     def _grown(self, observations: Tree, state: State) -> list[Any]:
         """The B episodes, with what was seen."""
@@ -187,11 +198,11 @@ class PolicyForPieces(Policy):
         grown = []
         for row, t in enumerate(state.t.tolist()):
             if t == 0:
-                spaces = {"observation_space": self.spaces[0], "action_space": self._own_space}
-                episode = self._kind(id_=f"episode-{state.episodes[row]}", **spaces)
+                of = {"observation_space": self.spaces[0], "action_space": self._own_space}
+                episode = self._kind(id_=f"episode-{state.episodes[row]}", **of)
                 episode.add_env_reset(seen[row], dict(infos[row]))
             else:
-                episode, action, outputs = state.memory[PLAYING][row]
+                episode, action, outputs = state.memory["playing"][row]
                 reward = float(state.rewards[row])
                 episode.add_env_step(seen[row], action, reward, dict(infos[row]), extra_model_outputs=outputs)
                 if self._lookback is not None and len(episode) >= self._lookback + SPARE:
@@ -200,7 +211,13 @@ class PolicyForPieces(Policy):
         return grown
 
 
-def _as_rows(items: Sequence[Any] | Tree, name: str = "actions") -> Tree:
+def _names(pipeline: Any) -> list[str]:
+    named = getattr(pipeline, "named", None)  # RLlib's pipelines have none
+    return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
+
+
+def _as_rows(items: Any, name: str) -> Tree:
+    """Leaves (B, ...) of B items, unless they are that. Raises BadPiece."""
     if not isinstance(items, list):
         return items
     try:

@@ -1,18 +1,16 @@
 """PlaySpec: which connector pieces a policy plays between.
 
 A policy that was trained through a learner pipeline plays through the pieces of it that work on both sides, with the state they
-had after training, frozen: what a filter makes of an observation is what the policy learned from. A file for the env-to-module
-side that a user names replaces those pieces; states of the same names are given to it nevertheless. There are no guesses: what
-neither training nor a file determines is an error. So are pipelines that do not return what the policy takes, before anything
-is played.
+had after training, frozen. A file for the env-to-module side that a user names replaces those pieces; states of the same names
+are given to it nevertheless. What neither training nor a file determines is an error, and so are pipelines that do not return
+what the policy takes, before anything is played.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
-from contextlib import suppress
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -68,31 +66,46 @@ class PlaySpec:
     def build(self, setting: Setting) -> PlayPipelines:
         """The pipelines for an environment, frozen. `setting.action_scale` None: actions as our action heads put them out.
 
-        Raises BadConfig for a run trained with code where no file is given, and for a filter without a state, which would do
-        nothing; SpaceMismatch, MissingPackage; UnknownPiece for a trained state that the file has no piece for, BadData for one
-        that its piece cannot take.
+        Raises BadConfig for a run trained with code where no file is given, and for a filter without a state; SpaceMismatch,
+        MissingPackage; UnknownPiece for a trained state that the file has no piece for, BadData for one that its piece cannot
+        take.
         """
-        return self._with_state(self._new(setting))
+        return self._with_state(PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting)))
 
     def build_in(
         self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
     ) -> PlayPipelines:
         """The pipelines between that environment and a policy over these spaces. Raises as `build` and `check` do."""
-        return self._with_state(self._fitting(environment, observations, actions, where, device))
+        found = self.check(environment, observations, actions, where=where, device=device)
+        return self._with_state(found) if self.trained is None else found
 
-    def check(self, environment: Environment, observations: Space, actions: Space, *, where: str) -> None:
-        """Raise SpaceMismatch unless a policy over these spaces can play through the pipelines; BadConfig for a lookback that
-        is too short for a piece; of a trained policy what `build` raises, too.
+    def check(
+        self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
+    ) -> PlayPipelines:
+        """The pipelines, before their pieces get what they learned; of a trained policy they could. Raises SpaceMismatch unless
+        a policy over these spaces can play through them; BadConfig for a lookback that is too short for a piece.
 
         Actions are checked against the environment's only where no pieces of the user's lie between.
         """
-        pipelines = self._fitting(environment, observations, actions, where)
-        if self.trained is not None:
-            self._with_state(pipelines)
-
-    def _new(self, setting: Setting) -> PlayPipelines:
-        """The pipelines before their pieces get what they learned."""
-        return PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
+        spaces = environment.observation_space, environment.action_space
+        setting = Setting(*spaces, env=environment.singles(1)[0], device=device)
+        pipelines = PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
+        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
+        if self.lookback is not None and back > self.lookback:
+            fix = f"--lookback {back}, or none: the whole episode"
+            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
+        given = pipelines.env_to_module.observation_space or spaces[0]
+        problems = [
+            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
+            for text in misfits(observations, given, inferred=False, what="observations")
+        ]
+        if self.module_to_env.is_default:
+            found = misfits(actions, spaces[1], inferred=False, what="actions")
+            problems += [text.replace("the data", "the policy") for text in found]
+        if problems:
+            fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
+            raise SpaceMismatch.of(problems, where=where, fix=fix)
+        return pipelines if self.trained is None else self._with_state(pipelines)
 
     def _beside(self) -> PipelineSpec:
         trained = self.trained
@@ -109,71 +122,29 @@ class PlaySpec:
             what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
             raise BadConfig(what, where=trained.where, fix=fix) from err
 
-    def _fitting(
-        self, environment: Environment, observations: Space, actions: Space, where: str, device: Any = None
-    ) -> PlayPipelines:
-        spaces = environment.observation_space, environment.action_space
-        pipelines = self._new(Setting(*spaces, env=environment.singles(1)[0], device=device))
-        back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
-        if self.lookback is not None and back > self.lookback:
-            fix = f"--lookback {back}, or none: the whole episode"
-            raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
-        given = pipelines.env_to_module.observation_space or spaces[0]
-        problems = [
-            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
-            for text in misfits(observations, given, inferred=False, what="observations")
-        ]
-        if self.module_to_env.is_default:
-            found = misfits(actions, spaces[1], inferred=False, what="actions")
-            problems += [text.replace("the data", "the policy") for text in found]
-        if problems:
-            fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
-            raise SpaceMismatch.of(problems, where=where, fix=fix)
-        return pipelines
-
     def _with_state(self, pipelines: PlayPipelines) -> PlayPipelines:
         """Give pieces what they had learned in training, and freeze them.
 
-        What one of our own pieces learned must find its piece (UnknownPiece): those that learn work on both sides, and without
-        it the policy would see other observations than it learned from. What others learned may belong to the learner alone.
+        What a piece of ours learned must find its piece: without it the policy would see other observations than it learned
+        from. What others learned may belong to the learner alone.
         """
-        trained, beside = self.trained, dict(pipelines.env_to_module.named())
-        where = (trained or self.env_to_module).where
-        if trained is not None:
-            lost = [name for name, state in trained.state.items() if name not in beside and _is_our_own(name, state)]
-            if lost:
-                what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
-                raise UnknownPiece(what, where=where, fix=FIX)
-            state = {name: state for name, state in trained.state.items() if name in beside}
-            try:
-                pipelines.env_to_module.set_state(state)
-            except (BadPiece, ValueError, TypeError, KeyError, AttributeError) as err:  # of user code, maybe
-                what = f"what the pieces learned in training cannot be given to them: {err!r}"
-                raise BadData(what, where=where, fix="train again") from err
+        learned, beside = {} if self.trained is None else self.trained.state, dict(pipelines.env_to_module.named())
+        where = (self.trained or self.env_to_module).where
+        lost = [name for name in learned if name not in beside and snake(re.sub(r"_\d+$", "", name)) in own_pieces()]
+        if lost:
+            what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
+            raise UnknownPiece(what, where=where, fix=FIX)
+        try:
+            pipelines.env_to_module.set_state({name: state for name, state in learned.items() if name in beside})
+        except (BadPiece, ValueError, TypeError, KeyError, AttributeError) as err:  # of user code, maybe
+            what = f"what the pieces learned in training cannot be given to them: {err!r}"
+            raise BadData(what, where=where, fix="train again") from err
         new = [name for name, piece in beside.items() if isinstance(piece, MeanStdFilter) and not piece.get_state()]
         if new:
             what = f"piece {new[0]} has learned nothing in training, and must not learn while the policy is played"
             raise BadConfig(what, where=where, fix=f"{FIX}; or a piece whose state is set, in Python")
         pipelines.freeze()
         return pipelines
-
-    # ---- told ----
-
-    def as_dict(self) -> dict[str, list[str]]:
-        """The pieces beside the default ones, with their options, by side. Raises BadConfig."""
-        return {"env_to_module": _pieces(self._beside()), "module_to_env": _pieces(self.module_to_env)}
-
-    def tell_unlike_training(self) -> None:
-        """Log a note where a policy plays between other pieces than it was trained through."""
-        trained, given = self.trained, self.env_to_module
-        if trained is None or trained.document is None or given.document is None:
-            return
-        with suppress(BadConfig):  # in training they were of other code: as they stand
-            trained = trained if trained.kind == given.kind else trained.beside_environment()
-        before, here = (", ".join(_pieces(one)) or "none" for one in (trained, given))
-        if before != here:
-            text = "note: the policy was trained through other pieces: in training %s; here %s"
-            _log.warning(text, before, here)
 
 
 def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySpec:
@@ -192,22 +163,3 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
         what = "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too"
         _log.warning(what, ", ".join(alone), learner.where)
     return PlaySpec(learner)
-
-
-def _is_our_own(name: str, state: Any) -> bool:
-    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
-    kind, _, number = name.rpartition("_")
-    if snake(kind if number.isdigit() else name) in own_pieces():
-        return True
-    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())
-
-
-def _pieces(spec: PipelineSpec) -> list[str]:
-    """The pieces of a file with their options; of Python objects what is known of them."""
-    if spec.document is None:
-        return [spec.name] * bool(spec.name)
-    told = []
-    for piece in spec.document.get("pieces", []):
-        options = ", ".join(f"{name}={value!r}" for name, value in piece.items() if name not in ("name", "use"))
-        told.append(f"{piece.get('name', piece.get('use'))}({options})")
-    return told

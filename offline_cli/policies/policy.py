@@ -1,8 +1,8 @@
 """Policy: `act(observations, state, explore)` for B episodes at a time. `record`, `evaluate`, the checks of training and
 `load_policy` all ask policies this way.
 
-`State` is what the caller knows of these episodes, with what the policy remembers of them (`memory`), a row for each. The
-caller keeps it and hands it back in the rows of the observations; a policy that puts out no memory remembers nothing.
+The caller keeps the `State` of the episodes, with what the policy remembers of them (`memory`), and hands it back in the rows
+of the observations; a policy that puts out no memory remembers nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
-from offline_cli.modules.devices import seed_generators
+from offline_cli.modules.devices import choose_device, seed_generators
+from offline_cli.plugins import with_network
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import uniform
 from offline_cli.spaces import Space
@@ -34,19 +35,8 @@ from offline_cli.trees import Tree, map_leaves, stacked_rows
 if TYPE_CHECKING:
     from offline_cli.policies.run_policy import LoadedPolicy
 
-__all__ = [
-    "RAISED",
-    "Acted",
-    "Policy",
-    "PolicyOptions",
-    "RandomPolicy",
-    "State",
-    "blamed",
-    "fitting",
-    "sampled",
-    "seeded",
-    "stand_in",
-]
+__all__ = ["RAISED", "Acted", "Policy", "PolicyOptions", "RandomPolicy", "State"]
+__all__ += ["blamed", "fitting", "sampled", "seeded", "stand_in"]
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
 Index = NDArray[np.int64]
@@ -124,9 +114,6 @@ def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException
     return BadData(f"{who} raised {error!r}", where=where, fix=f"check {who} with this environment{more}")
 
 
-# ---- opening ----
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
     """How a policy is opened, whatever kind it is of."""
@@ -139,15 +126,29 @@ class PolicyOptions:
     trust_pickle: bool = False  # run the code that is pickled in a checkpoint of RLlib's
     loaded: LoadedPolicy | None = None  # the policy of the run folder that is named, where it has been read
 
-    def refuse_pieces(self, what: str, name: str) -> None:
-        """Raise BadConfig where the user gave pipelines, which need a network between them; `what` plays."""
+    @classmethod
+    def of(cls, options: Mapping[str, Any], loaded: LoadedPolicy | None = None) -> PolicyOptions:
+        """From keywords of a public function. Raises MissingDevice, UsageError for a network that is not code, and as
+        `PlaySpec.of` does."""
+        return cls(
+            explore=options["explore"],
+            device=choose_device(options["device"]).type,
+            pieces=PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]),
+            storage_options=options["storage_options"],
+            plugins=with_network(options["plugins"], options["network"]),
+            trust_pickle=options["trust_pickle"],
+            loaded=loaded,
+        )
+
+    def refuse_pieces(self, name: str) -> None:
+        """Raise BadConfig where the user gave pipelines, and no RLModule plays."""
         if not self.pieces.is_default:
             fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
-            raise BadConfig(f"{what} plays, and pipelines go around an RLModule", where=f"--policy {name}", fix=fix)
+            raise BadConfig("pipelines go around an RLModule, which this policy is not", where=f"--policy {name}", fix=fix)
 
 
 def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None) -> Environment:
-    """The environment of a policy of these spaces (observations, actions), which may be none; without one, a stand-in.
+    """The environment of a policy of these spaces (observations, actions), which may be None; without one, a stand-in.
 
     Raises SpaceMismatch, with every difference, and BadConfig where neither says the spaces.
     """

@@ -22,12 +22,10 @@ from offline_cli.episodes.episode_spaces import space_tree, zero_rows
 from offline_cli.episodes.value_fitting import fitted
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.meanings import Meanings
-from offline_cli.modules.devices import choose_device
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
 from offline_cli.policies.action_names import DiscreteElement, discrete_elements, with_names
 from offline_cli.policies.by_name import is_named, open_policy
-from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions, State
 from offline_cli.policies.run_files import POLICY
 from offline_cli.policies.run_policy import LoadedPolicy
@@ -70,17 +68,10 @@ def load_policy(
     and for a policy that was trained through other code; SpaceMismatch where `env` does not fit; UnknownEnvironment;
     MissingDevice.
     """
+    given = dict(locals())
     name = policy.url if isinstance(policy, Location) else os.fspath(policy)
     loaded = None if is_named(name) else run_policy.load_policy(policy, storage_options, plugins=plugins, network=network)
-    options = PolicyOptions(
-        explore=explore,
-        device=choose_device(device).type,
-        pieces=PlaySpec.of(env_to_module, module_to_env, lookback),
-        storage_options=storage_options,
-        plugins=plugins,
-        trust_pickle=trust_pickle,
-        loaded=loaded,
-    )
+    options = PolicyOptions.of(given, loaded)
     with nullcontext() if env is None else open_environment(env) as environment:
         return PolicyInUse(open_policy(name, environment, options), explore=explore, seed=seed, run=loaded)
 
@@ -116,10 +107,7 @@ class PolicyInUse:
         if any(one.texts for elements in found.values() for one in elements):
             return found
         what = f"actions {describe(self.action_space)} have no names: the data of the policy does not say what its choices mean"
-        fix = (
-            "a run folder that was trained on data with them ([categories] of a mapping, or write_dataset(..., meanings="
-            '{"actions": [{"categories": [...]}]})); or leave names out'
-        )
+        fix = "a run folder trained on data with [categories] of a mapping, or write_dataset(..., meanings=...); or no names"
         raise BadConfig(what, where="act(names=True)", fix=fix)
 
     def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None, names: bool = False) -> Tree:
@@ -138,7 +126,6 @@ class PolicyInUse:
         """
         known_names = self._names if names else {}
         rows, count = self._rows(observation)
-        self._check_finite(rows)
         size = 1 if count is None else count
         if not size:
             return with_names(zero_rows(self.action_space, 0), known_names)
@@ -170,8 +157,7 @@ class PolicyInUse:
             try:
                 new = np.atleast_1d(np.arange(held)[np.asarray(rows, None if np.size(rows) else np.int64)])
             except IndexError as err:
-                fix = f"indices below {held}, or a mask of as many"
-                raise BadConfig(f"{err}, of {held}", where="reset(rows)", fix=fix) from err
+                raise BadConfig(str(err), where="reset(rows)", fix=f"indices below {held}, or a mask of as many") from err
             self._state.episodes[new], self._state.t[new], self._state.key = self._numbers(len(new)), 0, self._key
 
     def _going_on(self, size: int) -> State:
@@ -191,26 +177,23 @@ class PolicyInUse:
         return np.arange(self._begun - count, self._begun)
 
     def _rows(self, observation: Any) -> tuple[Tree, int | None]:
-        """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch."""
+        """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch, BadData."""
         try:
             given = tree_from_lists(observation, self.observation_space)
             tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # as torch takes it
             shapes = [(array.shape, space.shape) for array, space in zip(leaves(tree), leaves(self._like), strict=True)]
-            sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
             is_one = all(found == wanted for found, wanted in shapes)
+            sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
             if not is_one and (len(sizes) != 1 or None in sizes):
                 raise ValueError("observations of shape " + ", ".join(f"{path} {leaf.shape}" for path, leaf in flatten(tree)))
             tree = map_leaves(lambda leaf, space: fitted(leaf[None] if is_one else leaf, space.dtype), tree, self._like)
-            return tree, None if is_one else sizes.pop()
         except (ValueError, TypeError) as err:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
             fix = "one observation of that space, or a batch: each leaf with one more axis before its own, of the same length"
             raise SpaceMismatch(what, where=WHERE, fix=fix) from err
-
-    def _check_finite(self, rows: Tree) -> None:
-        """Raise BadData, naming leaf and row, for NaN or infinity that would go into a network."""
-        for path, leaf in flatten(rows, "observation") if self._policy.needs_finite else ():
+        for path, leaf in flatten(tree, "observation") if self._policy.needs_finite else ():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
                 raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
+        return tree, None if is_one else sizes.pop()

@@ -10,8 +10,7 @@ The attribute may be
 * an RLModule: as the module of a run; or a class of those in RLlib's manner, which is made from the environment's spaces.
 * an object with `predict(observations, deterministic=...)`, a model of stable-baselines3 for one.
 
-Where it has `observation_space` and `action_space`, these are compared with the environment's. Actions have to fit the action
-space.
+Where it has `observation_space` and `action_space`, these are compared with the environment's.
 """
 
 from __future__ import annotations
@@ -19,27 +18,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
+from offline_cli.columns import Columns
 from offline_cli.environments import Environment
-from offline_cli.episodes.value_fitting import category_check
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import PYTHON, named_object
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
+from offline_cli.policies.function_policy import FunctionPolicy
 from offline_cli.policies.module_policy import open_module
 from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, fitting
-from offline_cli.policies.sb3_policy import ModelPolicy, fitting_model
-from offline_cli.spaces import describe, leaf_spaces, tree_from_lists
-from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of, stacked_rows, unflatten_like
+from offline_cli.policies.sb3_policy import fitting_model, model_policy
+from offline_cli.spaces import tree_from_lists
+from offline_cli.trees import Tree, map_leaves, rows_of, stacked_rows
 
-__all__ = ["FunctionPolicy", "open_python"]
+__all__ = ["open_python"]
 
-ACTIONS: Final = "actions"
-TRIED: Final = 3  # rows of the batch that a function is tried with
+THREE = np.zeros(3, np.int64)
 
 
 def open_python(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
@@ -53,12 +52,12 @@ def open_python(name: str, environment: Environment | None, options: PolicyOptio
         found = _made(found, environment, name)
     if isinstance(found, RLModule):
         return open_module(found, name, environment, options, fingerprint=hash_of_weights(found))
-    predicts = callable(getattr(found, "predict", None))
-    if not (predicts or callable(found)):
+    options.refuse_pieces(name)
+    if callable(getattr(found, "predict", None)):
+        return model_policy(found, environment, name, name)
+    if not callable(found):
         raise BadConfig(f"it is {type(found).__name__}, which cannot be called", where=where, fix="name a function")
-    options.refuse_pieces("an object with predict" if predicts else "a function", name)
-    environment = fitting_model(found, name, environment)
-    return ModelPolicy(found, environment, name) if predicts else FunctionPolicy(found, environment, name)
+    return UserFunction(found, fitting_model(found, name, environment), name)
 
 
 def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
@@ -77,90 +76,58 @@ def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
         raise BadData(f"making the policy raised {err!r}", where=f"--policy {name}", fix=fix) from err
 
 
-class FunctionPolicy(Policy):
-    """A function of observations, one at a time or in batches."""
+class UserFunction(FunctionPolicy):
+    """A function of a user's, of a batch or of one observation."""
 
-    def __init__(self, call: Callable[..., Any], environment: Environment, name: str) -> None:
-        super().__init__(environment, name)
-        self._call, self._where = call, f"--policy {name}"
+    def __init__(self, user: Callable[..., Any], environment: Environment, name: str) -> None:
+        super().__init__(self._at_once, environment, name, name)
+        self._user, self._is_known = user, False
         try:
-            self._wanted = set(inspect.signature(call).parameters)
+            self._wanted = set(inspect.signature(user).parameters)
         except (TypeError, ValueError):  # some built-in functions have no signature
             self._wanted = set()
-        self._leaves, self._check = leaf_spaces(self.spaces[1]), category_check(self.spaces[1], "the action")
-        self._batched: bool | None = None  # None: not known yet
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. Raises SpaceMismatch for actions that are not the space's; what the function raises passes."""
-        observations = map_leaves(np.array, observations)  # a function may write into them
-        if self._batched is None:
-            self._batched = self._takes_batches(observations, state, explore)
-        found = (self._batch if self._batched else self._one_by_one)(observations, state, explore)
-        try:
-            self._check(found.actions)
-        except ValueError as error:
-            raise self._mismatch(str(error)) from error
-        return found
+        """See Policy. Raises BadData where the function raises for a batch and for one observation."""
+        if not self._is_known:
+            self._find_out(rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore)
+            self._is_known = True
+        return super().act(observations, state, explore)
 
-    def _takes_batches(self, observations: Tree, state: State, explore: bool) -> bool:
-        """Whether it takes a batch of copies of the first of these. Raises as `act` does, and BadData where it raises for one
-        observation, too."""
-        few = rows_of(observations, np.zeros(TRIED, np.int64))
-        start = replace(state, episodes=np.zeros(TRIED, np.int64), t=np.zeros(TRIED, np.int64))
-        try:
-            self._batch(few, start, explore)
-        except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way
+    def _find_out(self, three: Tree, state: State, explore: bool) -> None:
+        """Whether it takes three observations at once."""
+        errors: list[Exception] = []
+        for function in (self._at_once, self._one_by_one):
+            self.function = function
             try:
-                self._one_by_one(few, start, explore)
-            except SpaceMismatch:
-                raise
-            except Exception as single:
-                what = f"the policy raises for a batch of observations ({batched!r}) and for one ({single!r})"
-                raise BadData(what, where=self._where, fix="check the policy by itself, in Python") from single
-            return False
-        return True
+                super().act(three, state, explore)
+            except Exception as err:  # noqa: BLE001  a function of one observation may fail in any way for a batch
+                errors.append(err)
+            else:
+                return
+        if isinstance(errors[1], SpaceMismatch):
+            raise next(err for err in errors if isinstance(err, SpaceMismatch))
+        what = f"the policy raises for a batch of observations ({errors[0]!r}) and for one ({errors[1]!r})"
+        raise BadData(what, where=self.where, fix="check the policy by itself, in Python") from errors[1]
 
-    def _options(self, state: State, explore: bool) -> tuple[dict[str, Any], list[Any]]:
-        """The flag, where it is wanted; and a generator for each row, if those are."""
-        rng = [np.random.default_rng(seed) for seed in state.seeds()] if "rng" in self._wanted else []
-        return {"explore": explore} if "explore" in self._wanted else {}, rng
+    def _at_once(self, observations: Tree, state: State, explore: bool) -> Any:
+        return self._user(observations, **self._options(explore, self._generators(state)))
 
-    def _batch(self, observations: Tree, state: State, explore: bool) -> Acted:
-        options, rng = self._options(state, explore)
-        return self._checked(self._call(observations, **options, **({"rng": rng} if rng else {})), (len(state.t),))
+    def _one_by_one(self, observations: Tree, state: State, explore: bool) -> Any:
+        answers = [
+            self._user(rows_of(observations, row), **self._options(explore, rng))
+            for row, rng in enumerate(self._generators(state))
+        ]
+        if isinstance(answers[0], Mapping) and Columns.ACTIONS in answers[0]:
+            return {key: self._stacked([answer[key] for answer in answers]) for key in answers[0]}
+        return self._stacked(answers)
 
-    def _one_by_one(self, observations: Tree, state: State, explore: bool) -> Acted:
-        options, rng = self._options(state, explore)
-        rows = []
-        for row in range(len(state.t)):
-            own = {**options, "rng": rng[row]} if rng else options
-            rows.append(self._checked(self._call(rows_of(observations, row), **own), ()))
-        actions = stacked_rows([row.actions for row in rows])
-        return Acted(actions, actions, {name: stacked_rows([row.extras[name] for row in rows]) for name in rows[0].extras})
+    def _stacked(self, answers: list[Any]) -> Tree:
+        return stacked_rows([map_leaves(np.asarray, tree_from_lists(answer, self.spaces[1])) for answer in answers])
 
-    def _checked(self, answer: Any, batch: tuple[int, ...]) -> Acted:
-        """Actions in the space's dtypes, and extra outputs. Raises SpaceMismatch."""
-        extras: dict[str, Tree] = {}
-        if isinstance(answer, Mapping) and ACTIONS in answer and ACTIONS not in getattr(self.spaces[1], "spaces", ()):
-            extras = {str(name): map_leaves(np.asarray, value) for name, value in answer.items() if name != ACTIONS}
-            answer = answer[ACTIONS]
-        try:
-            actions = map_leaves(np.asarray, tree_from_lists(answer, self.spaces[1]))
-        except ValueError as err:  # other numbers of parts, or ragged rows
-            raise self._mismatch(f"actions that are no arrays ({err})") from err
-        shapes = {path: leaf.shape for path, leaf in flatten(actions)}
-        if shapes != {path: (*batch, *(part.shape or ())) for path, part in self._leaves.items()}:
-            told = ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
-            raise self._mismatch(f"actions of shape {told} for {batch[0] if batch else 'one'} observations")
-        if any(leaf.shape[: len(batch)] != batch for leaf in leaves(extras)):
-            raise self._mismatch("extra model outputs of another length than its actions")
-        for path, leaf in flatten(actions):
-            if leaf.dtype.kind not in "biuf" or (leaf.dtype.kind == "f" and np.dtype(self._leaves[path].dtype).kind != "f"):
-                raise self._mismatch(f"actions of type {leaf.dtype}")
-        typed = [leaf.astype(self._leaves[path].dtype, copy=False) for path, leaf in flatten(actions)]
-        tree = unflatten_like(actions, typed)
-        return Acted(tree, tree, extras)
+    def _generators(self, state: State) -> list[Any]:
+        wanted = "rng" in self._wanted
+        return [np.random.default_rng(seed) for seed in state.seeds()] if wanted else [None] * len(state.t)
 
-    def _mismatch(self, what: str) -> SpaceMismatch:
-        what = f"the policy gives {what}, the environment takes {describe(self.spaces[1])}"
-        return SpaceMismatch(what, where=self._where, fix="a policy that gives actions of the environment's action space")
+    def _options(self, explore: bool, rng: Any) -> dict[str, Any]:
+        return {name: value for name, value in (("explore", explore), ("rng", rng)) if name in self._wanted}

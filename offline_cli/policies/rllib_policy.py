@@ -38,7 +38,7 @@ def open_checkpoint(name: str, environment: Environment | None, options: PolicyO
     Raises StorageNotFound, NoData; BadConfig without `trust_pickle`, for several modules and for another framework than torch;
     MissingPackage; SpaceMismatch; BadData where RLlib cannot load it.
     """
-    options.refuse_pieces("a checkpoint of RLlib's, with the pieces that it has,", name)
+    options.refuse_pieces(name)
     folder = Path(name.removeprefix(RLLIB))
     if not folder.is_dir():
         raise StorageNotFound(f"no folder {folder} exists", where=name, fix="check the path")
@@ -83,8 +83,7 @@ def _connectors(runner: Path | None, environment: Environment, device: str) -> t
         beside: Any = EnvToModulePipeline.from_checkpoint(str((runner / BESIDE).resolve()))
         after: Any = ModuleToEnvPipeline.from_checkpoint(str((runner / AFTER).resolve()))
     else:
-        spaces = environment.observation_space, environment.action_space
-        given = {"__env__": spaces, "__env_single__": spaces}
+        given = dict.fromkeys(("__env__", "__env_single__"), (environment.observation_space, environment.action_space))
         config: Any = AlgorithmConfig()
         beside = config.build_env_to_module_connector(spaces=given, device=device)
         after = config.build_module_to_env_connector(spaces=given)

@@ -29,32 +29,9 @@ from offline_cli.json_documents import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file
 
-__all__ = [
-    "BEST",
-    "CONFIG",
-    "CURVE",
-    "LEARNED",
-    "METRICS",
-    "MODULES",
-    "POLICY",
-    "REFRESHED",
-    "RESULT",
-    "STATE",
-    "STEPPED",
-    "TENSORS",
-    "TRACKERS",
-    "WEIGHTS",
-    "check_learned",
-    "checkpoint_bytes",
-    "copy_into",
-    "json_bytes",
-    "json_object",
-    "newest_checkpoint",
-    "part",
-    "prefixed",
-    "state_in",
-    "tensor_bytes",
-]
+__all__ = ["BEST", "CONFIG", "CURVE", "LEARNED", "METRICS", "MODULES", "OF_POLICY", "POLICY", "REFRESHED", "RESULT", "STATE"]
+__all__ += ["STEPPED", "TENSORS", "TRACKERS", "WEIGHTS", "check_learned", "checkpoint_bytes", "copy_into", "json_bytes"]
+__all__ += ["json_object", "part", "prefixed", "state_in", "tensor_bytes"]
 
 MODULES: Final = "modules."
 BEST: Final = "best."
@@ -86,11 +63,6 @@ def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
-def newest_checkpoint(run: Location) -> Location | None:
-    """The folder with the counters of the checkpoint; None: there is none. Raises StorageError."""
-    return run if run.join(STATE).is_file() else None
-
-
 def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
     """Update and tensors of the checkpoint; None: there is none. Raises StorageError, BadData for a broken file."""
     content = whole_file(run.join(TENSORS))
@@ -105,8 +77,7 @@ def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
 def state_in(checkpoint: bytes) -> dict[str, Any]:
     """The counters in a checkpoint's file. Raises ValueError, TypeError or KeyError for another file."""
     size = int.from_bytes(checkpoint[:8], "little")
-    header = json_object(checkpoint[8 : 8 + size])
-    return json_object(header["__metadata__"][COUNTERS].encode())
+    return json_object(json_object(checkpoint[8 : 8 + size])["__metadata__"][COUNTERS].encode())
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:

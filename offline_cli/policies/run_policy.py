@@ -42,6 +42,7 @@ from offline_cli.policies.run_files import (
     OF_POLICY,
     POLICY,
     RESULT,
+    TENSORS,
     WEIGHTS,
     check_learned,
     checkpoint_bytes,
@@ -51,21 +52,8 @@ from offline_cli.policies.run_files import (
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import Location, open_location
 
-__all__ = [
-    "ENCODER_PACKAGE",
-    "ENVIRONMENTS",
-    "FORMAT",
-    "GIVEN_SPACE",
-    "MEANINGS",
-    "NETWORK",
-    "VERSION",
-    "LoadedPolicy",
-    "described_form",
-    "environment_spaces",
-    "fingerprint_of",
-    "known_environments",
-    "load_policy",
-]
+__all__ = ["ENCODER_PACKAGE", "ENVIRONMENTS", "FORMAT", "GIVEN_SPACE", "MEANINGS", "NETWORK", "VERSION", "LoadedPolicy"]
+__all__ += ["described_form", "environment_spaces", "fingerprint_of", "known_environments", "load_policy"]
 
 _log = logging.getLogger(__name__)
 
@@ -129,12 +117,11 @@ def load_policy(
     """The policy of a run, local or remote; of one that is not finished the last checkpoint's, and a note says so.
 
     `plugins`: packages whose networks and pieces may be imported because the run folder names them; `network`: the code of its
-    network, `python:package.module:build`, where it has such a one. Raises MissingPackage for a package that is not installed,
-    or cannot be imported; BadConfig where the run has a network of a package, or code, that is not named, and for weights that
-    are not those of `network`.
+    network, `python:package.module:build`, where it has such a one.
 
     Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint yet, BadData for broken
-    files.
+    files; MissingPackage for a package that is not installed, or cannot be imported; BadConfig for a network of a package, or
+    code, that is not named, and for weights that are not those of `network`.
     """
     check_plugins(plugins)
     folder = open_location(run, storage_options)
@@ -143,8 +130,7 @@ def load_policy(
         fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name the folder that train-bc --out made"
         raise NoData("not a run folder of train-bc", where=where, fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
-    described = folder.join(POLICY).is_file()
-    if exists and not (described and (last is not None or folder.join(WEIGHTS).is_file())):
+    if exists and not (folder.join(POLICY).is_file() and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
         raise Uncommitted("the run is not finished and holds no policy yet", where=where, fix=fix)
     text = folder.join(POLICY).read_bytes()
@@ -154,7 +140,7 @@ def load_policy(
     with _reading(POLICY, where):
         description = json_object(text)
         told = Described.of(description)
-    with _reading("the state of the last checkpoint" if update is not None else WEIGHTS, where):
+    with _reading(WEIGHTS if update is None else TENSORS, where):
         tensors = load(weights) if update is None else part(load(weights), f"{MODULES}{OF_POLICY}")
     module = _module_of(told, tensors, where, code)
     with _reading(LEARNED, where):
@@ -175,15 +161,14 @@ def _reading(file: str, where: str) -> Iterator[None]:
 
 
 def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, plugins: Collection[str]) -> RLModule:
-    """The module with its weights. Raises BadData, BadConfig, MissingPackage."""
+    """The module with its weights."""
     kind = _kind_of_network(told, where, plugins)
     is_code = issubclass(kind, PythonNetwork)  # then mistakes are in what the user named
     with _reading(POLICY, where):
         spaces = [space_from_json(one, where=where) for one in (told.observation_space, told.action_space)]
     with nullcontext() if is_code else _reading(POLICY, where):
         options = {name: value for name, value in told.network.items() if name != "name"}
-        wrong = mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"})
-        if wrong:
+        if wrong := mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"}):
             raise ValueError(f"options of its network: {'; '.join(wrong)}")
         form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
         module = kind(options).policy(*spaces, action_scale=told.action_scale, **form)
@@ -194,34 +179,28 @@ def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, plugi
             what = f"--network makes another network than the run's weights are of: {err}"
             raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
         raise BadData(f"the policy cannot be read: its weights: {err}", where=where, fix="train again") from err
-    broken = [name for name, parameter in module.named_parameters() if not bool(torch.isfinite(parameter).all())]
-    if broken:  # buffers may: a mask of -inf, for instance
-        what = f"the weights hold NaN or infinity: {broken[0]}, so training diverged"
-        raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
+    for name, parameter in module.named_parameters():  # buffers may hold them: a mask of -inf, for instance
+        if not bool(torch.isfinite(parameter).all()):
+            what = f"the weights hold NaN or infinity: {name}, so training diverged"
+            raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return module
 
 
 def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> type[Network]:
-    """The class of its network; its encoder is imported, too. Raises BadConfig, MissingPackage for code that is not named, or
-    not there.
-    """
+    """The class of its network; its encoder is imported, too."""
     name, encoder = told.network["name"], told.network.get("encoder", NATURE)
     code = next((one for one in plugins if one.startswith(PYTHON)), None)
     if name in OURS and code is not None:
         fix = "leave --network out: the run says itself which network it has"
         raise BadConfig(f"the run has the network {name}, not {code}", where=where, fix=fix)
+    known = {*OURS, *OUR_ENCODERS}
     for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
-        if one not in OURS and one not in OUR_ENCODERS and not one.startswith(PYTHON) and not is_registered(group, one):
-            kind = "network" if group == NETWORKS else "encoder"
-            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
+        if one not in known and not one.startswith(PYTHON) and not is_registered(group, one):
+            what = f"{one!r} of the run is not installed; the run says that the package {package!r} registers it"
             fix = f"install that package if you trust it, and give {OPTION} with its name"
             raise MissingPackage(what, where=where, fix=fix)
     encoder_kind(encoder, named=plugins)
-    try:
-        return network_kind(name, named=plugins)
-    except BadConfig as err:
-        err.where = where if name.startswith(PYTHON) else err.where
-        raise
+    return network_kind(name, named=plugins)
 
 
 def _trained(

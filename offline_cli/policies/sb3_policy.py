@@ -19,69 +19,78 @@ from gymnasium import spaces
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, StorageNotFound
-from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
-from offline_cli.spaces import Space, leaf_spaces
-from offline_cli.trees import Tree, flatten, unflatten_like
+from offline_cli.policies.function_policy import FunctionPolicy
+from offline_cli.policies.policy import PolicyOptions, State, fitting, seeded
+from offline_cli.spaces import Space
+from offline_cli.trees import Tree
 
-__all__ = ["SB3", "ModelPolicy", "fitting_model", "open_model"]
+__all__ = ["SB3", "fitting_model", "model_policy", "open_model"]
 
 SB3: Final = "sb3:"
 ALGORITHMS: Final = {  # what loads and plays a model, by the module of its policy's class; DDPG's policies are TD3's
     "stable_baselines3.common.policies": "PPO",
     **{f"stable_baselines3.{name.lower()}.policies": name for name in ("PPO", "A2C", "DQN", "SAC", "TD3")},
 }
-SMALL: Final = {"buffer_size": 1}  # a replay buffer of the size used in training takes gigabytes, and is not used here
 NORMALIZING: Final = "*vec*normalize*.pkl"  # as stable-baselines3's guide, its callbacks and its zoo name them
 
 
-class ModelPolicy(Policy):
-    """A model that predicts actions in the environment's units. Where it explores, its libraries' generators draw."""
-
-    needs_finite = True
-
-    def __init__(self, model: Any, environment: Environment, fingerprint: str) -> None:
-        super().__init__(environment, fingerprint)
-        self._model, self._leaves = model, leaf_spaces(environment.action_space)
-
-    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy."""
-        if not explore:
-            found = self._model.predict(observations, deterministic=True)[0]
-        else:
-            with seeded(state) as seed:
-                drawn_from = getattr(self._model, "action_space", None)
-                if isinstance(drawn_from, gym.Space):  # DQN draws from its space
-                    drawn_from.seed(seed % (1 << 31))
-                found = self._model.predict(observations, deterministic=False)[0]
-        typed = [np.asarray(leaf).astype(self._leaves[path].dtype, copy=False) for path, leaf in flatten(found)]
-        actions = unflatten_like(found, typed)
-        return Acted(actions, actions)
-
-
-def open_model(name: str, environment: Environment | None, options: PolicyOptions) -> ModelPolicy:
+def open_model(name: str, environment: Environment | None, options: PolicyOptions) -> FunctionPolicy:
     """The policy of the model in `sb3:FILE`, which `model.save` wrote. Runs what code is pickled in the file.
 
-    Raises StorageNotFound, MissingPackage, SpaceMismatch; BadConfig for pipelines, for algorithms that are not known, and
-    beside a file of VecNormalize; BadData for other files.
+    Raises StorageNotFound, MissingPackage, SpaceMismatch; BadConfig for algorithms that are not known, and beside a file of
+    VecNormalize; BadData for other files.
     """
-    options.refuse_pieces("a model of stable-baselines3", name)
-    file = name.removeprefix(SB3)
+    options.refuse_pieces(name)
+    file, where = name.removeprefix(SB3), f"--policy {name}"
     path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
     if not path.is_file():
-        raise StorageNotFound(f"{file} does not exist", where=f"--policy {name}", fix="check the path")
-    algorithm = _algorithm(path)
+        raise StorageNotFound(f"{file} does not exist", where=where, fix="check the path")
+    try:
+        with zipfile.ZipFile(path) as archive:  # which says in plain JSON what its policy is
+            home = str(json.loads(archive.read("data"))["policy_class"]["__module__"])
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as err:
+        fix = "name a file that model.save of stable-baselines3 wrote"
+        raise BadData(f"not a model of stable-baselines3: {err}", where=where, fix=fix) from err
+    if home not in ALGORITHMS:
+        what, fix = f"a policy of {home}, which is none of {', '.join(ALGORITHMS)}", "python:package.module:attribute"
+        raise BadConfig(what, where=where, fix=f"load it in Python, and name it with {fix}")
     _refuse_normalizing(path)
     try:
-        model = getattr(importlib.import_module("stable_baselines3"), algorithm).load(
-            str(path), device=options.device, custom_objects=SMALL
-        )
+        kind = getattr(importlib.import_module("stable_baselines3"), ALGORITHMS[home])
+        # A replay buffer of the size used in training takes gigabytes, and is not used here.
+        model = kind.load(str(path), device=options.device, custom_objects={"buffer_size": 1})
     except ModuleNotFoundError as err:
-        fix = "pip install 'offline-cli[sb3]'"
-        raise MissingPackage(f"the package {err.name} is missing", where=f"--policy {name}", fix=fix) from err
+        raise MissingPackage(f"the package {err.name} is missing", where=where, fix="pip install 'offline-cli[sb3]'") from err
     except Exception as err:  # the file decides what runs here, and so what is raised
         fix = "save it again with the installed version of stable-baselines3"
-        raise BadData(f"the model cannot be loaded: {err!r}", where=str(path), fix=fix) from err
-    return ModelPolicy(model, fitting_model(model, name, environment), hashlib.sha256(path.read_bytes()).hexdigest())
+        raise BadData(f"the model cannot be loaded: {err!r}", where=where, fix=fix) from err
+    return model_policy(model, environment, hashlib.sha256(path.read_bytes()).hexdigest(), name)
+
+
+def _refuse_normalizing(model: Path) -> None:
+    """Raise BadConfig where statistics of VecNormalize lie beside the model: it learned from observations divided by them."""
+    home = model.parent  # of the zoo: ENV_1/ENV.zip beside ENV_1/ENV/vecnormalize.pkl
+    folders = home, home / model.stem, home / home.resolve().name.rpartition("_")[0]
+    if found := [file for folder in folders for file in sorted(folder.glob(NORMALIZING))]:
+        what = f"{found[0]} lies beside the model: it was trained on normalised observations, and would see raw ones"
+        fix = "name a Python object whose predict() calls normalize_obs(), python:module:attribute; or move the file away"
+        raise BadConfig(what, where=str(model), fix=fix)
+
+
+def model_policy(model: Any, environment: Environment | None, fingerprint: str, name: str) -> FunctionPolicy:
+    """The policy of a model with `predict`. Where it explores, its libraries' generators draw. Raises SpaceMismatch."""
+
+    def act(observations: Tree, state: State, explore: bool) -> Any:
+        if not explore:
+            return model.predict(observations, deterministic=True)[0]
+        with seeded(state) as seed:
+            if isinstance(drawn_from := getattr(model, "action_space", None), gym.Space):  # DQN draws from its space
+                drawn_from.seed(seed % (1 << 31))
+            return model.predict(observations, deterministic=False)[0]
+
+    policy = FunctionPolicy(act, fitting_model(model, name, environment), fingerprint, name)
+    policy.needs_finite = True
+    return policy
 
 
 def fitting_model(model: Any, name: str, environment: Environment | None) -> Environment:
@@ -90,31 +99,6 @@ def fitting_model(model: Any, name: str, environment: Environment | None) -> Env
     if isinstance(seen, gym.Space) and environment is not None:
         seen = _with_channels_last(seen, environment.observation_space)
     return fitting((seen, getattr(model, "action_space", None)), name, environment)
-
-
-def _algorithm(path: Path) -> str:
-    """The class that loads the file, by what it says of its policy in plain JSON. Raises BadConfig, BadData."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            home = str(json.loads(archive.read("data"))["policy_class"]["__module__"])
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as err:
-        fix = "name a file that model.save of stable-baselines3 wrote"
-        raise BadData(f"not a model of stable-baselines3: {err}", where=str(path), fix=fix) from err
-    if home not in ALGORITHMS:
-        what = f"a policy of {home}, which is not one of {', '.join(sorted(ALGORITHMS))}"
-        raise BadConfig(what, where=str(path), fix="load it in Python, and name it with python:package.module:attribute")
-    return ALGORITHMS[home]
-
-
-def _refuse_normalizing(model: Path) -> None:
-    """Raise BadConfig where statistics of VecNormalize lie beside the model: it learned from observations divided by them."""
-    home = model.parent  # of the zoo: ENV_1/ENV.zip beside ENV_1/ENV/vecnormalize.pkl
-    folders = home, home / model.stem, home / home.resolve().name.rpartition("_")[0]
-    found = [file for folder in folders for file in sorted(folder.glob(NORMALIZING))]
-    if found:
-        what = f"{found[0]} lies beside the model: it was trained on normalised observations, and would see raw ones"
-        fix = "load both in a Python object whose predict() calls normalize_obs(), and name that with python:module:attribute; "
-        raise BadConfig(what, where=str(model), fix=f"{fix}or move the file away, if it is another model's")
 
 
 def _with_channels_last(model: Space, environment: Space) -> Space:

@@ -1,8 +1,7 @@
 """Seeds of episodes, and the random numbers of policies: each follows from (--seed, what is played for, episode, step).
 
 So a resumed recording draws what an uninterrupted one draws. A seed for an environment has 31 bits, since some environments
-take no more. Its highest two bits are the purpose: checks during training, confirmations, `evaluate` and `record` never play
-the same episode.
+take no more; its highest two bits are the purpose, so that no two purposes ever play the same episode.
 """
 
 from __future__ import annotations
@@ -16,14 +15,8 @@ from numpy.typing import NDArray
 __all__ = ["Purpose", "chance_key", "draw", "for_torch", "reset_seed", "uniform"]
 
 BITS_BELOW_PURPOSE: Final = 29
-BITS_OF_TORCH: Final = 64
-CHANCE: Final = 1  # what a key of random numbers is for, besides the purpose
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-MIXING: Final = (
-    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
-    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
-    (np.uint64(31), np.uint64(1)),
-)
+MIXING: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 class Purpose(IntEnum):
@@ -41,8 +34,8 @@ def draw(*key: int) -> int:
 
 
 def for_torch(seed: int) -> int:
-    """`seed`, which is not negative, as torch takes one: itself where it fits, else bits that follow from it."""
-    return seed if seed < 1 << BITS_OF_TORCH else draw(seed)
+    """`seed`, which is not negative, as torch takes one: itself where it fits into 64 bits, else bits that follow from it."""
+    return seed if seed < 1 << 64 else draw(seed)
 
 
 def reset_seed(seed: int, episode: int, purpose: Purpose = Purpose.RECORD, round_: int = 0) -> int:
@@ -52,8 +45,8 @@ def reset_seed(seed: int, episode: int, purpose: Purpose = Purpose.RECORD, round
 
 
 def chance_key(seed: int, purpose: Purpose, round_: int = 0) -> int:
-    """What the random numbers of policies follow from: see `uniform`."""
-    return draw(seed, purpose, round_, CHANCE)
+    """The key of the random numbers of policies: see `uniform`."""
+    return draw(seed, purpose, round_, 1)
 
 
 def uniform(key: int, episodes: NDArray[np.int64], steps: NDArray[np.int64], size: int) -> NDArray[np.float64]:
@@ -68,5 +61,5 @@ def uniform(key: int, episodes: NDArray[np.int64], steps: NDArray[np.int64], siz
 
 def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     for shift, factor in MIXING:
-        bits = (bits ^ (bits >> shift)) * factor
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
     return bits

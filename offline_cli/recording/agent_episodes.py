@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.step_rows import agent_episode_id
-from offline_cli.games import OBS, STATE, has_ended, is_acting, is_shown, rewards_in
+from offline_cli.games import ACTS, OBS, REWARD, SHOWN, STATE, TERMINATED, TRUNCATED
 from offline_cli.spaces import Space, same_space
 from offline_cli.trees import rows_of
 
@@ -45,33 +44,26 @@ class AgentEpisodes:
 
     def divided(self, games: EpisodeBatch, written: frozenset[str]) -> EpisodeBatch | None:
         """The episodes of all agents, game by game, but those that are `written` already; None: there are none."""
-        parts, places = list[EpisodeBatch](), []
-        for order, (agent, module) in enumerate(self.module_of.items()):
-            part, which = self._of_agent(games, agent, module)
-            if len(part):
-                parts.append(part)
-                places.append(which * len(self.module_of) + order)
-        if not parts:
+        parts = [self._of_agent(games, agent, module) for agent, module in self.module_of.items()]
+        whole = EpisodeBatch.concat([part for part, _ in parts if len(part)]) if any(len(part) for part, _ in parts) else None
+        if whole is None:
             return None
-        whole = EpisodeBatch.concat(parts)
-        index = np.argsort(np.concatenate(places), kind="stable")
-        index = index[[whole.ids[at] not in written for at in index.tolist()]] if written else index
-        return whole.select(index) if len(index) else None
+        game = np.concatenate([which for _, which in parts])
+        index = [at for at in np.argsort(game, kind="stable").tolist() if whole.ids[at] not in written]
+        return whole.select(index) if index else None
 
     def _of_agent(self, games: EpisodeBatch, agent: str, module: str) -> tuple[EpisodeBatch, NDArray[np.int64]]:
         """Its episodes, and which games they are of."""
-        state: NDArray[Any] = games.obs[agent][STATE]
-        acting = is_acting(state)
-        game = np.repeat(np.arange(len(games)), games.lengths + 1)
+        state: NDArray[np.float64] = games.obs[agent][STATE]
+        acting, game = state[:, ACTS] > 0, np.repeat(np.arange(len(games)), games.lengths + 1)
         acts = np.bincount(game[acting], minlength=len(games))
-        rows, which = np.flatnonzero(is_shown(state) & (acts > 0)[game]), np.flatnonzero(acts)
+        rows, which = np.flatnonzero((state[:, SHOWN] > 0) & (acts > 0)[game]), np.flatnonzero(acts)
         starts = np.concatenate([[0], np.cumsum(acts[which])]).astype(np.int64)
         first, last = starts[:-1] + np.arange(len(which)), starts[1:] + np.arange(len(which))  # of each episode, among `rows`
-        shown_rewards = rewards_in(state[rows])
+        shown_rewards = state[rows, REWARD]
         rewards = np.delete(shown_rewards, first)
         rewards[starts[:-1]] += shown_rewards[first]
-        step = np.flatnonzero(acting[games.step_rows()])
-        terminated, truncated = has_ended(state[rows[last]])
+        step, ends = np.flatnonzero(acting[games.step_rows()]), state[rows[last]]
         ids = tuple(games.ids[number] for number in which.tolist())
         found = EpisodeBatch(
             ids=tuple(agent_episode_id(name, module, agent) for name in ids),
@@ -79,8 +71,8 @@ class AgentEpisodes:
             obs=rows_of(games.obs[agent][OBS], rows),
             actions=rows_of(games.actions[agent], step),
             rewards=rewards,
-            terminated=terminated,
-            truncated=truncated,
+            terminated=ends[:, TERMINATED] > 0,
+            truncated=ends[:, TRUNCATED] > 0,
             extra={name: rows_of(tree, step) for name, tree in games.extra.get(agent, {}).items()},
             infos=None if games.infos is None else [games.infos[row].get(agent) or {} for row in rows.tolist()],
             agent_ids=(agent,) * len(which),

@@ -42,15 +42,13 @@ from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.modules.devices import choose_device
 from offline_cli.playing.infos import DROPPED
 from offline_cli.playing.loop import Plan, opened_policy, played_on
-from offline_cli.plugins import with_network
 from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
-from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.recording.agent_episodes import AgentEpisodes
@@ -65,6 +63,7 @@ from offline_cli.tally import Tally
 
 __all__ = ["record"]
 
+OF_PLAN: Final = ("seed", "episodes", "steps", "infos", "vectorize", "num_envs", "step_timeout")
 OF_WRITER: Final = ("format", "compression", "max_rows_per_file", "max_bytes_per_file", "overwrite", "resume", "allow_changes")
 NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
@@ -128,8 +127,8 @@ def record(
         raise UsageError("policies have names, and this is a function", where="--policy", fix=fix)
     policies = (policy,) if isinstance(policy, str) else tuple(policy)
     places = files_of(policies)
-    plan = _plan(env, policies, _of_policy(places, out, storage_options), options)
     target = open_location(out, storage_options, beside=places)
+    plan = _plan(env, policies, _of_policy(places, target.url, storage_options), options)
     if not resume:
         check_target(target, overwrite=overwrite, force_unlock=force_unlock)  # before long work
     engine_spec, spec = EngineSpec.of(options), plan.environment
@@ -146,7 +145,8 @@ def record(
             result = replace(result, datasets=[part.place.url for part in parts])
         if dry_run:
             return result
-        recording = _Recording(plan, [part for part in parts if part.finished is None], on_progress)
+        left = [part for part in parts if part.finished is None]
+        recording = _Recording(plan, left, opened.fingerprint, on_progress)
         recording.run(environment, opened, workers_of, engine_spec.workers)
     held = [part.finished for part in parts if part.finished is not None]
     if held:
@@ -162,50 +162,31 @@ def record(
 def _plan(env: str, policies: tuple[str, ...], storage_options: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Plan:
     """Raises UsageError with all that is wrong, MissingDevice, BadConfig for kwargs that are no JSON values, and what
     `PlaySpec.of` raises."""
-    wrong, fix = list[str](), "offline-cli record --help"
+    wrong = []
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
-        fix = "--episodes 100, or --steps 100000"
     if options["engine"] != "local" and options["num_env_runners"]:
         wrong.append("--num-env-runners are processes of --engine local; give --workers")
     if options["step_timeout"] is not None and options["vectorize"] != "async":
         wrong.append("--step-timeout is for --vectorize async: a copy in this process cannot be ended")
     if wrong:
-        raise UsageError("; ".join(wrong), where="offline-cli record", fix=fix)
+        raise UsageError("; ".join(wrong), where="offline-cli record", fix="offline-cli record --help")
     asked = AskedEnvironment.of({**options, "env": env}, known=False)
     assert asked is not None
     return Plan(
         environment=EnvironmentSpec(env, asked.kwargs or {}, tuple(asked.wrappers or ())),
         policies=policies,
-        opening=PolicyOptions(
-            explore=options["explore"],
-            device=choose_device(options["device"]).type,
-            pieces=PlaySpec.of(options["env_to_module"], options["module_to_env"], options["lookback"]),
-            plugins=tuple(with_network(options["plugins"], options["network"])),
-            trust_pickle=options["trust_pickle"],
-            storage_options=storage_options,
-        ),
-        seed=options["seed"],
+        opening=PolicyOptions.of({**options, "storage_options": storage_options}),
         first=options["first_episode"],
-        episodes=options["episodes"],
-        steps=options["steps"],
-        infos=options["infos"],
-        vectorize=options["vectorize"],
-        num_envs=options["num_envs"],
-        step_timeout=options["step_timeout"],
+        **{name: options[name] for name in OF_PLAN},
     )
 
 
-def _of_policy(
-    places: Sequence[str], out: str | os.PathLike[str] | Location, options: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """The storage options that are not for `out` alone; `places`: of policies. Raises UsageError for one that neither takes."""
-    if not options:
-        return options
-    target = out.url if isinstance(out, Location) else os.fspath(out)
+def _of_policy(places: Sequence[str], target: str, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The storage options that are not for `target` alone; `places`: of policies. Raises UsageError for one that none takes."""
     of_out = options_for(target, options, beside=places)
     of_policy = {name for place in places for name in options_for(place, options, beside=[target, *places])}
-    return {name: value for name, value in options.items() if name in of_policy or name not in of_out}
+    return options and {name: value for name, value in options.items() if name in of_policy or name not in of_out}
 
 
 # ---- what the episodes follow from ----
@@ -238,10 +219,7 @@ def _provenance(plan: Plan, policy: Policy, environment: Environment, command: S
         "asked": {"episodes": plan.episodes, "steps": plan.steps},
         "policy_fingerprint": policy.fingerprint,
         "explore": opening.explore,
-        "seed": plan.seed,
-        "vectorize": plan.vectorize,
-        "num_envs": plan.num_envs,
-        "infos": plan.infos,
+        **{name: getattr(plan, name) for name in ("seed", "vectorize", "num_envs", "infos")},
         "device": opening.device,
         "first_environment_seed": plan.reset_seed(plan.first),  # the next episode has the next one
         **opening.pieces.described(),
@@ -269,24 +247,18 @@ class _Part:
     finished: Manifest | None  # once it is committed
 
 
-def _parts(
-    plan: Plan,
-    policy: Policy,
-    environment: Environment,
-    target: Location,
-    options: Mapping[str, Any],
-) -> list[_Part]:
+def _parts(plan: Plan, policy: Policy, environment: Environment, target: Location, options: Mapping[str, Any]) -> list[_Part]:
     """Raises UsageError for a number of steps of games, and as `DatasetWriter` and `_finished` do."""
     kinds: Sequence[AgentEpisodes | None] = [None]
     if environment.agents is not None and isinstance(policy, AgentsPolicy):
         kinds = AgentEpisodes.kinds(environment.agents, policy.module_of)
-    if kinds[0] is not None and plan.steps is not None:
-        raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
+        if plan.steps is not None:
+            raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
     provenance, spec, parts = _provenance(plan, policy, environment, options["command"]), plan.environment, []
     for agents in kinds:
         place = target if agents is None or len(kinds) == 1 else target.join(next(iter(agents.module_of)))
-        spaces = (environment.observation_space, environment.action_space) if agents is None else agents.spaces
-        tally, finished = Tally(), _finished(place, provenance, options)
+        spaces, tally = policy.spaces if agents is None else agents.spaces, Tally()
+        finished = _finished(place, provenance, options)
         writer = DatasetWriter(
             place,
             observation_space=spaces[0],
@@ -310,6 +282,7 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
     """
     try:
         check_target(place, overwrite=options["overwrite"], resume=options["resume"], force_unlock=options["force_unlock"])
+        return None
     except OutputExists:
         if not options["resume"] or place.join(WRITING).exists() or not place.join(MANIFEST).exists():
             raise
@@ -322,7 +295,6 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
         allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
         keep_names(place)  # the recorder may have been killed before that
         return found
-    return None
 
 
 # ---- play, write, commit ----
@@ -331,9 +303,10 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
 class _Recording:
     """Plays, writes and commits."""
 
-    def __init__(self, plan: Plan, parts: Sequence[_Part], on_progress: OnProgress) -> None:
-        """`parts`: the datasets that are not finished."""
+    def __init__(self, plan: Plan, parts: Sequence[_Part], fingerprint: str, on_progress: OnProgress) -> None:
+        """`parts`: the datasets that are not finished. `fingerprint`: the policy's."""
         self.plan, self.parts, self._on_progress = plan, parts, on_progress
+        self._followed = _followed(plan, fingerprint)
         self.episodes = self.steps = self.new_steps = 0  # that there are, or games; and those of this call
         self.failure: BadData | None = None  # what environment or policy raised
         self.stopped_by: int | None = None  # a signal
@@ -341,17 +314,19 @@ class _Recording:
     def run(self, environment: Environment, policy: Policy, engine: Engine, workers: int) -> None:
         """Commits what is whole to each part, as complete where it has all; nothing where no episode is whole."""
         plan = self.plan
+        if not self.parts:
+            return
         with ExitStack() as held:
             for part in self.parts:
                 held.enter_context(part.writer)
-            if self.parts:
-                self.episodes, self.steps = min(self._there(part, policy) for part in self.parts)
-            if self.parts and not self._is_enough():
+            self.episodes, self.steps = min(map(self._there, self.parts))
+            if not self._is_enough():
                 rest = replace(
                     plan,
                     first=plan.first + self.episodes,
                     episodes=None if plan.episodes is None else plan.episodes - self.episodes,
                     steps=None if plan.steps is None else plan.steps - self.steps,
+                    num_envs=_even_envs(plan),
                 )
                 try:
                     with played_on(engine, workers, rest, environment, policy, EpisodeRows) as played, suppress(StopRequested):
@@ -362,7 +337,7 @@ class _Recording:
             for part in self.parts if self.episodes else ():
                 part.finished = part.writer.commit(complete=self._is_enough(), episodes_lost=0)
 
-    def _there(self, part: _Part, policy: Policy) -> tuple[int, int]:
+    def _there(self, part: _Part) -> tuple[int, int]:
         """How many episodes are there already, and their steps; or games, whose steps are not counted.
 
         The last game of which anything is there is played again, and what is missing of it is written.
@@ -370,7 +345,7 @@ class _Recording:
         if part.agents is None:
             return part.writer.episodes_written, part.writer.steps_written
         games = {name.partition("-")[0] for name in part.writer.ids_written}
-        last = _ids(_followed(self.plan, policy.fingerprint), [self.plan.first + max(0, len(games) - 1)])[0]
+        last = _ids(self._followed, [self.plan.first + max(0, len(games) - 1)])[0]
         return len(games) - (last in games), 0  # ids of games before a change are others: the last of those stays as it is
 
     def _is_enough(self) -> bool:
@@ -379,10 +354,10 @@ class _Recording:
         return self.steps >= (self.plan.steps or 0)
 
     def _write(self, played: Iterator[list[RecordedEpisode]], policy: Policy) -> None:
-        plan, followed = self.plan, _followed(self.plan, policy.fingerprint)
+        plan = self.plan
         for episodes in played:
             first = plan.first + self.episodes
-            batch = batch_of(episodes, _ids(followed, range(first, first + len(episodes))), policy.spaces)
+            batch = batch_of(episodes, _ids(self._followed, range(first, first + len(episodes))), policy.spaces)
             if plan.steps is not None:  # no more than the one that reaches them
                 last = int(np.searchsorted(np.cumsum(batch.lengths), plan.steps - self.steps))
                 batch = batch.select(slice(0, last + 1))
@@ -394,15 +369,21 @@ class _Recording:
             self.episodes += len(batch)
             self.steps += batch.num_steps
             self.new_steps += batch.num_steps
-            figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
-            if plan.episodes is not None:
-                done, wanted, unit, figures["steps"] = self.episodes, plan.episodes, "episodes", float(self.steps)
-            else:
-                wanted, unit, figures["episodes"] = plan.steps or 0, "steps", float(self.episodes)
-                done = min(self.steps, wanted)
-            self._on_progress(Progress("recording", done, wanted, unit, figures))
+            self._report(batch)
             if self._is_enough():
                 return
+
+    def _report(self, batch: EpisodeBatch) -> None:
+        counts, unit = {"episodes": self.episodes, "steps": self.steps}, "steps" if self.plan.episodes is None else "episodes"
+        wanted = self.plan.episodes or self.plan.steps or 0
+        figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
+        figures |= {name: float(count) for name, count in counts.items() if name != unit}
+        self._on_progress(Progress("recording", min(counts[unit], wanted), wanted, unit, figures))
+
+
+def _even_envs(plan: Plan) -> int:
+    """Copies: as few as play all the episodes of the command in as many rounds, since copies without an episode cost time."""
+    return plan.num_envs if plan.episodes is None else -(-plan.episodes // -(-plan.episodes // plan.num_envs))
 
 
 def _tell(result: RecordResult) -> None:

@@ -40,7 +40,6 @@ from offline_cli.trees import Tree, map_leaves, stacked_rows
 
 __all__ = ["Recorder"]
 
-OF_VECTORS: Final = frozenset({"num_envs", "vectorization_mode"})
 ONE: Final = np.zeros(1, np.int64)
 CLOSING: Final = "close the recorder, or open it in a `with`"
 T = TypeVar("T")
@@ -119,7 +118,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._is_under_way = False
         self._writer.__enter__()
         self._before = len(self._writer.ids_written) if resume else 0
-        _OPEN.add(self)
+        _open.add(self)
 
     @property
     def episodes_recorded(self) -> int:
@@ -152,11 +151,9 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium. Raises UsageError without a `reset` before an episode."""
-        if not self._is_under_way:
-            fix = "env.reset() before the first step of an episode; a wrapper that resets by itself goes around the recorder"
+        if not self._is_under_way or self not in _open:
+            fix = "env.reset() before an episode, close() after the last; a wrapper that resets by itself goes around this one"
             raise UsageError("a step outside of an episode", where=self._name, fix=fix)
-        if self not in _OPEN:
-            raise UsageError("a step after the recorder was closed", where=self.url, fix="close it after the last step")
         taken = map_leaves(np.copy, stacked_rows([self._fitted("action", self._take, action)]))  # it may be written into
         self._fitted("action", self._check, taken)
         outputs, self._outputs = self._outputs, {}
@@ -172,7 +169,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _seen(self, doing: str, observation: Any, info: Mapping[str, Any]) -> None:
         self._obs = map_leaves(lambda leaf: np.array(leaf)[None], self._fitted(doing, self._see, observation))
-        self._info = self._fitted(doing, lambda told: kept_info(told, self._infos), info) or NOTHING
+        self._info = self._fitted(doing, lambda told: kept_info(told, self._infos), info)
 
     def _fitted(self, doing: str, fit: Callable[[Any], T], value: Any) -> T:
         """What `fit` gives. Raises BadData for a value that no dataset can hold, which environment or loop gave."""
@@ -193,7 +190,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _cut(self) -> None:
         """The caller leaves an episode before its end: it is kept as truncated, and counted."""
-        if self._is_under_way and self._t and self in _OPEN:
+        if self._is_under_way and self._t and self in _open:
             self._tally.assume(UNFINISHED)
             self._end(terminated=False, truncated=True)
 
@@ -207,9 +204,9 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _commit(self, *, complete: bool) -> Manifest | None:
         """Commit all whole episodes; None where that is done already, or there is none: then nothing is left there."""
-        if self not in _OPEN:
+        if self not in _open:
             return None
-        _OPEN.discard(self)
+        _open.discard(self)
         try:
             if not self._writer.episodes_written:
                 _log.warning("note: no episode had a step, so that nothing is written to %s", self.url)
@@ -218,8 +215,8 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         finally:
             self._writer.__exit__(None, None, None)
 
-    def save(self) -> None:
-        """The program ends with the recorder open: commit what is whole, as incomplete."""
+    def _save(self) -> None:
+        """The program ends: where the recorder is open, commit what is whole, as incomplete."""
         try:
             manifest = self._commit(complete=False)
         except (OfflineCliError, RuntimeError, OSError) as err:  # RuntimeError: the interpreter starts no threads any more
@@ -230,14 +227,9 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             _log.warning(text, self.url, manifest.counts.episodes, CLOSING)
 
 
-def _save_open() -> None:
-    for recorder in [*_OPEN]:
-        recorder.save()
-
-
-_OPEN: Final[set[Recorder]] = set()
+_open: set[Recorder] = set()
 # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
-getattr(threading, "_register_atexit", atexit.register)(_save_open)
+getattr(threading, "_register_atexit", atexit.register)(lambda: [recorder._save() for recorder in [*_open]])
 
 
 def _environment(env: Any) -> Environment | None:
@@ -245,7 +237,7 @@ def _environment(env: Any) -> Environment | None:
     spec = env.spec
     if spec is None:
         return None
-    kwargs = {name: value for name, value in spec.kwargs.items() if name not in OF_VECTORS and value is not None}
+    kwargs = {name: value for name, value in spec.kwargs.items() if value is not None}
     registered = gym.registry.get(spec.id)
     if registered is not None and registered.max_episode_steps != spec.max_episode_steps:
         kwargs["max_episode_steps"] = spec.max_episode_steps
@@ -255,7 +247,7 @@ def _environment(env: Any) -> Environment | None:
 def _call(wrapper: Any) -> str:
     """A wrapper that gymnasium recorded, as `--wrapper` takes it."""
     module, _, name = wrapper.entry_point.partition(":")
-    is_gymnasiums = module.startswith("gymnasium.wrappers.") and not module.startswith("gymnasium.wrappers.vector")
+    is_gymnasiums = module.startswith("gymnasium.wrappers.")
     arguments = _plain({name: value for name, value in (wrapper.kwargs or {}).items() if value is not None}, wrapper.name)
     told = ",".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
     return (name if is_gymnasiums else f"{module}:{name}") + (f":{told}" if told else "")
@@ -263,13 +255,10 @@ def _call(wrapper: Any) -> str:
 
 def _plain(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The arguments that JSON holds; the others are named in a note."""
-    plain, left = dict[str, Any](), list[str]()
+    plain = dict[str, Any]()
     for key, value in arguments.items():
         try:
             plain[key] = json.loads(json.dumps(value))
         except (TypeError, ValueError):
-            left.append(key)
-    if left:
-        what = "note: arguments of %s are not kept in the manifest, because JSON has no form for them: %s"
-        _log.warning(what, name, ", ".join(sorted(left)))
+            _log.warning("note: the argument %s of %s is not kept in the manifest, as JSON has no form for it", key, name)
     return plain

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import numpy as np
 
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.errors import BadData, Interrupted
@@ -18,8 +19,6 @@ from offline_cli.stop_signals import exit_code_of
 from offline_cli.storage.blanking import blanked_call, blanked_values
 
 __all__ = ["RecordResult", "ended_early", "nothing_recorded", "recorded"]
-
-RESUME = "the same command with --resume continues from there"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class RecordResult:
 
 def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> RecordResult:
     """The result of a dry run, which says what would be done."""
-    player = policy.player if isinstance(policy, PolicyForPieces) else None
+    between = policy.piece_names() if isinstance(policy, PolicyForPieces) else {}
     return RecordResult(
         out=out,
         format=format,
@@ -75,31 +74,24 @@ def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> Re
         action_scale=policy.action_scale,
         explore=plan.opening.explore,
         seed=plan.seed,
-        env_to_module=None if player is None else _names(player.env_to_module),
-        module_to_env=None if player is None else _names(player.module_to_env),
+        env_to_module=between.get("env_to_module"),
+        module_to_env=between.get("module_to_env"),
     )
-
-
-def _names(pipeline: Any) -> list[str]:
-    """Of the pieces; RLlib's pipelines have classes alone."""
-    named = getattr(pipeline, "named", None)
-    return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
 
 
 def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, seconds: float) -> RecordResult:
     """`empty` with what the datasets hold; `new_steps` were recorded within `seconds`."""
-    assumptions: Counter[str] = Counter()
-    for manifest in manifests:
-        assumptions.update(manifest.assumptions)
-    mean, std = _moments(manifests, "return")
+    counts = [manifest.counts.episodes for manifest in manifests]
+    mean, std = _moments(counts, [manifest.statistics["return"] for manifest in manifests])
+    assumptions = sum((Counter(manifest.assumptions) for manifest in manifests), Counter[str]())
     return replace(
         empty,
-        episodes=sum(manifest.counts.episodes for manifest in manifests),
+        episodes=sum(counts),
         steps=sum(manifest.counts.steps for manifest in manifests),
         shards=sum(len(manifest.shards) for manifest in manifests),
         return_mean=mean,
         return_std=std,
-        length_mean=_moments(manifests, "length")[0],
+        length_mean=_moments(counts, [manifest.statistics["length"] for manifest in manifests])[0],
         seconds=seconds,
         steps_per_second=new_steps / seconds,
         complete=all(manifest.complete for manifest in manifests),
@@ -108,31 +100,28 @@ def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: i
     )
 
 
-def _moments(manifests: Sequence[Manifest], name: str) -> tuple[float | None, float | None]:
+def _moments(counts: Sequence[int], known: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
     """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
-    known = [(manifest.counts.episodes, manifest.statistics[name]) for manifest in manifests]  # type: ignore[literal-required]
-    if len(known) == 1 or any(one["mean"] is None or one["std"] is None for _, one in known):
-        return (known[0][1]["mean"], known[0][1]["std"]) if len(known) == 1 else (None, None)
-    total = sum(count for count, _ in known)
-    mean = sum(count * one["mean"] for count, one in known) / total
-    square = sum(count * (one["std"] ** 2 + one["mean"] ** 2) for count, one in known) / total
-    return mean, math.sqrt(max(0.0, square - mean**2))
+    if len(known) == 1 or any(one["mean"] is None or one["std"] is None for one in known):
+        return (known[0]["mean"], known[0]["std"]) if len(known) == 1 else (None, None)
+    mean = np.average([one["mean"] for one in known], weights=counts)
+    square = np.average([one["std"] ** 2 + one["mean"] ** 2 for one in known], weights=counts)
+    return float(mean), float(np.sqrt(max(0.0, square - mean**2)))
 
 
 def ended_early(
     out: str, kept: RecordResult | None, failure: BadData | None, signal_number: int | None
 ) -> BadData | Interrupted:
     """`kept`: what is committed; None: no episode was whole. `failure`: what environment or policy raised, if they did."""
-    if kept is None and failure is not None:
-        return failure
     details: dict[str, Any] = {}
     told, fix = "no episode was whole, and nothing was kept", "the same command again"
     if kept is not None:
         details = {"out": out, "episodes": kept.episodes, "steps": kept.steps, "complete": False}
-        told, fix = f"{kept.episodes} whole episodes ({kept.steps} steps) are committed", RESUME
+        told = f"{kept.episodes} whole episodes ({kept.steps} steps) are committed"
+        fix = "the same command with --resume continues from there"
     if failure is not None:
-        what, fix = f"{failure.what_in_one_line}; {told}", f"{failure.fix}; {fix}"
-        error = type(failure)(what, where=failure.where, fix=fix, details={**failure.details, **details})
+        what, details = f"{failure.what_in_one_line}; {told}", {**failure.details, **details}
+        error = type(failure)(what, where=failure.where, fix=f"{failure.fix}; {fix}", details=details)
         error.__cause__ = failure.__cause__
         return error
     by = "stopped"

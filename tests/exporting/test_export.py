@@ -18,7 +18,7 @@ from gymnasium import spaces
 from offline_cli import export, load_policy, write_dataset
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.policies.onnx_model import read_model
+from offline_cli.policies.onnx_policy import read_model
 from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
@@ -66,7 +66,7 @@ def test_the_card_tells_the_same_as_json_as_markdown_and_among_the_metadata(cart
     assert {name: card[name] for name in facts} == facts
     assert card["scores"]["eval_episodes"] == 20
     assert card["environments"][0]["id"] == "CartPole-v1"
-    assert card["pieces"] == ["mean_std_filter()", "frame_stacking(num_frames=3)"]
+    assert card["pieces"] == ["MeanStdFilter", "FrameStacking"]
     text = (cartpole / "policy.md").read_text()
     for fact in (f"| steps | {card['data']['steps']} |", card["provenance"]["policy"], "## Scores", "CartPole-v1"):
         assert fact in text

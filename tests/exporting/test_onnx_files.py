@@ -10,8 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.errors import BadData, SpaceMismatch
-from offline_cli.policies.onnx_model import model_of
-from offline_cli.policies.onnx_policy import OnnxPolicy
+from offline_cli.policies.onnx_policy import OnnxPolicy, model_of
 from offline_cli.policies.policy import stand_in
 
 onnx = pytest.importorskip("onnx")

@@ -6,14 +6,12 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from offline_cli.converting.fitting import misfits
 from offline_cli.environments import open_environment
 from offline_cli.errors import BadData
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.returns import Played, play
 from offline_cli.policies.seeds import Purpose, reset_seed
-from offline_cli.spaces import Space
 
 
 def policy_for(name: str) -> RLModule:
@@ -71,30 +69,3 @@ def test_what_an_environment_says_is_checked(name: str, match: str) -> None:
     with pytest.raises(BadData, match=match) as caught:
         play(policy_for(name), open_environment(name), 3, seed=0, purpose=Purpose.EVALUATE)
     assert caught.value.where.startswith(f"{name}, episode 0")
-
-
-D, B = gym.spaces.Discrete, gym.spaces.Box
-
-
-@pytest.mark.parametrize(
-    ("data", "environment", "inferred", "fits"),
-    [
-        (D(2), D(2), False, True),
-        (D(2), D(3), False, False),
-        (D(2), D(3), True, True),
-        (D(4), D(3), True, False),
-        (D(3), D(2, start=1), True, True),
-        (B(-1, 1, (4,)), B(-9, 9, (4,)), False, True),
-        (B(-1, 1, (4,)), B(-1, 1, (3,)), False, False),
-        (B(0, 1, (16,)), D(16), False, False),
-        (gym.spaces.MultiDiscrete([2, 2]), gym.spaces.MultiBinary(2), True, True),
-        (gym.spaces.Dict({"a": D(2)}), gym.spaces.Dict({"b": D(2)}), False, False),
-    ],
-)
-def test_spaces_fit_where_a_policy_could_play(data: Space, environment: Space, inferred: bool, fits: bool) -> None:
-    assert (misfits(data, environment, inferred=inferred, what="actions") == []) == fits
-
-
-def test_misfits_are_named() -> None:
-    [problem] = misfits(D(2), D(3), inferred=False, what="actions")
-    assert problem == "actions: the data has Discrete(2), the environment Discrete(3)"

@@ -1,10 +1,8 @@
-"""A policy that plays between other pieces than it was trained through: said in every way of playing it."""
+"""A policy in an environment that it was not trained for: said in every way of playing it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,9 +12,6 @@ from offline_cli.cli.app import app
 from offline_cli.errors import SpaceMismatch
 
 FILTER = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\nclip_by_value = {}\n'
-OTHER = (
-    "note: the policy was trained through other pieces: in training mean_std_filter(clip_by_value=5.0); here mean_std_filter"
-)
 
 
 @pytest.fixture
@@ -30,26 +25,6 @@ def run(tmp_path: Path) -> Path:
 def piece(file: Path, clip: float) -> Path:
     file.write_text(FILTER.format(clip))
     return file
-
-
-@pytest.fixture
-def ways(run: Path, tmp_path: Path) -> dict[str, Callable[[Path], Any]]:
-    """Of playing it between the pieces of a file."""
-    how: dict[str, Any] = {"env": "CartPole-v1"}
-    recorded: dict[str, Any] = {"policy": str(run), "episodes": 1, "device": "cpu", "overwrite": True}
-    return {
-        "evaluate": lambda file: evaluate(run, **how, episodes=1, env_to_module=file),
-        "record": lambda file: record("CartPole-v1", tmp_path / "out", env_to_module=file, **recorded),
-        "load_policy": lambda file: load_policy(run, **how, env_to_module=file),
-    }
-
-
-@pytest.mark.parametrize("way", ["evaluate", "record", "load_policy"])
-def test_another_option_of_a_piece_is_said(
-    way: str, ways: dict[str, Callable[[Path], Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ways[way](piece(tmp_path / "other.toml", 9.0))
-    assert OTHER in caplog.text
 
 
 def test_an_environment_of_other_observations_is_told_as_that_and_not_as_a_broken_state(run: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ def test_single_copies_play_between_gymnasiums_wrappers(tmp_path: Path) -> None:
 
 
 def test_a_game_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environments, "ATARI", "ale_py_that_is_not_installed")
+    monkeypatch.setitem(sys.modules, "ale_py", None)
     with pytest.raises(MissingPackage) as caught:
         environments.open_environment(PONG)
     assert "pip install 'offline-cli[atari]'" in caught.value.fix
