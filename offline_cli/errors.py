@@ -12,42 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Self
 
-__all__ = [
-    "PROBLEM",
-    "BadConfig",
-    "BadData",
-    "BadEpisode",
-    "BadMapping",
-    "BadPiece",
-    "ClusterLost",
-    "Diverged",
-    "EpisodeIndexError",
-    "EpisodeKeyError",
-    "Interrupted",
-    "InvalidData",
-    "Locked",
-    "MissingDevice",
-    "MissingPackage",
-    "NoData",
-    "OfflineCliError",
-    "OutputExists",
-    "SpaceMismatch",
-    "StorageError",
-    "StorageNotFound",
-    "TakenOver",
-    "TargetNotMet",
-    "TrainingDiverged",
-    "Uncommitted",
-    "UnknownEnvironment",
-    "UnknownPiece",
-    "UnsafeData",
-    "UnsupportedSpace",
-    "UsageError",
-    "as_convert_would",
-    "causes",
-    "short_place",
-]
-
 PROBLEM: Final = "problem"
 """Among the details of an error: the code by which `validate` reports it (docs/validate.md)."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "infer_space",
     "leaf_spaces",
+    "map_space",
     "only_discrete",
     "same_space",
     "space_from_json",
@@ -81,6 +82,13 @@ def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
     for name, part in parts:
         found.update(leaf_spaces(part, f"{prefix}.{name}" if prefix else name))
     return found
+
+
+def map_space(fn: Callable[[Space], Space], space: Space) -> Space:
+    """A space of the same structure whose leaves are `fn(leaf)`, depth first."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, map_space(fn, part)) for key, part in space.spaces.items()])
+    return spaces.Tuple([map_space(fn, part) for part in space.spaces]) if isinstance(space, spaces.Tuple) else fn(space)
 
 
 def bound_bytes(space: Space | None) -> int:

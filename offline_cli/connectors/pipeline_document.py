@@ -11,12 +11,11 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offline_cli.connectors.piece_makers import Kind
-from offline_cli.json_documents import deeper_than, toml_schema
+from offline_cli.json_documents import toml_schema
 
-__all__ = ["MAX_PIECES", "PieceDocument", "PipelineDocument", "document_mistakes", "pipeline_schema"]
+__all__ = ["MAX_PIECES", "PieceDocument", "document_mistakes", "pipeline_schema"]
 
-MAX_DEPTH: Final = 32
-MAX_PIECES: Final = 100  # every one is made again for each that comes after it
+MAX_PIECES: Final = 100  # spaces are worked out anew for each one that is added
 Place = Annotated[str, Field(min_length=1)]
 
 
@@ -60,22 +59,17 @@ class PipelineDocument(BaseModel):
 
 def document_mistakes(document: Mapping[str, Any]) -> list[str]:
     """Every mistake in the form of a file's content, each with its place; empty when there is none."""
-    if deeper_than(document, MAX_DEPTH):
-        return [f"the document: nested deeper than {MAX_DEPTH}"]
     try:
         PipelineDocument.model_validate(dict(document))
     except ValidationError as error:
-        return [_in_words(one) for one in error.errors(include_url=False)]
+        places = [".".join(map(str, one["loc"])) for one in error.errors()]
+        return [
+            f"unknown key '{place}'"
+            if one["type"] == "extra_forbidden"
+            else f"{place}: {one['msg']}, not {str(one['input'])[:60]!r}"
+            for place, one in zip(places, error.errors(), strict=True)
+        ]
     return []
-
-
-def _in_words(error: Any) -> str:
-    place = ".".join(map(str, error["loc"])) or "the document"
-    if error["type"] == "missing":
-        return f"'{place}' is missing"
-    if error["type"] == "extra_forbidden":
-        return f"unknown key '{place}'"
-    return f"{place}: {error['msg'][:1].lower()}{error['msg'][1:]}, and not {str(error['input'])[:60]!r}"
 
 
 def pipeline_schema() -> dict[str, Any]:

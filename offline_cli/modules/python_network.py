@@ -27,7 +27,7 @@ from offline_cli.plugins import plugin_behind
 from offline_cli.spaces import Space
 from offline_cli.trees import map_leaves
 
-__all__ = ["OwnPolicy", "action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
+__all__ = ["action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
 
 ROWS: Final = 2  # of made-up observations
 WANTED: Final = "a function of (observation_space, action_space, options) that returns a torch module, or a class of RLModule"

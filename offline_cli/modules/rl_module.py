@@ -27,20 +27,6 @@ from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = [
-    "DEFAULT_MODULE_ID",
-    "MultiRLModule",
-    "RLModule",
-    "burn_in",
-    "evaluating",
-    "hash_of_weights",
-    "initial_state",
-    "is_multi",
-    "is_stateful",
-    "max_seq_len",
-    "module_of",
-]
-
 DEFAULT_MODULE_ID: Final = "default_policy"  # RLlib's name for the only module there is
 
 
@@ -155,7 +141,7 @@ class RLModule(nn.Module):
     def act(self, observations: Tree, *, explore: bool = False, generator: torch.Generator | None = None) -> Tree:
         """Actions (B, ...) for observations (B, ...): the likeliest, or drawn with `generator`.
 
-        Box actions are in the units of networks, about [-1, 1]; `action_head.for_env` makes them the environment's.
+        Box actions are in the units of networks, about [-1, 1]; `action_units.ForEnvironment` makes them the environment's.
         """
         with torch.inference_mode():
             batch = {Columns.OBS: observations}
@@ -216,15 +202,15 @@ class MultiRLModule(nn.Module, Mapping[str, RLModule]):
         return found if return_dict else list(found.values())
 
     def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing greedily: the outputs of each module that has a batch, by id. Raises KeyError for an unknown one."""
+        """The outputs of each module that has a batch, by id. Raises KeyError for an unknown one."""
         return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
 
     def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with sampled actions, as above."""
+        """As above."""
         return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
 
     def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For an update, as above."""
+        """As above."""
         return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
 
 

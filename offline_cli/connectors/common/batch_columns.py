@@ -18,15 +18,8 @@ from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = [
-    "AddObservationsFromEpisodesToBatch",
-    "NumpyToTensor",
-    "StepColumns",
-    "TensorToNumpy",
-    "as_tensors",
-]
+__all__ = ["AddObservationsFromEpisodesToBatch", "NumpyToTensor", "StepColumns", "TensorToNumpy", "as_tensors"]
 
-NUMBERS: Final = "biuf"
 CPU: Final = torch.device("cpu")
 
 
@@ -46,8 +39,7 @@ class StepColumns(ConnectorV2):
         if self.column in batch:
             return batch
         if isinstance(episodes, EpisodeBatch):
-            found = self.columns(episodes, batch)
-            return batch | {name: rows for name, rows in found.items() if name not in batch}
+            return batch | {name: rows for name, rows in self.columns(episodes, batch).items() if name not in batch}
         there = frozenset(batch)
         for episode in self.single_agent_episode_iterator(episodes, False):
             found = self.columns(EpisodeBatch.from_episodes([episode]), batch) if len(episode) else {}
@@ -64,7 +56,6 @@ class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
     column = Columns.OBS
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """`obs`."""
         return {Columns.OBS: episodes.acted_obs()}
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
@@ -120,14 +111,10 @@ def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
-    if kind not in NUMBERS:
+    if kind not in "biuf":
         raise TypeError(f"no tensor type for {array.dtype}")
-    if kind == "f" and size > 4:
-        array = array.astype(np.float32)
-    elif kind == "u" and size > 1:
-        array = array.astype(np.int64)
-    elif not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
+    wide = {"f": np.float32 if size > 4 else None, "u": np.int64 if size > 1 else None}.get(kind)
+    array = array.astype(wide or array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -147,6 +134,4 @@ def _converted(value: Any) -> Any:
         return value.detach().cpu().numpy()
     if isinstance(value, dict):
         return {key: _converted(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_converted, value))
-    return value
+    return type(value)(map(_converted, value)) if isinstance(value, (list, tuple)) else value

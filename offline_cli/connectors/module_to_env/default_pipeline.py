@@ -28,7 +28,6 @@ from offline_cli.connectors.module_to_env.unbatching import (
 )
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.stacking import unstack
-from offline_cli.errors import BadPiece
 from offline_cli.modules.action_units import ForEnvironment
 from offline_cli.spaces import Space
 from offline_cli.trees import map_leaves
@@ -55,16 +54,14 @@ class NormalizeAndClipActions(ConnectorV2):
         """The batch. Raises BadPiece without actions, and without an action space to fit them to."""
         if not (self.normalize_actions or self.clip_actions):
             return batch
-        place, space = "piece NormalizeAndClipActions", self.input_action_space
+        space = self.input_action_space
         if space is None:
-            fix = "put it into a pipeline that has an input_action_space"
-            raise BadPiece("NormalizeAndClipActions found no action space to fit them to", where=place, fix=fix)
+            raise self.bad("no action space to fit actions to", fix="put it into a pipeline that has an input_action_space")
         if Columns.ACTIONS not in batch:
-            what = f"NormalizeAndClipActions found no actions among the columns {sorted(batch)}"
-            raise BadPiece(what, where=place, fix="put GetActions before it")
+            raise self.bad(f"no actions among the columns {sorted(batch)}", fix="put GetActions before it")
         held = batch[Columns.ACTIONS]
         if not is_filed(held):
-            fit = self._fit(space, self.stretched_by)
+            fit = ForEnvironment(space, self.stretched_by, normalized=self.normalize_actions)
             batch[Columns.ACTIONS_FOR_ENV] = _each(held, fit) if isinstance(held, list) else fit(held)
             return batch
         by_agent: dict[Any, list[tuple[Any, ...]]] = {}  # a call for each of many environments would take longer than networks
@@ -74,13 +71,11 @@ class NormalizeAndClipActions(ConnectorV2):
         both: list[Any] = [space, self.stretched_by]
         for agent, keys in by_agent.items():
             own, by = (part if agent is None or part is None else part[agent] for part in both)
-            items = iter(_each([item for key in keys for item in held[key]], self._fit(own, by)))
+            fit = ForEnvironment(own, by, normalized=self.normalize_actions)
+            items = iter(_each([item for key in keys for item in held[key]], fit))
             fitted |= {key: [next(items) for _ in held[key]] for key in keys}
         batch[Columns.ACTIONS_FOR_ENV] = fitted
         return batch
-
-    def _fit(self, space: Space, stretched_by: Space | None) -> ForEnvironment:
-        return ForEnvironment(space, stretched_by, normalized=self.normalize_actions)
 
 
 def _each(items: list[Any], fit: ForEnvironment) -> list[Any]:

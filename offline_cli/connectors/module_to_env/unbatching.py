@@ -50,46 +50,33 @@ class GetActions(ConnectorV2):
     whole_arrays = True
 
     def __call__(
-        self,
-        *,
-        rl_module: Any,
-        batch: Batch,
-        episodes: Episodes,
-        explore: bool | None = None,
-        chance: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        **_: Any,
+        self, *, rl_module: Any, batch: Batch, episodes: Episodes, explore: bool | None = None, **drawing: Any
     ) -> Batch:
-        """The batch with actions. `chance` is for the rows of a single module."""
+        """The batch with actions. `drawing`: `chance`, for the rows of a single module, or `generator`."""
         for _module_id, module, part in _module_parts(batch, rl_module, episodes):
             if Columns.ACTIONS not in part and Columns.ACTION_DIST_INPUTS in part:
-                inputs = part[Columns.ACTION_DIST_INPUTS]
-                head = getattr(module, "action_head", None)
+                head, inputs = getattr(module, "action_head", None), part[Columns.ACTION_DIST_INPUTS]
                 if isinstance(head, ActionHead):
-                    actions, logp = _from_head(head, inputs, explore=bool(explore), chance=chance, generator=generator)
+                    part[Columns.ACTIONS], logp = _from_head(head, inputs, bool(explore), drawing)
                 else:
-                    actions, logp = _from_distribution(module, inputs, explore=bool(explore))
-                part[Columns.ACTIONS] = actions
+                    part[Columns.ACTIONS], logp = _from_distribution(module, inputs, bool(explore))
                 part.setdefault(Columns.ACTION_LOGP, logp)
         return batch
 
 
-def _from_head(
-    head: ActionHead, inputs: Tensor, *, explore: bool, chance: Tensor | None, generator: torch.Generator | None
-) -> tuple[Tree, Tensor]:
+def _from_head(head: ActionHead, inputs: Tensor, explore: bool, drawing: Mapping[str, Any]) -> tuple[Tree, Tensor]:
     """Actions and their likelihood, from one of our action heads."""
-    rows = inputs.reshape(-1, inputs.shape[-1])
+    rows, axes, chance = inputs.reshape(-1, inputs.shape[-1]), inputs.shape[:-1], drawing.get("chance")
     if not explore:
         actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)
     else:
-        actions = head.sample(rows, generator) if chance is None else head.drawn(rows, chance)
+        actions = head.sample(rows, drawing.get("generator")) if chance is None else head.drawn(rows, chance)
         logp = head.logp(rows, actions)
-    axes = inputs.shape[:-1]
     return map_leaves(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), actions), logp.reshape(axes)
 
 
-def _from_distribution(module: Any, inputs: Tensor, *, explore: bool) -> tuple[Tree, Any]:
-    """The same by the distribution class that an RLModule in RLlib's manner names."""
+def _from_distribution(module: Any, inputs: Tensor, explore: bool) -> tuple[Tree, Any]:
+    """The same by the distribution class that an RLModule in RLlib's manner names, which draws from torch's own generator."""
     named = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
     distribution = named.from_logits(inputs)
     if not explore:
@@ -111,36 +98,33 @@ class UnBatchToIndividualItems(ConnectorV2):
     ) -> Batch:
         """The batch in items. Raises BadPiece where a column has another number of rows than were put in."""
         for module_id, _module, part in _module_parts(batch, rl_module, episodes):
-            keys = _keys(episodes, shared_data, module_id)
+            keys = self._keys(episodes, shared_data or {}, module_id)
             for column, held in part.items():
-                if not isinstance(held, list) and not is_filed(held):
-                    part[column] = _filed(column, unstack(held), keys)
+                if isinstance(held, list) or is_filed(held):
+                    continue
+                items = unstack(held)
+                if len(items) != len(keys):
+                    what = f"column {column!r} has {len(items)} rows, and {len(keys)} observations were put in"
+                    raise self.bad(what, fix="let the module put out one row per row put in")
+                filed: dict[tuple[Any, ...], list[Any]] = {}
+                for key, item in zip(keys, items, strict=True):
+                    filed.setdefault(key, []).append(item)
+                part[column] = filed
         return batch
 
+    def _keys(self, episodes: Episodes, shared_data: Mapping[str, Any], module_id: str | None) -> list[tuple[Any, ...]]:
+        """The key under which each row of a stacked batch was filed, in order.
 
-def _keys(episodes: Episodes, shared_data: Mapping[str, Any] | None, module_id: str | None) -> list[tuple[Any, ...]]:
-    """The key under which each row of a stacked batch was filed, in order.
-
-    As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that note
-    one row per episode. Raises BadPiece for a module that nothing was stacked for.
-    """
-    noted = (shared_data or {}).get("memorized_map_structure")
-    if module_id is None:
-        return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
-    if not isinstance(noted, Mapping) or module_id not in noted:
-        what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
-        raise BadPiece(what, where="module-to-env pipeline", fix="call env-to-module first, with the same shared_data")
-    return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
-
-
-def _filed(column: str, items: list[Any], keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...], list[Any]]:
-    if len(items) != len(keys):
-        what = f"column {column!r} has {len(items)} rows, and {len(keys)} observations were put in"
-        raise BadPiece(what, where="UnBatchToIndividualItems", fix="let the module put out one row per row put in")
-    filed: dict[tuple[Any, ...], list[Any]] = {}
-    for key, item in zip(keys, items, strict=True):
-        filed.setdefault(key, []).append(item)
-    return filed
+        As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that
+        note one row per episode. Raises BadPiece for a module that nothing was stacked for.
+        """
+        noted = shared_data.get("memorized_map_structure")
+        if module_id is None:
+            return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
+        if not isinstance(noted, Mapping) or module_id not in noted:
+            what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
+            raise self.bad(what, fix="call env-to-module first, with the same shared_data")
+        return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
@@ -162,18 +146,19 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
 
             def squeezed(item: Any, _episode: Any, _agent: Any, module_id: Any, column: str = column) -> Any:
                 has_no_axis = module_id is not None and not module_of(rl_module, module_id).is_stateful()
-                return item if has_no_axis else map_leaves(lambda leaf: _first(leaf, column), item)
+                return item if has_no_axis else map_leaves(lambda leaf: self._first(leaf, column), item)
 
             self.foreach_batch_item_change_in_place(batch, column, squeezed)
         return batch
 
-
-def _first(leaf: Any, column: str) -> Any:
-    shape = getattr(leaf, "shape", ())
-    if not shape or shape[0] != 1:
-        what = f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
-        raise BadPiece(what, where="RemoveSingleTsTimeRankFromBatch", fix="let stateful modules keep the time axis")
-    return leaf[0]
+    def _first(self, leaf: Any, column: str) -> Any:
+        shape = getattr(leaf, "shape", ())
+        if not shape or shape[0] != 1:
+            what = (
+                f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
+            )
+            raise self.bad(what, fix="let stateful modules keep the time axis")
+        return leaf[0]
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
@@ -184,32 +169,26 @@ class ListifyDataForVectorEnv(ConnectorV2):
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
-        ids = [episode.id_ for episode in episodes]
+        ids, by_agent = [episode.id_ for episode in episodes], _is_multi_agent(episodes)
         for column, held in batch.items():
-            if _is_multi_agent(episodes) and (held == {} or is_filed(held)):
-                batch[column] = _by_agent(column, held, ids)
-            elif is_filed(held):
-                items = _in_order(column, held, ids)
-                stacked = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
-                batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *items) if stacked else items
+            if not (is_filed(held) or (by_agent and held == {})):
+                continue
+            entries: dict[str, dict[Any, Any]] = {id_: {} for id_ in ids}
+            for (episode_id, *agent), items in held.items():
+                if episode_id not in entries or len(items) != 1:
+                    raise self._wrong(column, held, ids)
+                entries[episode_id][agent[0] if agent else None] = items[0]
+            if by_agent:
+                batch[column] = list(entries.values())
+                continue
+            if not all(entries.values()):
+                raise self._wrong(column, held, ids)
+            listed = [entry[None] for entry in entries.values()]
+            stacks = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+            batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *listed) if stacks else listed
         return batch
 
-
-def _in_order(column: str, held: dict[tuple[Any, ...], list[Any]], ids: list[str]) -> list[Any]:
-    if set(held) != {(id_,) for id_ in ids} or any(len(items) != 1 for items in held.values()):
-        counts = {key[0]: len(items) for key, items in held.items()}
-        raise _bad(f"column {column!r} has items {counts}, and one each was wanted for the episodes {ids}")
-    return [held[(id_,)][0] for id_ in ids]
-
-
-def _by_agent(column: str, held: dict[tuple[Any, ...], list[Any]], ids: list[str]) -> list[dict[Any, Any]]:
-    entries: dict[str, dict[Any, Any]] = {id_: {} for id_ in ids}
-    for (episode_id, agent_id, _module_id), items in held.items():
-        if episode_id not in entries or len(items) != 1:
-            raise _bad(f"column {column!r} has {len(items)} items for agent {agent_id!r} of episode {episode_id}, of {ids}")
-        entries[episode_id][agent_id] = items[0]
-    return list(entries.values())
-
-
-def _bad(what: str) -> BadPiece:
-    return BadPiece(what, where="ListifyDataForVectorEnv", fix="give each episode, or agent that acts, one item per column")
+    def _wrong(self, column: str, held: Mapping[Any, list[Any]], ids: list[str]) -> BadPiece:
+        counts = {key: len(items) for key, items in held.items()}
+        what = f"column {column!r} has items {counts}, and one each was wanted for the episodes {ids}"
+        return self.bad(what, fix="give each episode, or agent that acts, one item per column")
