@@ -17,16 +17,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "deeper_than",
-    "from_json",
-    "load_schema",
-    "mistakes",
-    "mistakes_by",
-    "schemas_folder",
-    "toml_schema",
-]
-
 SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # of an escape that may be half of a letter
 MAX_MISTAKES = 50  # shown; a document of another kind altogether has thousands
 MAX_SHOWN = 120  # letters of one offending value

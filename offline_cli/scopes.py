@@ -21,8 +21,6 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-__all__ = ["Reading", "Scope", "part_of"]
-
 T = TypeVar("T")
 
 
