@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
 from offline_cli.errors import TargetNotMet, UsageError
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.tally import KINDS
 
 __all__ = ["Expected", "check_expected", "parsed_expectations"]

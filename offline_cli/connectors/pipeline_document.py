@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offline_cli.connectors.piece_makers import Kind
-from offline_cli.json_documents import toml_schema
+from offline_cli.schema_files import toml_schema
 
 __all__ = ["MAX_PIECES", "PieceDocument", "document_mistakes", "pipeline_schema"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MissingPackage, UnsafeData, UnsupportedSpace
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import Location, open_location
 
