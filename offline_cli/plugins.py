@@ -22,7 +22,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
-from offline_cli.import_path import PYTHON, named_object, names_file
+from offline_cli.import_path import PYTHON as PYTHON
+from offline_cli.import_path import named_object, names_file
 
 Base = TypeVar("Base")
 Record = TypeVar("Record")

@@ -66,8 +66,8 @@ def assert_same_batch(left: EpisodeBatch, right: EpisodeBatch) -> None:
         "clock": np.full((count, 2), np.nan),
     }
     for name in (one.name for one in fields(EpisodeBatch)):
-        both = (missing.get(name) if value is None else value for value in (getattr(left, name), getattr(right, name)))
-        assert_same_tree(*both, name)
+        ours, theirs = (missing.get(name) if value is None else value for value in (getattr(left, name), getattr(right, name)))
+        assert_same_tree(ours, theirs, name)
 
 
 def assert_same_tree(left: Tree, right: Tree, name: str = "tree") -> None:

@@ -128,7 +128,8 @@ def custom_pieces(
         parameters = list(inspect.signature(custom).parameters.values())
         positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         wanted = sum(p.default is p.empty for p in positional)
-        single, given = (observation_space, action_space), {"obs_space": observation_space, "act_space": action_space}
+        single = (observation_space, action_space)
+        given: dict[str, Any] = dict(zip(("obs_space", "act_space"), single, strict=True))
         if kind != "learner":
             vector = tuple(None if space is None else batch_space(space, num_envs) for space in single)
             given = {"env": env, "spaces": {"__env__": vector, "__env_single__": single}, "device": device}  # RLlib's names

@@ -91,7 +91,7 @@ class Network(ABC):
         raise BadConfig(what, where=f"network {type(self).__name__}", fix=fix)
 
 
-def _features(features: nn.Module, observations: Tree) -> Tensor:
+def _features(features: Any, observations: Tree) -> Tensor:
     """(B, size). Raises BadConfig where the module gives something else."""
     found = features(observations)
     if isinstance(found, Tensor) and found.shape[1:] == (features.size,):

@@ -100,7 +100,8 @@ def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool
         if leaf is None:
             return None
         found = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
-        return (found.pin_memory() if pin else found).to(device, non_blocking=pin)
+        found = found.pin_memory() if pin else found
+        return found if found.device == device else found.to(device, non_blocking=pin)
 
     try:
         return map_leaves(tensor, tree)
@@ -113,8 +114,12 @@ def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf":
         raise TypeError(f"no tensor type for {array.dtype}")
-    wide = {"f": np.float32 if size > 4 else None, "u": np.int64 if size > 1 else None}.get(kind)
-    array = array.astype(wide or array.dtype.newbyteorder("="), copy=False)
+    if kind == "f" and size > 4:
+        array = array.astype(np.float32)
+    elif kind == "u" and size > 1:
+        array = array.astype(np.int64)
+    elif not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

@@ -6,6 +6,7 @@ The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -154,9 +155,10 @@ class PrevActionsPrevRewards(ObservationTransform):
         """Overwrite the last observation of each."""
         recent = slice(-self.looks_back, None)
         for episode in episodes:
-            rows = [_rows_of(data) for data in (episode.get_actions(recent), episode.get_rewards(recent))]
-            steps: list[Steps] = [(one, np.array([0 if one is None else row_count(one) - 1]), 0) for one in rows]
-            changed = self._joined(stack([episode.get_observations(-1)]), *steps, agent_id)
+            done, paid = (_rows_of(data) for data in (episode.get_actions(recent), episode.get_rewards(recent)))
+            last = [np.array([0 if one is None else row_count(one) - 1]) for one in (done, paid)]
+            seen = stack([episode.get_observations(-1)])
+            changed = self._joined(seen, (done, last[0], 0), (paid, last[1], 0), agent_id)
             episode.observation_space = self.space_after(agent_id)
             episode.set_observations(at_indices=-1, new_data=map_leaves(lambda leaf: leaf[0], changed))
 
@@ -166,9 +168,10 @@ class PrevActionsPrevRewards(ObservationTransform):
             seen = episode.observations
             ends = np.arange(seen.len_incl_lookback()) - seen.lookback - 1
             # Lookback buffers may differ in length: what counts is where the first step after them is.
-            held = (episode.actions, episode.rewards)
-            steps: list[Steps] = [(_rows_of(one.shared()), ends + one.lookback, 0) for one in held]
-            change_observations(episode, lambda rows, steps=steps: self._joined(rows, *steps, agent_id), None)  # type: ignore[misc]
+            both = (episode.actions, episode.rewards)
+            steps: list[Steps] = [(_rows_of(one.shared()), ends + one.lookback, 0) for one in both]
+            joined = partial(self._joined, actions=steps[0], rewards=steps[1], agent_id=agent_id)
+            change_observations(episode, joined, None)
             episode.observation_space = self.space_after(agent_id)
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:

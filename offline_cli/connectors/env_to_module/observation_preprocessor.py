@@ -260,7 +260,7 @@ class OneHot(ObservationTransform):
 
 def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bool = False, **images: Any) -> list[ConnectorV2]:
     """No piece or one, to be put first. `images`: options of AtariImages."""
-    side = {"as_learner_connector": as_learner_connector}
+    side: dict[str, Any] = {"as_learner_connector": as_learner_connector}
     match observation_space:
         case spaces.Discrete() | spaces.MultiDiscrete():
             return [OneHot(**side)]

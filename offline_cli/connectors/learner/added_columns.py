@@ -31,6 +31,7 @@ __all__ = [
 
 NEXT_ACTIONS: Final = "next_actions"
 IS_FOLLOWED: Final = "is_followed"
+ENDS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 class AddColumnsFromEpisodesToBatch(StepColumns):
@@ -50,7 +51,8 @@ class AddColumnsFromEpisodesToBatch(StepColumns):
         return super().__call__(batch=batch, episodes=episodes, **call)
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        return {name: map_leaves(np.array, tree) for name, tree in episodes.step_columns().items()}
+        columns = episodes.step_columns()  # of which the end flags are made for the caller
+        return {name: tree if name in ENDS else map_leaves(np.array, tree) for name, tree in columns.items()}
 
 
 AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch

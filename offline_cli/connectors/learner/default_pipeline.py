@@ -96,7 +96,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         for columns in [after] if any(column in after for column in ROWS_OF_STEPS) else by_module:
             held = {column: columns[column] for column in ROWS_OF_STEPS if columns.get(column) is not None}
             stacked = {column: tree for column, tree in held.items() if not (isinstance(tree, list) or is_filed(tree))}
-            counts = {column: len(leaves(tree)[0]) for column, tree in stacked.items()}
+            counts = {column: len(tree if hasattr(tree, "shape") else leaves(tree)[0]) for column, tree in stacked.items()}
             if len(set(counts.values())) > 1:
                 fix = "one item per timestep of every episode, in each column that a piece adds"
                 raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)
