@@ -92,7 +92,7 @@ def _row(actions: Tree, row: int) -> Any:
 
 
 class PipelinePlayer:
-    """A module between its two pipelines.
+    """A module, or a mapping of several by id, between its two pipelines.
 
     `shared_data` is theirs for as long as the player lives: pieces of both write and read it. Set breakpoints in a piece at
     will: all of it runs in the calling process.
@@ -124,7 +124,7 @@ class PipelinePlayer:
             batch = self.env_to_module(batch={}, episodes=episodes, **call)
             if isinstance(self.rl_module, RLModule):  # what comes to several modules, or to RLlib's own, is theirs to check
                 batch = _fitting(batch, self.rl_module)
-            outputs = self.rl_module.forward_exploration(batch) if explore else self.rl_module.forward_inference(batch)
+            outputs = _forward(self.rl_module, batch, explore)
             given = {name: value for name, value in drawing.items() if value is not None}
             found = self.module_to_env(batch=dict(outputs), episodes=episodes, **call, **given)
         if Columns.ACTIONS not in found:
@@ -133,6 +133,14 @@ class PipelinePlayer:
         actions = found.pop(Columns.ACTIONS)
         for_env = found.pop(Columns.ACTIONS_FOR_ENV, None)
         return Acts(actions, deepcopy(actions) if for_env is None else for_env, found)  # environments may write into theirs
+
+
+def _forward(module: Any, batch: Mapping[str, Any], explore: bool) -> dict[str, Any]:
+    """Outputs of a module, or of each of several by id."""
+    if isinstance(module, Mapping):
+        return {module_id: _forward(module[module_id], part, explore) for module_id, part in batch.items()}
+    found: dict[str, Any] = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+    return found
 
 
 def _fitting(batch: Mapping[str, Any], module: RLModule) -> dict[str, Any]:
