@@ -11,7 +11,7 @@ from typing import Any
 from offline_cli.cli.app import COMMANDS, EXIT_CODES
 from offline_cli.cli.command import built
 from offline_cli.cli.streams import write
-from offline_cli.connectors.pipeline_document import pipeline_schema
+from offline_cli.connectors.pipeline_spec import pipeline_schema
 from offline_cli.datasets.manifest import manifest_schema
 from offline_cli.formats.tables.mapping import mapping_schema
 from offline_cli.modules.network import OURS

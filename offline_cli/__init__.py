@@ -76,6 +76,7 @@ _HOMES = {
     "write_dataset": "offline_cli.datasets.write_dataset",
 }
 
+
 __all__ = ["__version__", *_HOMES]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces as gym_spaces
@@ -10,15 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.episode_spaces import category_bounds, space_tree
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["any_batch", "any_episode", "any_space"]
-
-BOXES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
-OUTPUTS = ("action_logp", "vf_preds", "state_out")
-MAX_STEPS = 6
+BOXES: Final = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
+MAX_STEPS: Final = 6
 
 
 def any_space(max_depth: int = 2) -> SearchStrategy[Space]:
@@ -28,8 +26,7 @@ def any_space(max_depth: int = 2) -> SearchStrategy[Space]:
     space: SearchStrategy[Space] = st.one_of(
         st.builds(_box, st.sampled_from(BOXES), shapes),
         st.builds(lambda n, start: gym_spaces.Discrete(n, start=start), st.integers(1, 5), st.integers(-2, 3)),
-        counts.map(gym_spaces.MultiDiscrete),
-        counts.map(lambda sizes: gym_spaces.MultiDiscrete(sizes, start=[1] * len(sizes))),
+        st.builds(lambda sizes, start: gym_spaces.MultiDiscrete(sizes, start=[start] * len(sizes)), counts, st.integers(0, 1)),
         st.integers(1, 4).map(gym_spaces.MultiBinary),
     )
     keys = st.text("abcxyz_", min_size=1, max_size=5)
@@ -53,7 +50,7 @@ def any_batch(draw: DrawFn, observation_space: Space | None, action_space: Space
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))  # values by seed: drawn one by one they would cost seconds
     count, steps = len(lengths), sum(lengths)
     obs, actions = observation_space or draw(any_space()), action_space or draw(any_space())
-    extra = draw(st.dictionaries(st.sampled_from(OUTPUTS), any_space(1), max_size=2))
+    extra = draw(st.dictionaries(st.sampled_from(("action_logp", "vf_preds", "state_out")), any_space(1), max_size=2))
     flags = draw(_each(count, st.sampled_from(((False, False), (True, False), (False, True)))))
     seconds = st.floats(0, 1e9) | st.just(float("nan"))
     t_started, clock = draw(st.none() | _each(count, st.integers(0, 1000))), draw(st.none() | _each(2 * count, seconds))
@@ -85,11 +82,9 @@ def _each(count: int, value: SearchStrategy[Any]) -> SearchStrategy[tuple[Any, .
 
 def _plain_maps() -> SearchStrategy[dict[str, Any]]:
     """Infos and custom data that are written and read unchanged."""
-    numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(width=32)
     arrays = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
-    scalars = st.one_of(
-        st.none(), st.booleans(), numbers, st.text(max_size=8), arrays, st.just(np.int64(7)), st.just(np.float32(0.5))
-    )
+    numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(width=32) | st.sampled_from((np.int64(7), np.float32(0.5)))
+    scalars = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=8), arrays)
     keys = st.text(max_size=6)
     nested = st.lists(scalars, max_size=3) | st.dictionaries(keys, scalars, max_size=3)
     return st.just({}) | st.dictionaries(keys, scalars | nested, max_size=3)
@@ -97,25 +92,16 @@ def _plain_maps() -> SearchStrategy[dict[str, Any]]:
 
 def _rows(space: Space, count: int, rng: np.random.Generator) -> Tree:
     """Leaves (count, *shape) of values in `space`; one float in about sixteen is NaN or infinite."""
-    match space:
-        case gym_spaces.Dict():
-            return {key: _rows(part, count, rng) for key, part in space.spaces.items()}
-        case gym_spaces.Tuple():
-            return tuple(_rows(part, count, rng) for part in space.spaces)
-        case gym_spaces.Discrete():
-            return int(space.start) + rng.integers(0, int(space.n), count, np.int64)
-        case gym_spaces.MultiDiscrete():
-            return (space.start + rng.integers(0, space.nvec, (count, *space.nvec.shape))).astype(space.dtype)
-        case gym_spaces.MultiBinary():
-            return rng.integers(0, 2, (count, *space.shape)).astype(space.dtype)
-        case gym_spaces.Box() if np.dtype(space.dtype).kind == "f":
-            values = rng.normal(size=(count, *space.shape))
-            odd = rng.choice([np.nan, np.inf, -np.inf], values.shape)
-            return np.where(rng.random(values.shape) < 1 / 16, odd, values).astype(space.dtype)
-        case gym_spaces.Box():
-            low, high = space.low.astype(np.int64), space.high.astype(np.int64) + 1
-            return rng.integers(low, high, (count, *space.shape)).astype(space.dtype)
-    raise AssertionError(space)
+
+    def leaf_rows(leaf: Any) -> Any:
+        shape = (count, *leaf.shape)
+        if isinstance(leaf, gym_spaces.Box) and np.dtype(leaf.dtype).kind == "f":
+            odd = rng.choice([np.nan, np.inf, -np.inf], shape)
+            return np.where(rng.random(shape) < 1 / 16, odd, rng.normal(size=shape)).astype(leaf.dtype)
+        low, high = category_bounds(leaf) if not isinstance(leaf, gym_spaces.Box) else (leaf.low, leaf.high)
+        return rng.integers(np.asarray(low, np.int64), np.asarray(high, np.int64) + 1, shape).astype(leaf.dtype)
+
+    return map_leaves(leaf_rows, space_tree(space))
 
 
 @st.composite
@@ -130,14 +116,8 @@ def any_episode(draw: DrawFn, observation_space: Space | None, action_space: Spa
 
 def _stepped(whole: SingleAgentEpisode, cut_at: int | None, lookback: int) -> SingleAgentEpisode:
     """`whole` as a recorder builds it, one step after the other; cut before step `cut_at`, the chunk after it."""
-    episode = SingleAgentEpisode(
-        id_=whole.id_,
-        observation_space=whole.observation_space,
-        action_space=whole.action_space,
-        agent_id=whole.agent_id,
-        module_id=whole.module_id,
-        multi_agent_episode_id=whole.multi_agent_episode_id,
-    )
+    names = ("id_", "observation_space", "action_space", "agent_id", "module_id", "multi_agent_episode_id")
+    episode = SingleAgentEpisode(**{name: getattr(whole, name) for name in names})
     episode.custom_data.update(whole.custom_data)
     infos = whole.get_infos()
     episode.add_env_reset(whole.get_observations(0), infos[0])

@@ -5,29 +5,22 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from offline_cli.errors import BadConfig, UsageError
+from offline_cli.errors import UsageError
 
-__all__ = ["byte_size"]
-
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
-
-
-FIX: Final = "write a number and a unit: 256MiB, 1GiB"
+SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
+POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def byte_size(size: int | str, *, option: str, minimum: int = 0) -> int:
-    """`256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError for other text, or one of fewer bytes than
-    `minimum`, BadConfig for other types."""
+    """`256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError for what is none, or fewer than `minimum`."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size
-    if not isinstance(size, str):
-        raise BadConfig(f"{size!r} is not a size", where=option, fix=FIX)
-    found = SIZE.fullmatch(size)
+    found = SIZE.fullmatch(size) if isinstance(size, str) else None
+    fix = "write a number and a unit: 256MiB, 1GiB"
     if found is None:
-        raise UsageError(f"{size!r} is not a size", where=option, fix=FIX)
-    number, unit = found.groups()
-    count = int(float(number) * UNITS[(unit or "").lower()])
+        raise UsageError(f"{size!r} is not a size", where=option, fix=fix)
+    number, unit, binary = found.groups()
+    count = int(float(number) * (1024 if binary else 1000) ** POWERS[unit.lower()])
     if count < minimum:
-        raise UsageError(f"{option} {size} is less than {minimum}", where=option, fix=FIX)
+        raise UsageError(f"{option} {size} is less than {minimum}", where=option, fix=fix)
     return count

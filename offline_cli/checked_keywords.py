@@ -10,8 +10,6 @@ from typing import Any, Final, TypeVar, get_type_hints
 from offline_cli.errors import UsageError
 from offline_cli.notebook import in_notebook, progress_bars
 
-__all__ = ["as_option", "checked", "worded"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPTIONS: Final = {"from_": "--from", "wrappers": "--wrapper", "plugins": "--plugin", "storage_options": "--storage-option"}

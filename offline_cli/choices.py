@@ -4,43 +4,6 @@ from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-__all__ = [
-    "ACTIVATION",
-    "COMPRESSION",
-    "ENV_FORMS",
-    "EXTRAS",
-    "HIDDEN",
-    "MAX_BYTES_PER_FILE",
-    "ROW_FORMAT",
-    "SOURCE_FORMAT",
-    "STEPS_PER_BATCH",
-    "TABLE_MEMORY_LIMIT",
-    "WORKERS",
-    "ActionScale",
-    "Activation",
-    "BatchFormat",
-    "Compression",
-    "Count",
-    "Device",
-    "DropShare",
-    "EngineName",
-    "EpisodeEnds",
-    "ExportFormat",
-    "Extras",
-    "Infos",
-    "NotNegative",
-    "OnBadRow",
-    "OpenShare",
-    "Positive",
-    "Precision",
-    "RowFormat",
-    "Schedule",
-    "Share",
-    "Tracker",
-    "Vectorize",
-    "Whole",
-]
-
 ActionScale = Literal["env", "normalized"]
 Activation = Literal["relu", "tanh", "silu", "gelu", "linear"]
 BatchFormat = Literal["columns", "safetensors"]

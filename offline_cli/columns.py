@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["CUSTOM_COLUMNS", "STEP_COLUMNS", "Columns"]
-
 
 class Columns:
     """Column names of batches and of tables, RLlib's spelling throughout."""

@@ -6,60 +6,23 @@ kebab case, the `code` that programs read under `--json`. `fix` names options as
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Self
-
-__all__ = [
-    "PROBLEM",
-    "BadConfig",
-    "BadData",
-    "BadEpisode",
-    "BadMapping",
-    "BadPiece",
-    "ClusterLost",
-    "Diverged",
-    "EpisodeIndexError",
-    "EpisodeKeyError",
-    "Interrupted",
-    "InvalidData",
-    "Locked",
-    "MissingDevice",
-    "MissingPackage",
-    "NoData",
-    "OfflineCliError",
-    "OutputExists",
-    "SpaceMismatch",
-    "StorageError",
-    "StorageNotFound",
-    "TakenOver",
-    "TargetNotMet",
-    "TrainingDiverged",
-    "Uncommitted",
-    "UnknownEnvironment",
-    "UnknownPiece",
-    "UnsafeData",
-    "UnsupportedSpace",
-    "UsageError",
-    "as_convert_would",
-    "causes",
-    "short_place",
-]
 
 PROBLEM: Final = "problem"
 """Among the details of an error: the code by which `validate` reports it (docs/validate.md)."""
 
 
 ITEM: Final = "  - "  # before each mistake of a list
-MAX_PLACE: Final = 2000  # letters of a place
-MAX_PROBLEMS: Final = 8000  # letters of the mistakes that one error lists
+MAX_LETTERS: Final = 2000  # of a place, or of one mistake
+MAX_PROBLEMS: Final = 50  # that one error lists
 
 
 def short_place(place: str) -> str:
     """`place` for a message, shortened: ids may have any length."""
-    return place if len(place) <= MAX_PLACE else f"{place[:MAX_PLACE]}..."
+    return place if len(place) <= MAX_LETTERS else f"{place[:MAX_LETTERS]}..."
 
 
 class OfflineCliError(Exception):
@@ -92,12 +55,9 @@ class OfflineCliError(Exception):
     @classmethod
     def of(cls, problems: Sequence[str], *, where: str, fix: str) -> Self:
         """One error for all `problems`, so that one run shows every mistake."""
-        ends = list(itertools.accumulate(map(len, problems)))
-        listed = [
-            problem[:MAX_PROBLEMS] for problem, end in zip(problems, ends, strict=True) if end <= max(ends[0], MAX_PROBLEMS)
-        ]
-        if len(listed) < len(problems):
-            listed.append(f"... and {len(problems) - len(listed)} more")
+        listed = [*map(short_place, problems[:MAX_PROBLEMS])]
+        if len(problems) > MAX_PROBLEMS:
+            listed.append(f"... and {len(problems) - MAX_PROBLEMS} more")
         what = listed[0] if len(listed) == 1 else "\n".join((f"{len(problems)} mistakes:", *(f"{ITEM}{one}" for one in listed)))
         return cls(what, where=where, fix=fix, details={"problems": listed})
 
@@ -270,9 +230,9 @@ def as_convert_would(fix: str) -> str:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """`error`, what caused it, and so on."""
-    seen: set[int] = set()
+    found: list[BaseException] = []
     one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
+    while one is not None and one not in found:
         yield one
+        found.append(one)
         one = one.__cause__ or one.__context__

@@ -22,17 +22,6 @@ from typing import Any, Final
 
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 
-__all__ = [
-    "PYTHON",
-    "add_current_folder",
-    "call_of",
-    "module_named",
-    "named_object",
-    "names_file",
-    "no_module",
-    "path_for_workers",
-]
-
 PYTHON: Final = "python:"  # before the name of an object, in an option
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
 ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")

@@ -9,34 +9,31 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final
+
+from annotated_types import MinLen
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
-from offline_cli.json_documents import mistakes
-
-__all__ = ["NO_MEANINGS", "Element", "Meanings", "joined"]
 
 FIX: Final = (
     "convert one of them again, with its columns in the order of the other; where they mean the same, say so under [names] and"
     " [units] of its mapping, or in Python: write_dataset(..., meanings=...)"
 )
+Text = Annotated[str, MinLen(1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
     """What is known of one number of a value; None: nothing."""
 
-    name: str | None = None
-    categories: tuple[str, ...] | None = None  # texts of the choices, numbered from 0
-    unit: str | None = None
+    __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
-    @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Element:
-        """From the form of `as_json`."""
-        texts = document.get("categories")
-        return cls(**{**document, "categories": texts and tuple(texts)})
+    name: Text | None = None
+    categories: Annotated[tuple[str, ...], MinLen(1)] | None = None  # texts of the choices, numbered from 0
+    unit: Text | None = None
 
     def as_json(self) -> dict[str, Any]:
         """What is known, as plain values."""
@@ -59,12 +56,14 @@ class Meanings:
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str) -> Meanings:
         """From the form of `as_json` (schemas/meanings.v1.json). Raises BadConfig, naming all mistakes."""
-        wrong = (
-            mistakes(document, "meanings.v1.json") if document != {} else []
-        )  # most datasets say none, and jsonschema takes 0.1 s
-        if wrong:
-            raise BadConfig.of(wrong, where=where, fix='such as {"obs": [{"name": "speed", "unit": "m/s"}]} (docs/formats.md)')
-        return cls({path: tuple(map(Element.of, elements)) for path, elements in document.items()})
+        from pydantic import ValidationError
+
+        try:
+            return cls(_form().validate_python(document)) if document != {} else NO_MEANINGS
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, one['loc'])) or 'meanings'}: {one['msg']}" for one in error.errors()]
+            fix = 'such as {"obs": [{"name": "speed", "unit": "m/s"}]} (docs/formats.md)'
+            raise BadConfig.of(wrong, where=where, fix=fix) from error
 
     def as_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -110,6 +109,13 @@ class Meanings:
 
 
 NO_MEANINGS: Final = Meanings()
+
+
+@cache
+def _form() -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(dict[str, Annotated[tuple[Element, ...], MinLen(1)]])
 
 
 def _both(one: Element, other: Element) -> Element:

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 from offline_cli.progress import Progress, ProgressBars
 
-__all__ = ["Bars", "in_notebook", "progress_bars"]
-
 SHELL: Final = "ZMQInteractiveShell"  # of a kernel; in a terminal IPython has another one
 DRAW_SECONDS: Final = 0.25
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -21,32 +22,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import BadConfig, MissingPackage, UsageError
-from offline_cli.import_path import PYTHON, named_object, names_file
-
-__all__ = [
-    "ALGORITHMS",
-    "COMMANDS",
-    "CONNECTORS",
-    "ENCODERS",
-    "NETWORKS",
-    "OPTION",
-    "PYTHON",
-    "READERS",
-    "SINKS",
-    "Plugin",
-    "check_plugins",
-    "is_registered",
-    "named_code",
-    "named_plugin",
-    "network_named",
-    "network_of_run",
-    "plugin",
-    "plugin_behind",
-    "plugins",
-    "registered_class",
-    "the_class",
-    "with_network",
-]
+from offline_cli.import_path import PYTHON as PYTHON
+from offline_cli.import_path import named_object, names_file
 
 Base = TypeVar("Base")
 Record = TypeVar("Record")
@@ -109,26 +86,22 @@ class Plugin:
 
     def is_of(self, packages: Collection[str]) -> bool:
         """Whether one of `packages` registered it; names are equal whatever their case and separators (PEP 503)."""
-        return _plain(self.package) in map(_plain, packages)
+        return _canonical(self.package) in map(_canonical, packages)
 
 
-def _plain(package: str) -> str:
-    return package.lower().replace("_", "-").replace(".", "-")
+def _canonical(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def plugins(group: str) -> list[Plugin]:
     """What installed packages have registered in `group`, sorted by name."""
-    found = [Plugin(KINDS[group], entry.name, _package(entry), entry) for entry in _entries(_path()).select(group=group)]
-    return sorted(dict.fromkeys(found), key=lambda one: (one.name, one.package))
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else entry.module.partition(".")[0]
-
-
-def _path() -> tuple[tuple[str, float], ...]:
-    """Where modules are looked for, with the times at which something was installed or removed there; 0: nothing is there."""
-    return tuple((place, os.path.getmtime(place or ".") if os.path.exists(place or ".") else 0) for place in sys.path)
+    where = [place or "." for place in sys.path]  # times say whether something was installed or removed there
+    entries = _entries(tuple((place, os.path.getmtime(place) if os.path.exists(place) else 0) for place in where))
+    packages = (
+        (entry.dist.name if entry.dist else entry.module.partition(".")[0], entry) for entry in entries.select(group=group)
+    )
+    found = dict.fromkeys(Plugin(KINDS[group], entry.name, package, entry) for package, entry in packages)
+    return sorted(found, key=lambda one: (one.name, one.package))
 
 
 @lru_cache(maxsize=1)
@@ -137,9 +110,14 @@ def _entries(path: tuple[tuple[str, float], ...]) -> Any:  # EntryPoints, or wha
     return entry_points()
 
 
+def package_of(group: str, name: str) -> str | None:
+    """The package that has registered the name; None: no package has."""
+    return next((one.package for one in plugins(group) if one.name == name), None)
+
+
 def is_registered(group: str, name: str) -> bool:
     """Whether a package has registered the name."""
-    return any(one.name == name for one in plugins(group))
+    return package_of(group, name) is not None
 
 
 def plugin(group: str, name: str, *, named: Collection[str] | None = None) -> Plugin | None:
@@ -211,12 +189,12 @@ def named_code(name: str, *, option: str, kind: str) -> Any:
 
 
 def registered_class(
-    group: str, name: str, base: type[Base], *, ours: Collection[str], derive_from: str, named: Collection[str] | None
+    group: str, name: str, base: type[Base], *, ours: Collection[str], named: Collection[str] | None
 ) -> type[Base]:
     """The class of that name in `group`, derived from `base`. `named`: see `plugin`; `ours`: names that need no package.
 
-    Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` (`derive_from` says where
-    that is) or lacks a part; MissingPackage for a plug-in that cannot be imported.
+    Raises BadConfig for an unknown name, an unnamed package, and what is not a class of `base` or lacks a part; MissingPackage
+    for a plug-in that cannot be imported.
     """
     kind, where = KINDS[group], f"{KINDS[group]}.name"
     found = plugin(group, name, named=named)
@@ -225,15 +203,14 @@ def registered_class(
         near = [f"did you mean {one!r}? " for one in get_close_matches(name, known, n=1)]
         fix = f"{''.join(near)}There are {', '.join(known)}; or install the package that registers it"
         raise BadConfig(f"no {kind} {name!r}", where=where, fix=fix)
-    said = f"{kind} {name!r} of the package {found.package}"
-    return the_class(found.load(), base, said, where=where, derive_from=derive_from)
+    return the_class(found.load(), base, f"{kind} {name!r} of the package {found.package}", where=where)
 
 
-def the_class(loaded: Any, base: type[Base], said: str, *, where: str, derive_from: str) -> type[Base]:
+def the_class(loaded: Any, base: type[Base], said: str, *, where: str) -> type[Base]:
     """`loaded`, which is called `said`, as a whole class of `base`. Raises BadConfig as `registered_class` does."""
     if not (isinstance(loaded, type) and issubclass(loaded, base)):
         what = f"{said} is {loaded!r}, not a class derived from {base.__name__}"
-        raise BadConfig(what, where=where, fix=f"derive it from {derive_from}")
+        raise BadConfig(what, where=where, fix=f"derive it from {base.__module__}.{base.__name__}")
     if lacking := getattr(loaded, "__abstractmethods__", None):
         what = f"{said} lacks {', '.join(sorted(lacking))}"
         raise BadConfig(what, where=where, fix="define what docs/algorithms.md lists without a default")

@@ -7,11 +7,6 @@ escape sequence moves the cursor, and U+202E shows `3pm.exe` where `exe.mp3` is 
 from __future__ import annotations
 
 import unicodedata
-from typing import Final
-
-__all__ = ["printable"]
-
-SHORT: Final = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def printable(text: str) -> str:
@@ -19,15 +14,9 @@ def printable(text: str) -> str:
 
     These are controls, line breaks, marks of direction and format, halves of letters, and what Unicode has not assigned.
     """
-    if text.isprintable():
-        return text
-    return "".join(letter if _is_shown(letter) else _spelled(letter) for letter in text)
+    return text if text.isprintable() else "".join(map(_shown, text))
 
 
-def _is_shown(letter: str) -> bool:
-    return letter.isprintable() or unicodedata.category(letter) == "Zs"  # spaces of any width, which Python's repr spells out
-
-
-def _spelled(letter: str) -> str:
-    code = ord(letter)
-    return SHORT.get(letter) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+def _shown(letter: str) -> str:
+    is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"  # spaces of any width
+    return letter if is_shown else letter.encode("unicode_escape").decode("ascii")

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["OnProgress", "Progress", "ProgressBars", "no_progress"]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:

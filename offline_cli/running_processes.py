@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["began", "runs"]
-
 
 def _stat(pid: int) -> list[str]:
     """Linux's status of a process, from its state on; empty elsewhere."""
@@ -18,8 +16,7 @@ def _stat(pid: int) -> list[str]:
 
 def began(pid: int) -> str:
     """When a process began, as Linux counts it: ids are used again; "" elsewhere."""
-    fields = _stat(pid)
-    return fields[19] if len(fields) > 19 else ""
+    return "".join(_stat(pid)[19:20])
 
 
 def runs(pid: int, since: str) -> bool:

@@ -1,17 +1,14 @@
 """Who closes what a reading holds open: files, pools of threads, processes.
 
-A generator cannot own these. One that is dropped half read ends when the garbage collector runs, in whatever thread that
-is, maybe in the middle of `threading`'s own locks: to join a thread or wait for a lock there is a deadlock. So a generator
-takes what it needs from a scope, in a part of its own:
+A generator cannot own these: one that is dropped half read ends when the garbage collector runs, in any thread, where joining
+another thread or waiting for a lock is a deadlock. So a generator takes what it needs from a scope, in a part of its own:
 
     with part_of(scope) as held:
         stream = held.enter(location.open())
 
 The part is closed when its block ends, normally or by an error. A generator that is dropped leaves it open, to the scope, whose
-owner closes that with `with` on every path. A scope that is dropped too does nothing: its files go with the last reference, its
-threads end by themselves.
-
-What is entered must follow the same rule: a class (`ExitStack`, a file, `ReadingPool`), not a generator made a context manager.
+owner closes that with `with` on every path. What is entered is a class (`ExitStack`, a file), not a generator made a context
+manager.
 """
 
 from __future__ import annotations
@@ -20,8 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Generic, Self, TypeVar
-
-__all__ = ["Reading", "Scope", "part_of"]
 
 T = TypeVar("T")
 

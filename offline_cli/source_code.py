@@ -24,12 +24,8 @@ from typing import Any, Final
 from offline_cli.errors import BadConfig
 from offline_cli.import_path import PYTHON, call_of, module_named, names_file
 
-__all__ = ["allowed_changes", "code_of", "content_hash_of"]
-
 HASHED: Final = "blake2b:"
-NOT_COUNTED: Final = {*sys.stdlib_module_names, "offline_cli"}
 NEVER: Final = frozenset({"--first-episode"})  # may change: episodes would be missing, or there twice
-INSTALLED: Final = {"site-packages", "dist-packages"}
 WITHIN: Final = ("env", "_played", "aec_env")  # what wrappers and games call the environment inside
 
 
@@ -40,22 +36,22 @@ def code_of(*things: Any) -> dict[str, str]:
     functions, and other objects by their classes.
     """
     files, packages = dict[str, Any](), dict[str, str]()
-    named = list(dict.fromkeys(name for thing in things for name in _modules(thing)))
-    begun, seen = set(named), set[str]()
-    for name in named:  # which grows
+    asked = {name for thing in things for name in _modules(thing)}
+    pending, seen = sorted(asked), set[str]()
+    for name in pending:  # which grows
         module, top = sys.modules.get(name), name.partition(".")[0]
-        if name in seen or module is None or top in NOT_COUNTED:
+        if name in seen or module is None or top in sys.stdlib_module_names or top == "offline_cli":
             continue
         seen.add(name)
-        named.append(name.rpartition(".")[0])
+        pending.append(name.rpartition(".")[0])
         path = Path(getattr(module, "__file__", None) or "")
-        if own := path.is_file() and INSTALLED.isdisjoint(path.parts):
+        if own := path.is_file() and {"site-packages", "dist-packages"}.isdisjoint(path.parts):
             depth = name.count(".") + 1 + (path.stem == "__init__")
             files.setdefault("/".join(path.parts[-depth:]), hashlib.blake2b(digest_size=16)).update(path.read_bytes())
         else:
             packages |= _package(top)
-        if path.suffix == ".py" and (own or name in begun):
-            named += _imports(module.__package__ or "", path, path.stat().st_mtime_ns)
+        if path.suffix == ".py" and (own or name in asked):
+            pending += _imports(module.__package__ or "", path, path.stat().st_mtime_ns)
     return {**{name: HASHED + found.hexdigest() for name, found in sorted(files.items())}, **dict(sorted(packages.items()))}
 
 
@@ -94,19 +90,19 @@ def allowed_changes(
 
 
 def _modules(thing: Any) -> Iterator[str]:
+    """The modules that a name, a class, a function, or an object with all that it wraps, is of."""
     if isinstance(thing, str):
         path = call_of(thing)[0].removeprefix(PYTHON).rpartition(":")[0]
         yield module_named(path).__name__ if names_file(path) else path
-        return
-    if isclass(thing) or isroutine(thing):
+    elif isclass(thing) or isroutine(thing):
         yield from (str(kind.__module__) for kind in getattr(thing, "__mro__", [thing]))
-        return
-    while thing is not None:
+    elif thing is not None:
         yield from _modules(type(thing))
         inner = getattr(thing, "__dict__", {})
         for name in ("entry_point", "vector_entry_point"):
             yield from _modules(getattr(inner.get("spec"), name, None) or "")
-        thing = next((inner[name] for name in WITHIN if name in inner), None) or next(iter(inner.get("envs") or ()), None)
+        within = next((inner[name] for name in WITHIN if name in inner), None)
+        yield from _modules(within or next(iter(inner.get("envs") or ()), None))
 
 
 @cache

@@ -4,48 +4,34 @@ Supported for observations and actions: Box of any dtype and rank, Discrete, Mul
 and Tuple of these. Not supported: Text, Graph, Sequence and OneOf. Two written forms exist:
 
 * JSON (manifests, schemas/): readable, bounds as one number where they are all equal, infinities as "inf" and "-inf".
-* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file; read in `space_bounds`.
+* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file. They come from anybody: what
+  would build objects, or inflate beyond MAX_BOUND_BYTES, raises UnsafeData.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode, UnsafeData, UnsupportedSpace
-from offline_cli.space_bounds import MAX_BOUND_BYTES, BoundReader, bound_to_text
 from offline_cli.trees import Tree
 
-__all__ = [
-    "Space",
-    "bound_bytes",
-    "bounds_too_large",
-    "check_supported",
-    "declared_spaces",
-    "describe",
-    "infer_space",
-    "leaf_spaces",
-    "only_discrete",
-    "same_space",
-    "space_from_json",
-    "space_from_rllib",
-    "space_to_json",
-    "space_to_rllib",
-    "tree_from_lists",
-]
-
 Space = gym.Space[Any]
-MAX_DEPTH = 16
-LAST_INT = int(np.iinfo(np.int64).max)
-MAX_VALUE_BYTES = 1 << 40  # a single value larger than this is a bomb, not a space
-PLAIN_DTYPE = re.compile(r"[<>=|]?[biuf][0-9]{1,2}|bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)", re.ASCII)
+MAX_DEPTH: Final = 16
+MAX_VALUE_BYTES: Final = 1 << 40  # a single value larger than this is a bomb, not a space
+MAX_BOUND_BYTES: Final = 64 << 20  # the bounds of one space, all parts together; more is a bomb, too
+PLAIN_DTYPE: Final = re.compile(r"[<>=|]?[biuf][0-9]{1,2}|bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)", re.ASCII)
 
 
 def check_supported(space: Space, *, where: str) -> None:
@@ -62,11 +48,7 @@ def check_supported(space: Space, *, where: str) -> None:
 
 def only_discrete(space: Space) -> bool:
     """Whether no part of an action space is a Box of floats, so that only one scale is possible."""
-    if isinstance(space, spaces.Dict):
-        return all(only_discrete(part) for part in space.spaces.values())
-    if isinstance(space, spaces.Tuple):
-        return all(only_discrete(part) for part in space.spaces)
-    return not isinstance(space, spaces.Box) or np.dtype(space.dtype).kind != "f"
+    return not any(isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f" for leaf in leaf_spaces(space).values())
 
 
 def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
@@ -81,6 +63,13 @@ def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
     for name, part in parts:
         found.update(leaf_spaces(part, f"{prefix}.{name}" if prefix else name))
     return found
+
+
+def map_space(fn: Callable[[Space], Space], space: Space) -> Space:
+    """A space of the same structure whose leaves are `fn(leaf)`, depth first."""
+    if isinstance(space, spaces.Dict):
+        return spaces.Dict([(key, map_space(fn, part)) for key, part in space.spaces.items()])
+    return spaces.Tuple([map_space(fn, part) for part in space.spaces]) if isinstance(space, spaces.Tuple) else fn(space)
 
 
 def bound_bytes(space: Space | None) -> int:
@@ -106,9 +95,8 @@ def declared_spaces(env: Any, name: str) -> tuple[Space, Space]:
     """Of observations and actions, as the environment called `name` declares them. Raises UnsupportedSpace without them."""
     for side in ("observation_space", "action_space"):
         if getattr(env, side, None) is None:
-            raise UnsupportedSpace(
-                f"the environment has no {side}", where=name, fix="set it in __init__, as gymnasium.Env asks"
-            )
+            fix = "set it in __init__, as gymnasium.Env asks"
+            raise UnsupportedSpace(f"the environment has no {side}", where=name, fix=fix)
     return env.observation_space, env.action_space
 
 
@@ -215,8 +203,8 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
         case spaces.Box():
             return {
                 "space": "box",
-                "low": bound_to_text(space.low),
-                "high": bound_to_text(space.high),
+                "low": _bound_to_rllib(space.low),
+                "high": _bound_to_rllib(space.high),
                 "shape": list(space.shape),
                 "dtype": np.dtype(space.dtype).str,
             }
@@ -224,7 +212,7 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
             plain = {"space": "discrete", "n": int(space.n), "start": int(space.start)}
             return plain if space.dtype == np.int64 else {**plain, "dtype": np.dtype(space.dtype).str}
         case spaces.MultiDiscrete():
-            plain = {"space": "multi-discrete", "nvec": bound_to_text(space.nvec), "dtype": np.dtype(space.dtype).str}
+            plain = {"space": "multi-discrete", "nvec": _bound_to_rllib(space.nvec), "dtype": np.dtype(space.dtype).str}
             # RLlib itself drops `start`; its reader passes every further key on to gymnasium, so that ours survives.
             return {**plain, "start": space.start.tolist()} if space.start.any() else plain
         case spaces.MultiBinary():
@@ -299,18 +287,39 @@ class _RllibForm(_JsonForm):
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
-        self._bounds = BoundReader(where)
+        self._room = MAX_BOUND_BYTES
 
     def bound(self, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return self._bounds.read(value).astype(dtype).reshape(shape)
+        return self.counts(value).astype(dtype).reshape(shape)
 
     def counts(self, value: Any) -> NDArray[Any]:
-        return self._bounds.read(value)
+        """The array in a text, read-only: of plain numbers, of as many bytes as its header says. Raises UnsafeData."""
+        try:
+            raw = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), self._room + 1)
+            self._room -= len(raw)
+            if self._room < 0:
+                raise ValueError(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
+            file = io.BytesIO(raw)
+            if npy.read_magic(file) != (1, 0):
+                raise ValueError("another version of .npy files than numpy writes plain arrays in")
+            shape, is_fortran, dtype = npy.read_array_header_1_0(file)
+            if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(raw) - file.tell():
+                raise ValueError(f"{len(raw) - file.tell()} bytes for {dtype}{shape}")
+            return np.frombuffer(raw, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")
+        except Exception as err:  # numpy's parser of headers raises many kinds
+            fix = "write the file again from its source"
+            raise UnsafeData(f"a space bound that is not a plain array: {err}", where=self.where, fix=fix) from err
 
     def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
         if not all(isinstance(key, str) for key in value):
             raise TypeError("a key that is not text")
         return iter(value.items())
+
+
+def _bound_to_rllib(array: NDArray[Any]) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")
 
 
 def _built(node: Any, form: _JsonForm, *, depth: int) -> Space:
@@ -345,11 +354,10 @@ def _built(node: Any, form: _JsonForm, *, depth: int) -> Space:
 
 def _multi_binary(n: Any) -> Space:
     """MultiBinary of `n` (a number, or a list of them); no array bounds its size, so that it is checked here."""
-    listed = isinstance(n, (list, tuple, np.ndarray))
-    sizes = [int(size) for size in (n if listed else [n])]
-    if math.prod(sizes) > MAX_VALUE_BYTES:
-        raise ValueError(f"MultiBinary of {sizes}")
-    return spaces.MultiBinary(sizes if listed else sizes[0])
+    sizes = np.asarray(n)
+    if math.prod(map(int, sizes.ravel().tolist())) > MAX_VALUE_BYTES:
+        raise ValueError(f"MultiBinary of {n}")
+    return spaces.MultiBinary(sizes.tolist() if sizes.ndim else int(n))
 
 
 # ---- from data ----
@@ -378,7 +386,12 @@ def _inferred(tree: Tree, counted: int, depth: int) -> Space:
     if dtype.kind not in "biuf":
         fix = "record numbers; text and complex numbers belong into infos"
         raise UnsupportedSpace(f"no space holds values of type {dtype}", where="data without a declared space", fix=fix)
-    if dtype.kind in "iu" and len(shape) <= counted and tree.size and 0 <= int(tree.min()) <= int(tree.max()) < LAST_INT:
+    if (
+        dtype.kind in "iu"
+        and len(shape) <= counted
+        and tree.size
+        and 0 <= int(tree.min()) <= int(tree.max()) < np.iinfo(np.int64).max
+    ):
         if not shape:
             return spaces.Discrete(int(tree.max()) + 1)
         return spaces.MultiDiscrete(tree.max(axis=0).astype(np.int64) + 1)

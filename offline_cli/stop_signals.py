@@ -14,8 +14,6 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
-__all__ = ["StopRequested", "check", "exit_code_of", "requested", "signals_noted"]
-
 SAME: Final = 0.5  # seconds in which signals are one: a terminal and a parent send the same stop
 SAME_OF_RANKS: Final = 10.0  # likewise under torchrun, which stops all processes once one has ended
 NOTED: Final = b"\nstopping after this step; a second signal ends at once\n"

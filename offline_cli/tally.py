@@ -15,33 +15,6 @@ from typing import Any, Final
 
 from offline_cli.errors import PROBLEM, BadData, UnsupportedSpace
 
-__all__ = [
-    "AFTER",
-    "ANOTHER_PART",
-    "CHANGED",
-    "CONFLICT",
-    "DROPPED",
-    "GAP",
-    "INCOMPLETE",
-    "KINDS",
-    "LOST",
-    "MISSING_FINAL",
-    "MISSING_REWARDS",
-    "MIXED",
-    "REASONS",
-    "T_FALLS",
-    "UNFINISHED",
-    "EpisodePlace",
-    "Lost",
-    "OnError",
-    "Places",
-    "Reject",
-    "Rejects",
-    "RejectsAhead",
-    "Tally",
-    "tell_falls",
-]
-
 UNFINISHED: Final = "unfinished-episode"  # the assumption that an episode whose recording was interrupted was truncated there
 MISSING_FINAL: Final = "missing-final-observation"  # the assumption that an episode ended with the observation before
 INCOMPLETE: Final = "incomplete-source"  # the assumption that what an incomplete dataset holds is all there is
@@ -252,23 +225,20 @@ class RejectsAhead(Rejects):
 
     def pass_on(self, later: RejectsAhead) -> None:
         """Leave it to `later` to tell all of it, after what that has."""
-        later.told += self.told
-        self.told = []
-        later.lost.update(self.lost)
-        self.lost = Counter()
-        later.incomplete |= {name: where for name, where in self.incomplete.items() if name not in later.incomplete}
-        self.incomplete = {}
+        self._give(later.told.append, later)
 
     def tell(self, rejects: Rejects) -> None:
         """Add all of it to `rejects`, and forget it. Raises under FAIL."""
-        told, self.told = self.told, []
-        for error, raw, rows in told:
-            rejects.add(error, raw=raw, rows=rows)
-        lost, self.lost = self.lost, Counter()
-        rejects.lost.update(lost)
-        for episode, where in self.incomplete.items():
-            rejects.lose(episode, where)
-        self.incomplete = {}
+        self._give(lambda one: rejects.add(one[0], raw=one[1], rows=one[2]), rejects)
+
+    def _give(self, add: Callable[[tuple[BadData | UnsupportedSpace, Any, int]], None], to: Rejects) -> None:
+        told, lost, incomplete = self.told, self.lost, self.incomplete
+        self.told, self.lost, self.incomplete = [], Counter(), {}
+        for one in told:
+            add(one)
+        to.lost.update(lost)
+        for episode, where in incomplete.items():
+            to.lose(episode, where)
 
 
 def tell_falls(falls: int) -> None:

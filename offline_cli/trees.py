@@ -12,20 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "Tree",
-    "equal_values",
-    "flatten",
-    "leaves",
-    "map_leaves",
-    "paths",
-    "rows_of",
-    "same_leaf",
-    "stacked_rows",
-    "unflatten_like",
-    "with_rows",
-]
-
 Tree = Any  # recursive: Mapping[str, Tree] | tuple[Tree, ...] | leaf; mypy cannot follow numpy leaves through the recursion
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
 from hypothesis import given, settings
+from json_schemas import mistakes
 
 from offline_cli.errors import UnsupportedSpace
-from offline_cli.json_documents import mistakes
 from offline_cli.spaces import (
     Space,
     describe,

@@ -24,7 +24,6 @@ from offline_cli.connectors.learner.added_columns import *
 from offline_cli.connectors.learner.default_pipeline import *
 from offline_cli.connectors.learner.returns import *
 from offline_cli.connectors.module_to_env.default_pipeline import *
-from offline_cli.connectors.module_to_env.unbatching import *
 from offline_cli.connectors.piece_makers import snake
 
 

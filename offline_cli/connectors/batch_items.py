@@ -176,12 +176,10 @@ def _with_items(
         return
     left = {key: list(items) for key, items in column.items()}
     for episode in episodes:
-        key = key_of(episode)
-        if not left.get(key):
-            raise ValueError(f"a column of {sum(map(len, column.values()))} entries has none left for the episode {key}")
-        yield episode, left[key].pop(0)
-    if any(left.values()):
-        counts = {key: len(items) for key, items in left.items() if items}
+        if not left.get(key_of(episode)):
+            raise ValueError(f"a column of {sum(map(len, column.values()))} entries has none left for {key_of(episode)}")
+        yield episode, left[key_of(episode)].pop(0)
+    if counts := {key: len(items) for key, items in left.items() if items}:
         raise ValueError(f"a column of entries that no episode asked for: {counts} for {len(episodes)} episodes")
 
 
@@ -190,11 +188,10 @@ def _entries(batch: Batch, column: str, episode: SingleAgentEpisode | None) -> l
         raise ValueError(f"the batch is by module already ({episode.module_id!r}): items are added before AgentToModuleMapping")
     held: Any = batch.setdefault(column, [] if episode is None else {})
     if episode is not None and type(held) is dict and (not held or is_filed(held)):
-        entries: list[Any] = held.setdefault(key_of(episode), [])
-        return entries
-    if episode is None and isinstance(held, list):
-        return held
-    raise ValueError(f"column {column!r} is already {type(held).__name__}: items cannot be added to it")
+        held = held.setdefault(key_of(episode), [])
+    if not isinstance(held, list) or (episode is not None and held is batch[column]):
+        raise ValueError(f"column {column!r} is already {type(held).__name__}: items cannot be added to it")
+    return held
 
 
 def _read_only(leaf: Any) -> Any:

@@ -1,7 +1,7 @@
 """ConnectorPipelineV2: pieces called one after the other, on arrays or on a list of episodes.
 
 State is keyed by a name that is unique within the pipeline (`ClipRewards`, `ClipRewards_2`), so two pieces of one class keep
-two states, and merged states return to the piece that they are from. The chain of spaces is computed whenever pieces change,
+two states. The chain of spaces is computed whenever pieces change,
 before any data is read; the error names the piece that cannot take what precedes it. A name that no piece has raises
 UnknownPiece.
 """
@@ -9,7 +9,7 @@ UnknownPiece.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, overload
 
 import gymnasium as gym
@@ -28,38 +28,25 @@ NameOrClass = str | type[ConnectorV2]
 class ConnectorPipelineV2(ConnectorV2):
     """Pieces in order; itself a piece, so pipelines nest."""
 
-    def __init__(
-        self,
-        input_observation_space: Space | None = None,
-        input_action_space: Space | None = None,
-        *,
-        connectors: Iterable[ConnectorV2] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        self.connectors = list(connectors or ())
-        for piece in self.connectors:
-            self._check(piece)
-        super().__init__(input_observation_space, input_action_space, **kwargs)
+    def __init__(self, *spaces: Space | None, connectors: Iterable[ConnectorV2] | None = None, **kwargs: Any) -> None:
+        """`spaces`: of observations and of actions, before the first piece."""
+        self.connectors = [self._checked(piece) for piece in connectors or ()]
+        super().__init__(*spaces, **kwargs)
+
+    def _checked(self, piece: Any) -> ConnectorV2:
+        if isinstance(piece, ConnectorV2):
+            return piece
+        fix = "instances of classes that derive from offline_cli.ConnectorV2"
+        raise BadPiece(f"{piece!r} is not a ConnectorV2", where=type(self).__name__, fix=fix)
 
     # ---- calls ----
 
-    def __call__(
-        self,
-        *,
-        rl_module: Any = None,
-        batch: Batch | None = None,
-        episodes: Episodes,
-        explore: bool | None = None,
-        shared_data: dict[str, Any] | None = None,
-        metrics: Any = None,
-        **kwargs: Any,
-    ) -> Batch:
-        """The batch after the last piece.
+    def __call__(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Batch:
+        """The batch after the last piece; keywords as of any piece, and all of them optional.
 
         `metrics` is handed to every piece. Raises BadPiece, naming the piece, where one gives no batch; errors of pieces pass
         through, with a note that names the piece.
         """
-        call = {"rl_module": rl_module, "explore": explore, "shared_data": shared_data, "metrics": metrics, **kwargs}
         found = {} if batch is None else batch
         for _, after, _left in self.stepwise(batch=found, episodes=episodes, **call):
             found = after
@@ -89,10 +76,8 @@ class ConnectorPipelineV2(ConnectorV2):
         if type(self).__call__ is not ConnectorPipelineV2.__call__:
             return False
         for piece in self.connectors:
-            if not piece.takes_arrays():
-                return False
-            if piece.stacks:
-                break
+            if not piece.takes_arrays() or piece.stacks:
+                return piece.takes_arrays()
         return True
 
     def _prepared(self, episodes: Episodes) -> Episodes:
@@ -128,10 +113,7 @@ class ConnectorPipelineV2(ConnectorV2):
     def pieces(self) -> Iterator[ConnectorV2]:
         """Each piece, those of nested pipelines in their places."""
         for piece in self.connectors:
-            if isinstance(piece, ConnectorPipelineV2):
-                yield from piece.pieces()
-            else:
-                yield piece
+            yield from piece.pieces() if isinstance(piece, ConnectorPipelineV2) else [piece]
 
     def index_of(self, name_or_class: NameOrClass) -> int:
         """Where the first piece of that unique name or class is. Raises UnknownPiece with the names there are."""
@@ -174,17 +156,11 @@ class ConnectorPipelineV2(ConnectorV2):
         self._insert(len(self.connectors), connector)
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:
-        self._check(connector)
-        self._become([*self.connectors[:index], connector, *self.connectors[index:]])
+        self._become([*self.connectors[:index], self._checked(connector), *self.connectors[index:]])
 
     def _become(self, connectors: list[ConnectorV2]) -> None:
         self.connectors = connectors
         self.set_input_spaces(self._input_observation_space, self._input_action_space)
-
-    def _check(self, piece: Any) -> None:
-        if not isinstance(piece, ConnectorV2):
-            fix = "instances of classes that derive from offline_cli.ConnectorV2"
-            raise BadPiece(f"{piece!r} is not a ConnectorV2", where=type(self).__name__, fix=fix)
 
     def __len__(self) -> int:
         return len(self.connectors)
@@ -228,8 +204,10 @@ class ConnectorPipelineV2(ConnectorV2):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """The state of each piece that has one, by unique name; of those named alone, or of all but those."""
-        wanted, refused = _names(components), _names(not_components) or ()
-        chosen = [(name, piece) for name, piece in self.named() if (wanted is None or name in wanted) and name not in refused]
+        wanted, refused = ({one} if isinstance(one, str) else one and set(one) for one in (components, not_components))
+        chosen = [
+            (name, piece) for name, piece in self.named() if (wanted is None or name in wanted) and name not in (refused or ())
+        ]
         return {name: state for name, piece in chosen if (state := piece.get_state(**kwargs))}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -256,18 +234,6 @@ class ConnectorPipelineV2(ConnectorV2):
         for piece in self.connectors:
             piece.freeze()
             piece.frozen = True  # where its class overrides `freeze`, too
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Each piece merges the states that runners have under its name. Raises UnknownPiece for a name no piece has."""
-        names = dict.fromkeys(name for state in states for name in state)
-        pieces = self._with_states(names)
-        return {name: pieces[name].merge_states([state[name] for state in states if name in state]) for name in names}
-
-
-def _names(components: str | Iterable[str] | None) -> set[str] | None:
-    if components is None:
-        return None
-    return {components} if isinstance(components, str) else set(components)
 
 
 def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actions: Space | None) -> None:

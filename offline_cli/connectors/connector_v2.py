@@ -1,7 +1,7 @@
 """ConnectorV2, the base class of every piece between episodes and a module, and its state as bytes.
 
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
-after changing its import line. What differs: both spaces are set at once; states that cannot be merged raise.
+after changing its import line. What differs: both spaces are set at once.
 
 `state_to_bytes` and `state_from_bytes` store what the pieces of a pipeline learned as msgpack without pickle: plain values, and
 arrays of numbers, bools or strings; tuples come back as lists. The same state gives the same bytes.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, Items
 from offline_cli.connectors.piece_options import option_mistakes, signature_of
@@ -19,22 +19,8 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadData, BadPiece, SpaceMismatch
 from offline_cli.spaces import Space, bounds_too_large
-from offline_cli.trees import same_leaf
 
-__all__ = [
-    "Batch",
-    "ConnectorV2",
-    "Episodes",
-    "Items",
-    "TwoSidedPiece",
-    "learns",
-    "same_state",
-    "shown_names",
-    "state_from_bytes",
-    "state_to_bytes",
-]
-
-STANDARD: Final = frozenset({"as_learner_connector", "multi_agent"})
+__all__ = ["Batch", "ConnectorV2", "Episodes", "Items", "TwoSidedPiece", "learns", "state_from_bytes", "state_to_bytes"]
 
 
 class ConnectorV2(BatchHelpers, ABC):
@@ -63,17 +49,14 @@ class ConnectorV2(BatchHelpers, ABC):
     def __init__(
         self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **standard: Any
     ) -> None:
-        """`standard`: options that RLlib's builders give to any piece (`STANDARD`), whether it has a use for them or not.
+        """`standard`: options that RLlib's builders give to any piece, whether it has a use for them or not.
 
         Raises BadPiece, which is a TypeError, for others: no constructor before this one has taken them.
         """
-        if unknown := standard.keys() - STANDARD:
-            name = type(self).__name__
+        if unknown := standard.keys() - {"as_learner_connector", "multi_agent"}:
             mistakes = [one for one in option_mistakes(signature_of(type(self)), unknown) if one.startswith("unknown")]
             fix = "correct the name; a class of your own takes its options out of what it passes on to super().__init__"
-            raise BadPiece(f"{name}: {'; '.join(mistakes)}", where=f"piece {name}", fix=fix)
-        self._observation_space: Space | None = None
-        self._action_space: Space | None = None
+            raise self.bad(f"{type(self).__name__}: {'; '.join(mistakes)}", fix=fix)
         self.set_input_spaces(input_observation_space, input_action_space)
 
     @abstractmethod
@@ -107,6 +90,10 @@ class ConnectorV2(BatchHelpers, ABC):
         """The piece as a module of torch, for ONNX files (`torch_forms.py`); None: it has no such form."""
         return None
 
+    def bad(self, what: str, *, fix: str) -> BadPiece:
+        """The error for a piece that gets or has something it should not."""
+        return BadPiece(what, where=f"piece {type(self).__name__}", fix=fix)
+
     # ---- spaces ----
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
@@ -133,7 +120,8 @@ class ConnectorV2(BatchHelpers, ABC):
         Raises what the hooks raise: SpaceMismatch from our own pieces.
         """
         self._input_observation_space, self._input_action_space = observations, actions
-        self._observation_space = self._action_space = None
+        self._observation_space: Space | None = None
+        self._action_space: Space | None = None
         if observations is not None:  # RLlib calls the hook with one space missing, too
             self._observation_space = self.recompute_output_observation_space(observations, actions)  # type: ignore[arg-type]
         if actions is not None:
@@ -193,9 +181,8 @@ class ConnectorV2(BatchHelpers, ABC):
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` gave. Raises BadPiece for names that this piece does not have."""
         if not isinstance(state, Mapping) or state:  # a state may come from a file
-            name = type(self).__name__
-            fix = "the pipeline that the state was saved from"
-            raise BadPiece(f"{name} has no state, yet was given {shown_names(state)}", where=f"piece {name}", fix=fix)
+            what = f"{type(self).__name__} has no state, yet was given {state!r}"[:300]
+            raise self.bad(what, fix="the pipeline that the state was saved from")
 
     def reset_state(self) -> None:  # most pieces learn nothing, so most have nothing to forget
         """Forget what was learned from data."""
@@ -203,16 +190,6 @@ class ConnectorV2(BatchHelpers, ABC):
     def freeze(self) -> None:
         """Learn nothing more from data: to be called before held-out data, or an evaluation, comes through."""
         self.frozen = True
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """One state of those that parallel runners collected, for `set_state` of each; the piece itself is not changed.
-
-        Raises BadPiece where states differ and the piece does not say how to merge them, by overriding this.
-        """
-        if all(same_state(states[0], other) for other in states[1:]):
-            return dict(states[0]) if states else {}
-        name, fix = type(self).__name__, "override merge_states(states)"
-        raise BadPiece(f"{name} does not say how its states merge", where=f"piece {name}", fix=fix)
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -227,27 +204,9 @@ class TwoSidedPiece(ConnectorV2):
         super().__init__(*spaces, **kwargs)
 
 
-# ---- states ----
-
-
 def learns(piece: ConnectorV2) -> bool:
     """Whether the piece learns from the episodes it sees: its class has a state."""
     return type(piece).get_state is not ConnectorV2.get_state
-
-
-def same_state(one: Any, two: Any) -> bool:
-    """Whether two states hold the same names and the same values, arrays element by element."""
-    if isinstance(one, Mapping) or isinstance(two, Mapping):
-        both = isinstance(one, Mapping) and isinstance(two, Mapping)
-        return both and one.keys() == two.keys() and all(same_state(one[key], two[key]) for key in one)
-    if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
-        return len(one) == len(two) and all(map(same_state, one, two))
-    return same_leaf(one, two)
-
-
-def shown_names(state: Any) -> str:
-    """The names in a state, for an error, or the type of what is there instead."""
-    return str(sorted(map(str, state)))[:200] if isinstance(state, Mapping) else f"a {type(state).__name__} in its place"
 
 
 def state_to_bytes(state: Mapping[str, Any], *, where: str) -> bytes:

@@ -36,7 +36,6 @@ Kind = Literal["env_to_module", "module_to_env", "learner"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
 
 OURS: Final = "offline_cli.connectors."
-POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 # ---- by name ----
@@ -127,22 +126,25 @@ def custom_pieces(
         raise BadPiece(what, where=where, fix=f"lambda *_: {custom.__name__}(...)")
     if callable(custom) and not isinstance(custom, ConnectorV2):
         parameters = list(inspect.signature(custom).parameters.values())
-        takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-        wanted = 3 if takes_any else sum(p.kind in POSITIONAL and p.default is p.empty for p in parameters)
-        single, names = (observation_space, action_space), ["obs_space", "act_space"]
-        if kind == "learner":
-            given: list[Any] = [env] if wanted == 1 else [*single]
-        else:
+        positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        wanted = sum(p.default is p.empty for p in positional)
+        single = (observation_space, action_space)
+        given: dict[str, Any] = dict(zip(("obs_space", "act_space"), single, strict=True))
+        if kind != "learner":
             vector = tuple(None if space is None else batch_space(space, num_envs) for space in single)
-            given = [env, {"__env__": vector, "__env_single__": single}, device]  # RLlib's names
-            names = ["env", "spaces", "device"]
-        positional = [p.name for p in parameters if p.kind in POSITIONAL]
-        while wanted < min(len(positional), len(given)) and positional[wanted] == names[wanted]:  # it has a default
+            given = {"env": env, "spaces": {"__env__": vector, "__env_single__": single}, "device": device}  # RLlib's names
+        elif wanted == 1:
+            given = {"env": env}
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            wanted = len(given)
+        for p, name in [*zip(positional, given, strict=False)][wanted:]:  # they have defaults
+            if p.name != name:
+                break
             wanted += 1
-        if not takes_any and wanted > len(given):
+        if wanted > len(given):
             fix = f"a builder of at most {len(given)} arguments"
             raise BadPiece(f"the pipeline's builder wants {wanted} arguments", where=where, fix=fix)
-        made = custom(*given[:wanted])
+        made = custom(*[*given.values()][:wanted])
     pieces = list(made) if isinstance(made, (list, tuple)) else [made]
     for piece in pieces:
         if not isinstance(piece, ConnectorV2):

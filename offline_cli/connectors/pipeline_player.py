@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -24,11 +23,6 @@ from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
 
 __all__ = ["Acts", "PipelinePlayer", "RecordedActions"]
-
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-# ---- actions ----
 
 
 class RecordedActions:
@@ -44,28 +38,26 @@ class RecordedActions:
     def __call__(self, actions: Tree, for_env: Tree) -> tuple[Tree, Tree]:
         """Recorded and taken, leaves (B, ...), of `actions` and `actions_for_env`. Raises BadPiece."""
         raw, taken = self._typed(actions), self._typed(for_env)
-        recorded = {path: leaf if _is_of_floats(self._parts[path]) else taken[path] for path, leaf in raw.items()}
+        of_floats = (isinstance(part, spaces.Box) and np.dtype(part.dtype).kind == "f" for part in self._parts.values())
+        recorded = [leaf if is_raw else taken[path] for is_raw, (path, leaf) in zip(of_floats, raw.items(), strict=True)]
         # Environments may write into what they are given.
-        own = [leaf.copy() if np.may_share_memory(leaf, recorded[path]) else leaf for path, leaf in taken.items()]
-        return unflatten_like(actions, list(recorded.values())), unflatten_like(for_env, own)
+        own = [leaf.copy() if any(np.may_share_memory(leaf, one) for one in recorded) else leaf for leaf in taken.values()]
+        return unflatten_like(actions, recorded), unflatten_like(for_env, own)
 
     def _typed(self, actions: Tree) -> dict[str, Any]:
         leaves = dict(flatten(actions))
-        found = {path: leaf.shape[1:] for path, leaf in leaves.items()}
-        wanted = {path: part.shape or () for path, part in self._parts.items()}
-        if found != wanted:
-            what = f"actions of the shapes {_in_words(found)}, and the environment takes {_in_words(wanted)}"
-            fix = "pieces that leave actions of the action space in the batch"
-            raise BadPiece(what, where="module-to-env pipeline", fix=fix)
-        return {path: leaf.astype(np.dtype(self._parts[path].dtype), copy=False) for path, leaf in leaves.items()}
+        said = "actions of the shapes {}, and the environment takes {}"
+        _check_shapes({path: leaf.shape[1:] for path, leaf in leaves.items()}, self._parts, said, "module-to-env pipeline")
+        return {path: leaves[path].astype(np.dtype(part.dtype), copy=False) for path, part in self._parts.items()}
 
 
-def _is_of_floats(space: Space) -> bool:
-    return isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
-
-
-def _in_words(shapes: Shapes) -> str:
-    return ", ".join(f"{path} {shape}".strip() for path, shape in shapes.items())
+def _check_shapes(found: Mapping[str, tuple[int, ...]], parts: Mapping[str, Space], said: str, where: str) -> None:
+    """Raise BadPiece where values of these shapes, by path, are not of the leaf spaces `parts`; `said`: with {} for both."""
+    wanted = {path: tuple(part.shape or ()) for path, part in parts.items()}
+    if found != wanted:
+        shown = (", ".join(f"{path} {shape}".strip() for path, shape in shapes.items()) for shapes in (found, wanted))
+        fix = "a piece that changes shapes says so in recompute_output_observation_space; actions keep those of their space"
+        raise BadPiece(said.format(*shown), where=where, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,11 +91,8 @@ def _row(actions: Tree, row: int) -> Any:
     return actions[row] if isinstance(actions, list) else map_leaves(lambda leaf: leaf[row], actions)
 
 
-# ---- playing ----
-
-
 class PipelinePlayer:
-    """A module between its two pipelines.
+    """A module, or a mapping of several by id, between its two pipelines.
 
     `shared_data` is theirs for as long as the player lives: pieces of both write and read it. Set breakpoints in a piece at
     will: all of it runs in the calling process.
@@ -123,28 +112,19 @@ class PipelinePlayer:
         self.explore, self.metrics = explore, metrics
         self.shared_data: dict[str, Any] = {}
 
-    def act(
-        self,
-        episodes: Sequence[Any],
-        *,
-        chance: Tensor | None = None,
-        generator: torch.Generator | None = None,
-        explore: bool | None = None,
-    ) -> Acts:
+    def act(self, episodes: Sequence[Any], *, explore: bool | None = None, **drawing: Any) -> Acts:
         """Actions for episodes that have been reset and are not done, not numpy'ized. `explore`: None: as the player was made.
 
-        `chance`: uniform numbers (B, k) per episode that actions are drawn with, k the action head's `chance_size`;
-        else `generator` draws, or torch's own. Raises BadPiece where the pipelines give no actions, or observations that the
-        module does not take; what pieces raise passes.
+        `drawing`: `chance` or `generator`, see GetActions. Raises BadPiece where the pipelines give no actions, or observations
+        that the module does not take; what pieces raise passes.
         """
         explore = self.explore if explore is None else explore
         call = {"rl_module": self.rl_module, "explore": explore, "shared_data": self.shared_data, "metrics": self.metrics}
-        drawing: dict[str, Any] = {"chance": chance, "generator": generator}
         with torch.inference_mode():
             batch = self.env_to_module(batch={}, episodes=episodes, **call)
             if isinstance(self.rl_module, RLModule):  # what comes to several modules, or to RLlib's own, is theirs to check
                 batch = _fitting(batch, self.rl_module)
-            outputs = self.rl_module.forward_exploration(batch) if explore else self.rl_module.forward_inference(batch)
+            outputs = _forward(self.rl_module, batch, explore)
             given = {name: value for name, value in drawing.items() if value is not None}
             found = self.module_to_env(batch=dict(outputs), episodes=episodes, **call, **given)
         if Columns.ACTIONS not in found:
@@ -153,6 +133,14 @@ class PipelinePlayer:
         actions = found.pop(Columns.ACTIONS)
         for_env = found.pop(Columns.ACTIONS_FOR_ENV, None)
         return Acts(actions, deepcopy(actions) if for_env is None else for_env, found)  # environments may write into theirs
+
+
+def _forward(module: Any, batch: Mapping[str, Any], explore: bool) -> dict[str, Any]:
+    """Outputs of a module, or of each of several by id."""
+    if isinstance(module, Mapping):
+        return {module_id: _forward(module[module_id], part, explore) for module_id, part in batch.items()}
+    found: dict[str, Any] = module.forward_exploration(batch) if explore else module.forward_inference(batch)
+    return found
 
 
 def _fitting(batch: Mapping[str, Any], module: RLModule) -> dict[str, Any]:
@@ -167,8 +155,6 @@ def _fitting(batch: Mapping[str, Any], module: RLModule) -> dict[str, Any]:
     observations = tree_from_lists(batch[Columns.OBS], module.observation_space)
     axes = 2 if module.is_stateful() else 1  # rows, and steps
     found = {path: tuple(getattr(leaf, "shape", ()))[axes:] for path, leaf in flatten(observations)}
-    wanted = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(module.observation_space).items()}
-    if found != wanted:
-        what = f"observations of {_in_words(found)} for the policy, which takes {_in_words(wanted)}"
-        raise BadPiece(what, where=where, fix="a piece that changes shapes says so in recompute_output_observation_space")
+    said = "observations of {} for the policy, which takes {}"
+    _check_shapes(found, leaf_spaces(module.observation_space), said, where)
     return {**batch, Columns.OBS: observations}

@@ -4,17 +4,8 @@ A spec says which pieces belong on which side (`kind`), where that is from, and 
 spaces (`Setting`), as often as needed. Pieces that are given as objects serve as patterns: each pipeline is built from copies
 of them, so that nothing that one run, or one round of playing, learned is in the next.
 
-A pipeline file is TOML. All mistakes in it are listed at once, before data is read:
-
-kind = "env_to_module"       # or "module_to_env", "learner"
-defaults = true              # add the default pieces of that kind
-[[pieces]]
-name = "frame_stacking"      # a registered piece, and its options
-num_frames = 4
-[[pieces]]
-use = "my_package.pieces:MyPiece"   # or a builder function; imported because this file names it
-
-A file that the user named may name code. What a run folder says may name our own pieces, and packages that the user named.
+A pipeline file is TOML (docs/connectors.md). All mistakes in it are listed at once, before data is read. A file that the user
+named may name code. What a run folder says may name our own pieces, and packages that the user named.
 """
 
 from __future__ import annotations
@@ -29,7 +20,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
@@ -48,8 +41,8 @@ from offline_cli.connectors.piece_options import (
     signature_of,
     what_it_wants,
 )
-from offline_cli.connectors.pipeline_document import MAX_PIECES, PieceDocument, document_mistakes
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, StorageNotFound
+from offline_cli.schema_files import toml_schema
 from offline_cli.spaces import Space
 
 __all__ = [
@@ -60,14 +53,13 @@ __all__ = [
     "Setting",
     "added_pieces",
     "load_pipeline",
-    "notes_on_export",
+    "pipeline_schema",
 ]
 
-ONLY_MODULE_TO_ENV: Final = ("normalize_actions", "clip_actions")
-NO_OPTIONS: Final = (*PieceDocument.model_fields,)  # keys of a piece that are not its options
 MULTI_AGENT: Final = "multi_agent"  # an option of many pieces, which follows from the setting
-PAGE: Final = "docs/connectors.md lists the pieces and shows such files"
 PLACE: Final = "learner pipeline"
+MAX_PIECES: Final = 100  # spaces are worked out anew for each one that is added
+Place = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +194,10 @@ class PipelineSpec:
         """Whether nothing was given."""
         return self.document is None and self.custom is None
 
+    def _objects(self) -> list[Any]:
+        """What was given in Python: pieces, or a builder."""
+        return [*self.custom] if isinstance(self.custom, Sequence) else [] if self.custom is None else [self.custom]
+
     @property
     def name(self) -> str:
         """What a run that is resumed has to share: pieces and a hash of the file's content, or names of Python objects."""
@@ -211,10 +207,8 @@ class PipelineSpec:
             return f"{names or 'no pieces'} (file {hashlib.blake2b(content, digest_size=6).hexdigest()})"
         if self.custom is None:
             return ""
-        if callable(self.custom) and not isinstance(self.custom, ConnectorV2):
-            return f"{self.custom.__module__}:{getattr(self.custom, '__qualname__', type(self.custom).__qualname__)}"
-        pieces = [self.custom] if isinstance(self.custom, ConnectorV2) else self.custom
-        return ", ".join(type(piece).__name__ for piece in pieces) or "no pieces"
+        kinds = [one if inspect.isroutine(one) else type(one) for one in self._objects()]
+        return ", ".join(f"{kind.__module__}:{kind.__qualname__}" for kind in kinds) or "no pieces"
 
     @property
     def in_words(self) -> str:
@@ -228,8 +222,7 @@ class PipelineSpec:
 
     def code(self) -> list[Any]:
         """What makes the pieces: classes and functions, or the pieces themselves. Raises as `entries` does."""
-        custom = self.custom if isinstance(self.custom, Sequence) else [self.custom]
-        return [entry.maker for entry in self.entries()] or [one for one in custom if one is not None]
+        return [entry.maker for entry in self.entries()] or self._objects()
 
     def plays_alone(self, pieces: Iterable[ConnectorV2]) -> bool:
         """Whether what learns through the pipeline, which is made of `pieces`, plays without pieces.
@@ -264,7 +257,13 @@ class PipelineSpec:
         try:
             made = self._made(setting)
             pipeline = self._whole(setting, [piece for entry, piece in made if not (entry.before or entry.after)])
-            self._place(pipeline, [(entry, piece) for entry, piece in made if entry.before or entry.after])
+            for entry, piece in made:
+                if beside := entry.before or entry.after:
+                    names = {snake(name): name for name, _ in pipeline.named()}
+                    if snake(beside) not in names:
+                        what = f"{entry.label}: no piece {beside!r} among {list(names.values())}"
+                        raise BadConfig.of([what], where=self.where, fix="name a piece that the pipeline has")
+                    (pipeline.insert_before if entry.before else pipeline.insert_after)(names[snake(beside)], piece)
         except SpaceMismatch as err:
             err.where = f"{self.where}, {err.where}"
             raise
@@ -283,26 +282,18 @@ class PipelineSpec:
     def _made(self, setting: Setting) -> list[tuple[PieceEntry, ConnectorV2]]:
         """Each entry's piece or pieces, in order. Raises SpaceMismatch, MissingPackage, BadConfig for what else it raises."""
         found: list[tuple[PieceEntry, ConnectorV2]] = []
+        chain = ConnectorPipelineV2(setting.observation_space, setting.action_space)
         for entry in self.entries():
             try:
-                before = ConnectorPipelineV2(setting.observation_space, setting.action_space, connectors=[p for _, p in found])
-                found += [(entry, piece) for piece in entry.made(self.kind, setting, before)]
+                for piece in entry.made(self.kind, setting, chain):
+                    found.append((entry, piece))
+                    chain.append(piece)
             except (SpaceMismatch, MissingPackage):
                 raise
             except Exception as err:  # a constructor may raise whatever it likes at options that it minds
                 said = f"{err.what_in_one_line} ({err.fix})" if isinstance(err, OfflineCliError) else what_it_wants(err)
                 raise BadConfig.of([f"{entry.label}: {said}"], where=self.where, fix="fix the options of this piece") from err
         return found
-
-    def _place(self, pipeline: ConnectorPipelineV2, made: Sequence[tuple[PieceEntry, ConnectorV2]]) -> None:
-        """Put pieces before or after others by name. Raises BadConfig for a name that no piece has."""
-        for entry, piece in made:
-            names = {snake(name): name for name, _ in pipeline.named()}
-            place = names.get(snake(entry.before or entry.after or ""))
-            if place is None:
-                what = f"{entry.label}: no piece {entry.before or entry.after!r} among {list(names.values())}"
-                raise BadConfig.of([what], where=self.where, fix="name a piece that the pipeline has")
-            (pipeline.insert_before if entry.before else pipeline.insert_after)(place, piece)
 
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
         """These pieces among the default ones, unless a file turns those off."""
@@ -322,6 +313,64 @@ class PipelineSpec:
 # ---- what a file says ----
 
 
+class PieceDocument(BaseModel):
+    """One piece: a name or an import path, and its options, which are the named arguments of its class."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: Place | None = Field(None, description="A registered piece, such as frame_stacking, ours or a package's.")
+    use: Annotated[str, Field(pattern="^[^.:][^:]*:[^:]+$")] | None = Field(
+        None,
+        description="A class derived from ConnectorV2, or a function that builds pieces, as package.module:Class. Imported "
+        "because this file names it.",
+    )
+    before: Place | None = Field(None, description='Put it right before the piece of this name: before = "GetActions".')
+    after: Place | None = Field(None, description="Put it right after the piece of this name.")
+
+
+class PipelineDocument(BaseModel):
+    """Which pieces a learner, env-to-module or module-to-env pipeline has, beside the default ones. See docs/connectors.md."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Kind = Field(description="Which of the three pipelines this is.")
+    defaults: bool = Field(
+        True,
+        description="Whether the default pieces of this kind are added: after the listed ones, in module_to_env around them.",
+    )
+    normalize_actions: bool | None = Field(
+        None,
+        description="module_to_env with defaults: whether Box actions in -1 to 1 are stretched to the bounds of the action "
+        "space. Default: what the policy says of its actions' scale; true where nothing is known.",
+    )
+    clip_actions: bool | None = Field(
+        None,
+        description="module_to_env with defaults: whether actions that are not stretched are clipped to the bounds. Default: "
+        "true where they are not stretched.",
+    )
+    pieces: list[PieceDocument] = Field([], max_length=MAX_PIECES, description="The pieces, in order.")
+
+
+def document_mistakes(document: Mapping[str, Any]) -> list[str]:
+    """Every mistake in the form of a file's content, each with its place; empty when there is none."""
+    try:
+        PipelineDocument.model_validate(dict(document))
+    except ValidationError as error:
+        places = [".".join(map(str, one["loc"])) for one in error.errors()]
+        return [
+            f"unknown key '{place}'"
+            if one["type"] == "extra_forbidden"
+            else f"{place}: {one['msg']}, not {str(one['input'])[:60]!r}"
+            for place, one in zip(places, error.errors(), strict=True)
+        ]
+    return []
+
+
+def pipeline_schema() -> dict[str, Any]:
+    """The JSON Schema of pipeline files: schemas/pipeline.v1.json."""
+    return toml_schema(PipelineDocument, "offline-cli/pipeline.v1.json", title="Connector pipeline")
+
+
 def _entries(
     document: Mapping[str, Any], kinds: Collection[Kind], *, where: str, plugins: Collection[str] | None
 ) -> tuple[PieceEntry, ...]:
@@ -329,7 +378,8 @@ def _entries(
     listed, kind = document.get("pieces", []), document.get("kind")
     problems = document_mistakes(document)
     if kind in KINDS and kind != "module_to_env":
-        problems += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in ONLY_MODULE_TO_ENV if name in document]
+        alone = [name for name in ("normalize_actions", "clip_actions") if name in document]
+        problems += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in alone]
     if kinds and kind in KINDS and kind not in kinds:
         needed = " or ".join(f"'{one}'" for one in kinds)
         problems.append(f"kind: this is a pipeline of kind '{kind}', and {needed} is needed here")
@@ -340,7 +390,7 @@ def _entries(
             problems += wrong
             entries += [entry] if entry is not None else []
     if problems:
-        raise BadConfig.of(problems, where=where, fix=PAGE)
+        raise BadConfig.of(problems, where=where, fix="docs/connectors.md lists the pieces and shows such files")
     return tuple(entries)
 
 
@@ -353,16 +403,17 @@ def _entry(
     if ("name" in piece) == ("use" in piece):
         return None, [f'{label}: give either name = "..." or use = "package.module:Class"']
     if not isinstance(given, str):
-        return None, []  # the schema has said so
+        return None, []  # the form has said so
+    if "use" in piece and named is not None:
+        return None, [
+            f"{label}: code is only imported where your own file or option names it (name a pipeline file of your own)"
+        ]
     try:
-        if "use" in piece and named is not None:
-            fix = "name a pipeline file of your own on the command line"
-            raise BadConfig("code is only imported where your own file or option names it", where=label, fix=fix)
         maker = imported(given, where=label) if "use" in piece else registered(given, named=named)
     except BadConfig as err:
         return None, [f"{label}: {err.what_in_one_line} ({err.fix})"]
     signature, home = signature_of(maker), home_of(maker)
-    options = {name: value for name, value in piece.items() if name not in NO_OPTIONS}
+    options = {name: value for name, value in piece.items() if name not in PieceDocument.model_fields}
     wrong = option_mistakes(signature, options)
     if kind in KINDS and home not in (None, "common", kind) and not (kind == "learner" and signature.takes_as_learner):
         wrong.append(f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'")
@@ -408,22 +459,7 @@ class PlayPipelines:
         self.module_to_env.freeze()
 
 
-# ---- export ----
-
-
 def added_pieces(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
     """The pieces of an env-to-module pipeline that are not default ones, by name."""
     default = {type(piece) for piece in default_pieces_beside(None, None)}
     return [(name, piece) for name, piece in pipeline.named() if type(piece) not in default]
-
-
-def notes_on_export(trained_through: PipelineSpec, setting: Setting) -> list[str]:
-    """For a run's notes, before it is trained: why its policy cannot be exported; empty: nothing speaks against it."""
-    if trained_through.document is None:  # Python objects, which `export` gets again, or refuses
-        return []
-    try:
-        pieces = added_pieces(trained_through.beside_environment().build(setting))
-    except OfflineCliError:  # told where the policy plays
-        return []
-    lacking = [name for name, piece in pieces if piece.to_torch() is None]
-    return [f"the policy cannot be exported to ONNX: piece {name} has no `to_torch`" for name in lacking]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offline_cli.episodes.episode_spaces import space_tree
-from offline_cli.modules.encoders import one_hot_columns
+from offline_cli.modules.encoders import OneHotEncoder
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, leaves, unflatten_like
 
@@ -68,22 +68,11 @@ class Standardized(nn.Module):
         return values.clamp(-self._limit, self._limit).to(dtype)
 
 
-class _Hot(nn.Module):
-    """A leaf (B, *shape) as numbers (B, n): choices one-hot, everything else as it is."""
-
-    def __init__(self, space: Space) -> None:
-        super().__init__()
-        counts = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
-        values, owner = map(torch.from_numpy, one_hot_columns(space)) if counts else (None, None)  # type: ignore[arg-type]
-        self.values: Tensor | None
-        self.owner: Tensor
-        self.register_buffer("values", values)
-        self.register_buffer("owner", owner)
+class _Row(nn.Module):
+    """A leaf (B, *shape) as one row of numbers."""
 
     def forward(self, leaf: Tensor) -> Tensor:
-        flat = leaf.reshape(leaf.shape[0], -1)
-        found: Tensor = flat if self.values is None else flat.index_select(1, self.owner) == self.values
-        return found.float()
+        return leaf.reshape(leaf.shape[0], -1).float()
 
 
 class Flat(nn.Module):
@@ -92,7 +81,9 @@ class Flat(nn.Module):
     def __init__(self, space: Space, removed: Collection[str] = ()) -> None:
         super().__init__()
         self._removed = removed
-        self.hot = nn.ModuleList(map(_Hot, leaves(self._kept(space_tree(space)))))
+        parts = leaves(self._kept(space_tree(space)))
+        counted = (spaces.Discrete, spaces.MultiDiscrete)
+        self.hot = nn.ModuleList(OneHotEncoder(part) if isinstance(part, counted) else _Row() for part in parts)
 
     def _kept(self, tree: Tree) -> Tree:
         return _sorted({key: tree[key] for key in tree if key not in self._removed} if self._removed else tree)

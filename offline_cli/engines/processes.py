@@ -1,7 +1,7 @@
 """The engine `processes`: fresh interpreters of this machine, by `concurrent.futures`.
 
-A worker that dies ends the command, and what was complete is kept. Ctrl-C reaches the command alone, which ends its workers;
-they end with a command that is killed, too.
+A worker that dies ends the command, and what was complete is kept. Workers end with the command, also where it is killed: each
+reads from a pipe whose other end the command alone holds, and stops when that is closed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
@@ -23,10 +23,10 @@ from offline_cli.engines.window import Engine, called, packed
 from offline_cli.errors import BadData
 from offline_cli.stop_signals import StopRequested, check, signals_noted
 
-__all__ = ["ProcessEngine", "WorkerContext", "safely_started"]
+__all__ = ["ProcessEngine"]
 
 LOOK: Final = 0.5  # seconds between two looks at whether to stop
-GRACE: Final = 5.0  # seconds for workers to end by themselves
+GRACE: Final = 5.0  # seconds for a worker to end its step
 SAFE: Final = "PYTHONSAFEPATH"
 T = TypeVar("T")
 
@@ -37,12 +37,15 @@ class ProcessEngine(Engine):
     is_local = False
 
     def __init__(self, workers: int) -> None:
-        self.workers, self._context = workers, WorkerContext()
+        self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
+        self._ends: tuple[Connection, ...] = ()  # of the pipe: the workers' and ours
 
     def _begin(self, function: Callable[[T], Iterable[Any]], item: T) -> Future[bytes]:
-        with safely_started():
-            self._pool = self._pool or ProcessPoolExecutor(self.workers, self._context)
+        with _safely_started():
+            if self._pool is None:
+                self._ends, spawned = multiprocessing.Pipe(duplex=False), multiprocessing.get_context("spawn")
+                self._pool = ProcessPoolExecutor(self.workers, spawned, _begin_worker, (self._ends[0],))
             try:
                 return self._pool.submit(called, packed(function, item))
             except BrokenProcessPool as error:
@@ -62,18 +65,11 @@ class ProcessEngine(Engine):
                 raise _died() from error
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            self._end_all(SpawnProcess.terminate)  # one that plays ends its step, and closes its environment
-            late = threading.Timer(GRACE, self._end_all, [SpawnProcess.kill])
-            late.start()
-            pool.shutdown(cancel_futures=True)
-            late.cancel()
-
-    def _end_all(self, how: Callable[[SpawnProcess], None]) -> None:
-        for worker in self._context.workers:
-            if worker.pid is not None:  # it was started
-                how(worker)
+        for end in self._ends:
+            end.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._pool, self._ends = None, ()
 
 
 def _died() -> BadData:
@@ -83,7 +79,7 @@ def _died() -> BadData:
 
 
 @contextmanager
-def safely_started() -> Iterator[None]:
+def _safely_started() -> Iterator[None]:
     """Interpreters that start within do not take files of the current folder for modules, and are spared Ctrl-C."""
     before = os.environ.get(SAFE)
     os.environ[SAFE] = "1"
@@ -95,29 +91,15 @@ def safely_started() -> Iterator[None]:
         os.environ.pop(SAFE) if before is None else os.environ.update({SAFE: before})
 
 
-class _Worker(SpawnProcess):
-    def run(self) -> None:
-        """In the worker: SIGTERM asks it to stop, and it ends with its parent."""
-        os.environ.pop(SAFE, None)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        with signals_noted(for_good=True, told=b""):
-            super().run()
+def _begin_worker(end: Connection) -> None:
+    """In a worker: signals set the flag that long loops look at, and the end of the command is a signal."""
+    os.environ.pop(SAFE, None)
+    signals_noted(for_good=True, told=b"").__enter__()
+    threading.Thread(target=_end_with, args=(end,), daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-class WorkerContext(SpawnContext):
-    """multiprocessing's context for such processes, which keeps them."""
-
-    def __init__(self) -> None:
-        self.workers: list[SpawnProcess] = []
-
-    def Process(self, *args: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]  # noqa: N802  its name there
-        """A worker, to be started within `safely_started`."""
-        self.workers.append(_Worker(*args, **options))
-        return self.workers[-1]
+def _end_with(end: Connection) -> None:
+    end.poll(None)
+    os.kill(os.getpid(), signal.SIGTERM)  # what plays ends its step, and closes its environment
+    time.sleep(GRACE)
+    os._exit(1)

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ALONE", "RankFailed", "Ranks", "is_first", "joined", "whole"]
 
-STARTED: Final = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets in each process
 ANSWER: Final = timedelta(minutes=30)  # of a rank that is alive: checks play in environments meanwhile
 
 
@@ -58,9 +57,7 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """`tensor`, in place, as the sum over all ranks."""
         if self.count > 1:
-            import torch.distributed as dist
-
-            with self._together():
+            with self._together() as dist:
                 dist.all_reduce(tensor)
         return tensor
 
@@ -76,29 +73,22 @@ class Ranks:
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
         """Give `tensors`, in place, the values that they have in the first rank."""
         if self.count > 1:
-            import torch.distributed as dist
-
-            with self._together():
+            with self._together() as dist:
                 for tensor in tensors:
                     dist.broadcast(tensor, 0)
 
     def texts(self, text: str) -> list[str]:
         """The text of each rank, in order."""
-        if self.count == 1:
-            return [text]
-        import torch.distributed as dist
-
-        found: list[Any] = [None] * self.count
-        with self._together():
-            dist.all_gather_object(found, text)
+        found: list[Any] = [text] * self.count
+        if self.count > 1:
+            with self._together() as dist:
+                dist.all_gather_object(found, text)
         return found
 
     def agree(self, failure: BaseException | None, said: str = "") -> None:
         """Every rank comes here with what has failed of its share, and what is known of it. Raises that; RankFailed where it is
         another one's."""
-        if failure is None and self.count == 1:
-            return
-        failed = self.summed([float(failure is not None)])[0]
+        failed = self.count > 1 and self.summed([float(failure is not None)])[0]
         texts = self.texts(said) if failed else []
         if failure is not None:
             raise failure
@@ -110,9 +100,12 @@ class Ranks:
         self.summed([0.0])
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _together(self) -> Iterator[Any]:
+        """torch.distributed, whose errors become ClusterLost."""
+        import torch.distributed as dist
+
         try:
-            yield
+            yield dist
         except (RuntimeError, ValueError) as err:
             what = f"another of the {self.count} processes that train together has ended, or does not answer"
             fix = "its own message says why; the same command with --resume continues, with any number of processes"
@@ -129,7 +122,8 @@ def is_first() -> bool:
 
 
 def _started() -> bool:
-    return all(name in os.environ for name in STARTED) and os.environ["WORLD_SIZE"] != "1"
+    set_by_torchrun = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    return all(name in os.environ for name in set_by_torchrun) and os.environ["WORLD_SIZE"] != "1"
 
 
 def whole(total: Any) -> Any:
@@ -149,20 +143,19 @@ def joined(device: Callable[[], str]) -> Iterator[Ranks]:
     if not _started():
         yield ALONE
         return
-    import torch
-    import torch.distributed as dist
-
     try:
         rank, count, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     except ValueError as err:
         fix = "start with torchrun, or unset RANK and WORLD_SIZE"
         raise BadConfig(f"the environment names no rank: {err}", where="RANK, WORLD_SIZE", fix=fix) from err
+    import torch
+
     kind = device()
     if kind == "cuda":
         torch.cuda.set_device(local)
     ranks = Ranks(rank, count, here, kind)
-    with ranks._together():
+    with ranks._together() as dist:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=ANSWER)
     _joined.append(ranks)
     try:

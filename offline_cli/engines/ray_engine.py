@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from socket import create_connection
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from offline_cli.engines.window import Engine, answer, called, packed
+from offline_cli.engines.window import Engine, called, packed
 from offline_cli.errors import ClusterLost, MissingPackage, UsageError
 from offline_cli.import_path import path_for_workers
 from offline_cli.stop_signals import check
@@ -70,7 +71,7 @@ class RayEngine(Engine):
             raise ClusterLost(f"a task is lost ({type(error).__name__})", where=self._where, fix=fix) from error
 
     def _connect(self) -> None:
-        """Connect, or start a cluster. Raises ClusterLost where none answers, MissingPackage for other versions."""
+        """Connect, or start a cluster. Raises ClusterLost where none answers."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns
         self._ray = importlib.import_module("ray")  # by name: the types that it declares are those of one of its versions
@@ -85,12 +86,8 @@ class RayEngine(Engine):
                 self._ray.init(**place)
                 self._is_ours = True
         except Exception as error:
-            said = " ".join(str(error).split())[:400]
-            if "ersion mismatch" in said:
-                fix = "use the cluster's versions of Ray and Python here, or there these"
-                raise MissingPackage(said, where=self._where, fix=fix) from error
-            fix = "check the address (ray status), and its token: RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or ~/.ray/auth_token"
-            raise ClusterLost(f"no Ray cluster answers ({said})", where=self._where, fix=fix) from error
+            fix = "check the address (ray status), its token (RAY_AUTH_TOKEN), and that both have one version of Ray and Python"
+            raise ClusterLost(f"no Ray cluster answers ({error})", where=self._where, fix=fix) from error
         finally:
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, before)  # in place of Ray's
@@ -107,7 +104,6 @@ def _task(work: bytes, version: str, path: list[str]) -> bytes:
 
     sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]
     if __version__ != version:
-        fix = f"install there what is installed here: pip install offline-cli=={version}"
-        error = MissingPackage(f"offline-cli is {__version__} on a worker, and here {version}", where="a worker", fix=fix)
-        return answer([], error)
+        what, fix = f"offline-cli is {__version__} on a worker, and here {version}", f"pip install offline-cli=={version} there"
+        return pickle.dumps(([], MissingPackage(what, where="a worker", fix=fix)))
     return called(work)

@@ -1,10 +1,7 @@
-"""What all engines are: calls of workers in an ordered, bounded window.
+"""Engine: calls a function of many items on workers, and gives what it yields in the order of the items.
 
-An engine calls a function of many items on its workers and gives what they yield in the order of the items, so that nothing
-depends on how many workers there are, or which is faster. A function, its items and what it yields can be pickled; calls do
-not depend on each other, and a call that is made again yields the same.
-
-No worker is started before the first call. An engine is closed with `with`, on every path; its workers end with it.
+So nothing depends on how many workers there are, or which is faster. The function, its items and what it yields can be pickled;
+a call that is made again yields the same. No worker starts before the first call; all end when the engine's `with` block ends.
 """
 
 from __future__ import annotations
@@ -13,13 +10,14 @@ import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 from offline_cli.errors import BadData, MissingPackage
 from offline_cli.scopes import Reading
 
-__all__ = ["Engine", "answer", "called", "in_order", "packed"]
+__all__ = ["Engine", "called", "in_order", "packed"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,9 +33,8 @@ class Engine:
     def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
         """What `function` yields for each item, in the order of the items; raises in its turn what it raises, and stops.
 
-        Items are taken from the iterable some time before their turn. All that one call yields is held at once. Raises
-        StopRequested once a signal has come; BadData where a process of this machine dies, ClusterLost where a cluster does;
-        MissingPackage where a worker lacks what it needs.
+        Items are taken some time before their turn, and all that one call yields is held at once. Raises StopRequested once a
+        signal has come, BadData where a process of this machine dies, ClusterLost where a cluster does, MissingPackage.
         """
         if self.is_local:
             return Reading(lambda _: (result for item in items for result in function(item)))
@@ -59,24 +56,15 @@ class Engine:
 
 
 def in_order(begin: Callable[[T], Call], ended: Callable[[Call], bytes], items: Iterable[T], *, ahead: int) -> Iterator[Any]:
-    """What `called` gave for each item, in the order of the items; at most `ahead` calls are begun and not given yet.
-
-    `begin` has a worker call the function of an item, `ended` waits for that. An item is taken from the iterable after the
-    results of the item `ahead` before it were given. Raises what the function raises, after what it had yielded.
-    """
-    source, begun = iter(items), deque[Call]()
-    while True:
-        while len(begun) < ahead:
-            try:
-                begun.append(begin(next(source)))
-            except StopIteration:
-                break
-        if not begun:
-            return
+    """What `called` gave for each item, in order; at most `ahead` calls are begun and not given yet."""
+    source = iter(items)
+    begun = deque(map(begin, islice(source, ahead)))
+    while begun:
         results, error = pickle.loads(ended(begun.popleft()))  # noqa: S301  from a worker of this command
         yield from results
         if error is not None:
             raise error
+        begun.extend(map(begin, islice(source, 1)))
 
 
 def packed(function: Callable[[T], Iterable[Any]], item: T) -> bytes:
@@ -85,7 +73,7 @@ def packed(function: Callable[[T], Iterable[Any]], item: T) -> bytes:
 
 
 def called(work: bytes) -> bytes:
-    """In a worker: what the function yields for the item, and what it raised then, None: nothing."""
+    """In a worker: what the function yields for the item, and what it raised then, None: nothing; as `in_order` takes them."""
     results: list[Any] = []
     error: Exception | None = None
     try:
@@ -93,8 +81,8 @@ def called(work: bytes) -> bytes:
         results.extend(function(item))
     except ModuleNotFoundError as missing:
         package = (missing.name or "what it needs").partition(".")[0]
-        fix = f"install it there: pip install {package}"
-        error = MissingPackage(f"a worker has no module {missing.name!r}", where="a worker", fix=fix)
+        what = f"a worker has no module {missing.name!r}"
+        error = MissingPackage(what, where="a worker", fix=f"install it there: pip install {package}")
     except SystemExit as left:  # some simulators call exit
         fix = "let the reader, environment or policy raise an error instead"
         error = BadData(f"code of yours called exit({left.code!r})", where="a worker", fix=fix)
@@ -104,9 +92,4 @@ def called(work: bytes) -> bytes:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own; an exception may be pickled and not unpickled
     except Exception:  # noqa: BLE001  an exception of a user's may not travel
         error = RuntimeError(f"{type(error).__name__}: {error}")
-    return answer(results, error)
-
-
-def answer(results: list[Any], error: Exception | None) -> bytes:
-    """What a worker sends, as `in_order` takes it."""
     return pickle.dumps((results, error), protocol=5)

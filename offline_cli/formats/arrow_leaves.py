@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.rllib.packed import looks_packed, tree_of_value, unfolded_size, unpack, unpack_cells
 from offline_cli.formats.rllib.pickles import is_pickle
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.trees import Tree
 
 __all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "unpacked_size", "why_no_infos", "why_no_numbers"]

@@ -25,7 +25,7 @@ from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
 from offline_cli.formats.tables.episodes import source_hash
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
 

@@ -1,6 +1,6 @@
 """Policies: RLModule, encoders and action heads; torch is known from here down, never above."""
 
 from offline_cli.modules.policy_modules import FeedForwardPolicy, RecurrentPolicy, build_module, build_recurrent_module
-from offline_cli.modules.rl_module import MultiRLModule, RLModule
+from offline_cli.modules.rl_module import RLModule
 
-__all__ = ["FeedForwardPolicy", "MultiRLModule", "RLModule", "RecurrentPolicy", "build_module", "build_recurrent_module"]
+__all__ = ["FeedForwardPolicy", "RLModule", "RecurrentPolicy", "build_module", "build_recurrent_module"]

@@ -19,13 +19,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import Space, leaf_spaces, map_space
 from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["ForEnvironment", "Span", "in_network_units", "network_space", "span_of"]
 
 ROWS: Final = 1 << 16  # scaled at a time: float64 in between, and no second copy of all the actions
-WIDE: Final = 4  # bytes from which on the limits of an integer type are not taken for bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +52,14 @@ class Span:
 
 def span_of(space: spaces.Box) -> Span | None:
     """The bounds that actions are scaled by; None: there are none to scale by."""
-    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    limit = _limit(np.dtype(space.dtype))
+    dtype, low, high = np.dtype(space.dtype), space.low.astype(np.float64), space.high.astype(np.float64)
+    if dtype.kind == "f":  # many a float64 box has float32's
+        limit = float(np.finfo(np.float16 if dtype.itemsize == 2 else np.float32).max)
+    else:
+        limit = float(np.iinfo(dtype).max) if dtype.itemsize >= 4 else float("inf")
     if not ((np.abs(low) < limit) & (np.abs(high) < limit)).all():
         return None
-    if np.dtype(space.dtype).kind == "f":
+    if dtype.kind == "f":
         with np.errstate(over="ignore"):
             width = space.high - space.low
         if np.isfinite(width).all():
@@ -73,7 +75,7 @@ class ForEnvironment:
         the same structure; else they are clipped alone.
         """
         self._leaves, self._normalized = leaf_spaces(space), normalized
-        by = self._leaves if stretched_by is None else leaf_spaces(stretched_by)
+        by = leaf_spaces(stretched_by or space)
         boxes = {path: leaf for path, leaf in by.items() if normalized and isinstance(leaf, spaces.Box)}
         self._spans = {path: span_of(leaf) for path, leaf in boxes.items()}
 
@@ -94,13 +96,6 @@ class ForEnvironment:
         return (np.rint(values) if dtype.kind in "iu" else values).astype(dtype, copy=False)
 
 
-def _limit(dtype: np.dtype[Any]) -> float:
-    """The number from which on a bound is none."""
-    if dtype.kind == "f":
-        return float(np.finfo(np.float16 if dtype.itemsize == 2 else np.float32).max)  # many a float64 box has float32's
-    return float(np.iinfo(dtype).max) if dtype.itemsize >= WIDE else float("inf")
-
-
 def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
     """Recorded actions (leaves (N, *shape)) as a network learns them: Box leaves with bounds in about [-1, 1], float32.
 
@@ -109,17 +104,6 @@ def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
     """
     parts = leaf_spaces(space)
     return unflatten_like(actions, [_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])
-
-
-def network_space(space: Space) -> Space:
-    """The space of what `in_network_units` gives for actions of `space`: its boxes have no bounds, for values lie beyond."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict([(key, network_space(part)) for key, part in space.spaces.items()])
-    if isinstance(space, spaces.Tuple):
-        return spaces.Tuple([network_space(part) for part in space.spaces])
-    if not isinstance(space, spaces.Box) or (span_of(space) is None and np.dtype(space.dtype).kind != "f"):
-        return space
-    return spaces.Box(-np.inf, np.inf, space.shape, np.float32)
 
 
 def _scaled(leaf: NDArray[Any], space: Space, action_scale: str) -> NDArray[Any]:
@@ -131,6 +115,16 @@ def _scaled(leaf: NDArray[Any], space: Space, action_scale: str) -> NDArray[Any]
         return leaf.astype(np.float32, copy=False) if floats else leaf
     scaled = np.empty(leaf.shape, np.float32)
     for first in range(0, len(leaf), ROWS):
-        rows = slice(first, first + ROWS)
-        scaled[rows] = span.normalised(leaf[rows])
+        scaled[first : first + ROWS] = span.normalised(leaf[first : first + ROWS])
     return scaled
+
+
+def network_space(space: Space) -> Space:
+    """The space of what `in_network_units` gives for actions of `space`: its boxes have no bounds, for values lie beyond."""
+
+    def unbounded(leaf: Space) -> Space:
+        if not isinstance(leaf, spaces.Box) or (span_of(leaf) is None and np.dtype(leaf.dtype).kind != "f"):
+            return leaf
+        return spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
+
+    return map_space(unbounded, space)

@@ -13,14 +13,7 @@ from torch import nn
 
 from offline_cli.errors import MissingDevice
 
-__all__ = [
-    "autocast",
-    "choose_device",
-    "choose_threads",
-    "fits_on",
-    "seed_generators",
-    "use_threads",
-]
+__all__ = ["autocast", "choose_device", "choose_threads", "fits_on", "seed_generators", "use_threads"]
 
 WORK_PER_THREAD = 2e8  # weights x rows of a batch below which one thread is fastest, and safe on a busy machine
 MAX_THREADS = 8
@@ -39,18 +32,13 @@ def choose_device(name: str) -> torch.device:
 def choose_threads(module: nn.Module, rows: int, processes: int = 1) -> int:
     """One thread unless an update is heavy; then one per core that it may use, or its share of those of `processes` here."""
     weights = sum(parameter.numel() for parameter in module.parameters())
-    return 1 if weights * rows < WORK_PER_THREAD * processes else min(max(1, _cores() // processes), MAX_THREADS)
-
-
-def _cores() -> int:
-    """Cores by affinity and by the container's quota, which torch does not look at."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        limit, period = quota.read_text().split()[:2]
-        if limit != "max":
-            allowed = min(allowed, max(1, int(limit) // int(period)))
-    return allowed
+    if weights * rows < WORK_PER_THREAD * processes:
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")  # a container's, which torch does not look at
+    limit, period = quota.read_text().split()[:2] if quota.is_file() else ("max", "1")
+    allowed = cores if limit == "max" else min(cores, int(limit) // int(period))
+    return min(max(1, allowed // processes), MAX_THREADS)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from offline_cli.episodes.episode_spaces import choice_counts
@@ -23,15 +22,7 @@ from offline_cli.modules.images import BY_SHAPE, CHW, HW, Axes, ImageForm, encod
 from offline_cli.spaces import Space, check_supported, leaf_spaces
 from offline_cli.trees import Tree, leaves
 
-__all__ = [
-    "ACTIVATIONS",
-    "ImageEncoder",
-    "ObservationEncoder",
-    "TrainingDropout",
-    "after_layer",
-    "mlp",
-    "one_hot_columns",
-]
+__all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "OneHotEncoder", "after_layer", "columns_of", "mlp"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -97,6 +88,7 @@ class _LeafEncoder(nn.Module):
 
     def __init__(self, space: Space) -> None:
         super().__init__()
+        self.size = columns_of(space)
         self.register_buffer("low", None, persistent=False)
         if isinstance(space, spaces.Box) and space.dtype == np.uint8:
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
@@ -107,40 +99,34 @@ class _LeafEncoder(nn.Module):
         """(B, *shape) float32."""
         return leaf.float() if self.low is None else (leaf.float() - self.low) * self.factor
 
-
-class _Numbers(_LeafEncoder):
-    """Numbers in one row."""
-
-    def __init__(self, space: Space) -> None:
-        super().__init__(space)
-        self.size = math.prod(space.shape or ())
-
     def forward(self, leaf: Tensor) -> Tensor:
+        """(B, size): the numbers in one row."""
         return self.numbers(leaf).reshape(leaf.shape[0], self.size)
 
 
-class _OneHot(_LeafEncoder):
+class OneHotEncoder(_LeafEncoder):
     """Counted choices as ones and zeros. (`functional.one_hot` looks at the values, which a CUDA graph cannot.)"""
 
-    values: Tensor
-    owner: Tensor
+    values: Tensor  # (size,) the choice of each column
+    owner: Tensor  # (size,) which component it is of
 
     def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> None:
         super().__init__(space)
-        values, owner = one_hot_columns(space)
-        self.size = len(values)
+        counts, starts = choice_counts(space)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        values = np.arange(len(owner)) - (np.cumsum(counts) - counts - starts)[owner]
         self.register_buffer("values", torch.from_numpy(values), persistent=False)
         self.register_buffer("owner", torch.from_numpy(owner), persistent=False)
 
     def forward(self, leaf: Tensor) -> Tensor:
+        """(B, size)."""
         return (leaf.reshape(leaf.shape[0], -1).index_select(1, self.owner) == self.values).float()
 
 
-def one_hot_columns(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each column of ones and zeros its choice, and the number of the component that has it."""
-    counts, starts = choice_counts(space)
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return np.arange(len(owner)) - (np.cumsum(counts) - counts - starts)[owner], owner
+def columns_of(space: Space) -> int:
+    """Features of a leaf that is no image: one for each choice, or each number."""
+    is_counted = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
+    return int(choice_counts(space)[0].sum()) if is_counted else math.prod(space.shape or ())  # type: ignore[arg-type]
 
 
 class ImageEncoder(_LeafEncoder):
@@ -162,10 +148,7 @@ class ImageEncoder(_LeafEncoder):
 
 
 def _leaf_encoder(space: Space, images: ImageForm) -> _LeafEncoder:
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
+        return OneHotEncoder(space)
     axes = images.axes(space)
-    match space:
-        case spaces.Discrete() | spaces.MultiDiscrete():
-            return _OneHot(space)
-        case spaces.Box() if axes is not None:
-            return ImageEncoder(space, axes, images.encoder)
-    return _Numbers(space)
+    return _LeafEncoder(space) if axes is None else ImageEncoder(space, axes, images.encoder)  # type: ignore[arg-type]

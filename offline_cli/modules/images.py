@@ -19,27 +19,8 @@ import numpy as np
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from offline_cli.plugins import ENCODERS, plugins, registered_class
+from offline_cli.plugins import ENCODERS, package_of, registered_class
 from offline_cli.spaces import Space, describe, leaf_spaces
-
-__all__ = [
-    "AUTO",
-    "BY_SHAPE",
-    "CHW",
-    "HW",
-    "HWC",
-    "NATURE",
-    "OURS",
-    "Axes",
-    "ImageForm",
-    "ImageNetwork",
-    "Nature",
-    "encoder_kind",
-    "encoder_package",
-    "flattened_images",
-    "image_notes",
-    "reads_alike",
-]
 
 AUTO, HW, HWC, CHW, NONE = "auto", "hw", "hwc", "chw", "none"
 NATURE: Final = "nature"
@@ -73,8 +54,7 @@ class Nature(ImageNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, size)."""
-        features: Tensor = self.convolutions(images).flatten(1)
-        return features
+        return self.convolutions(images).flatten(1)  # type: ignore[no-any-return]
 
 
 class _Residual(nn.Module):
@@ -104,8 +84,7 @@ class Impala(ImageNetwork):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, size)."""
-        features: Tensor = self.stages(images).flatten(1)
-        return features
+        return self.stages(images).flatten(1)  # type: ignore[no-any-return]
 
 
 OURS: Final[dict[str, type[ImageNetwork]]] = {NATURE: Nature, "impala": Impala}
@@ -115,14 +94,7 @@ def encoder_kind(name: str, *, named: Collection[str] | None = None) -> type[Ima
     """The encoder of that name. `named`, and what is raised: see `registered_class`."""
     if name in OURS:
         return OURS[name]
-    return registered_class(
-        ENCODERS,
-        name,
-        ImageNetwork,  # type: ignore[type-abstract]  # what is abstract is refused
-        ours=OURS,
-        derive_from="offline_cli.modules.images.ImageNetwork",
-        named=named,
-    )
+    return registered_class(ENCODERS, name, ImageNetwork, ours=OURS, named=named)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,14 +143,12 @@ def reads_alike(space: Space, one: ImageForm, other: ImageForm) -> bool:
 def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> list[str]:
     """One sentence for each leaf with two or more axes that is no image, unless none was asked for. `name`: of `space`."""
     least = encoder_kind(form.encoder).least_side
+    leaves = leaf_spaces(space, name).items() if form.layout != NONE else ()
     return [
         f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
         f'the encoder "{form.encoder}" takes uint8 images with two or three axes, height and width at least {least}'
-        for path, leaf in leaf_spaces(space, name).items()
-        if isinstance(leaf, (spaces.Box, spaces.MultiBinary))
-        and len(leaf.shape or ()) > 1
-        and form.layout != NONE
-        and form.axes(leaf) is None
+        for path, leaf in leaves
+        if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and form.axes(leaf) is None
     ]
 
 
@@ -195,4 +165,4 @@ def image_notes(space: Space, name: str, form: ImageForm) -> list[str]:
 
 def encoder_package(name: str) -> str | None:
     """The package that registered the encoder; None: it is ours, or unknown."""
-    return None if name in OURS else next((one.package for one in plugins(ENCODERS) if one.name == name), None)
+    return None if name in OURS else package_of(ENCODERS, name)

@@ -7,8 +7,7 @@ What the table names makes the policy of a run (`FeaturePolicy`), and the value 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final, get_args
 
 import numpy as np
@@ -25,22 +24,11 @@ from offline_cli.modules.images import AUTO, NATURE, ImageForm
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.python_network import check_policy, made_by, own_policy
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.plugins import NETWORKS, PYTHON, named_code, network_of_run, plugins, registered_class, the_class
+from offline_cli.plugins import NETWORKS, PYTHON, named_code, network_of_run, package_of, registered_class, the_class
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves
 
-__all__ = [
-    "MLP",
-    "OURS",
-    "Critic",
-    "FeaturePolicy",
-    "Mlp",
-    "Network",
-    "PythonNetwork",
-    "checking_features",
-    "network_kind",
-    "network_package",
-]
+__all__ = ["LAYERS", "MLP", "OURS", "Critic", "Mlp", "Network", "PythonNetwork", "network_kind", "network_package"]
 
 MLP: Final = "mlp"
 
@@ -103,26 +91,16 @@ class Network(ABC):
         raise BadConfig(what, where=f"network {type(self).__name__}", fix=fix)
 
 
-@contextmanager
-def checking_features(whole: nn.Module) -> Iterator[None]:
-    """Within it BadConfig is raised where features that policies or critics in `whole` are made of are not (B, size)."""
-
-    def look(features: nn.Module, given: tuple[Any, ...], output: Any) -> None:
-        wanted = (len(leaves(given[0])[0]), features.size)
-        if isinstance(output, Tensor) and output.shape == wanted:
-            return
-        name = f"{type(features).__module__}.{type(features).__qualname__}"
-        found = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
-        what = f"the network's features {name} give {found}; by their size they must be of shape {wanted}"
-        raise BadConfig(what, where=f"network of {name}", fix="set self.size to the number of features that forward gives")
-
-    owners = [part for part in whole.modules() if isinstance(part, (FeaturePolicy, Critic))]
-    hooks = [owner.features.register_forward_hook(look) for owner in owners]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _features(features: Any, observations: Tree) -> Tensor:
+    """(B, size). Raises BadConfig where the module gives something else."""
+    found = features(observations)
+    if isinstance(found, Tensor) and found.shape[1:] == (features.size,):
+        return found
+    wanted = (len(leaves(observations)[0]), features.size)
+    name = f"{type(features).__module__}.{type(features).__qualname__}"
+    shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    what = f"the network's features {name} give {shown}; by their size they must be of shape {wanted}"
+    raise BadConfig(what, where=f"network of {name}", fix="set self.size to the number of features that forward gives")
 
 
 class FeaturePolicy(RLModule):
@@ -134,7 +112,7 @@ class FeaturePolicy(RLModule):
         self.last = nn.Linear(features.size, head.size)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        outputs: Tensor = self.last(self.features(batch[Columns.OBS]))
+        outputs: Tensor = self.last(_features(self.features, batch[Columns.OBS]))
         return {Columns.ACTION_DIST_INPUTS: outputs.float()}
 
 
@@ -150,12 +128,16 @@ class Critic(nn.Module):
 
     def forward(self, observations: Tree, actions: Tree | None = None) -> Tensor:
         """`actions`: given where the critic was made for an action space, and only there."""
-        found = self.features(observations)
+        found = _features(self.features, observations)
         if self.actions is not None:
             assert actions is not None, "a critic of actions is asked about actions"
             found = torch.cat([found, self.actions(actions)], -1)
         values: Tensor = self.trunk(found)
         return values.float()
+
+
+def _count(description: str, minimum: int = 1, **more: Any) -> dict[str, Any]:
+    return {"description": description, "type": "integer", "minimum": minimum, **more}
 
 
 LAYERS: Final[dict[str, Any]] = {
@@ -193,20 +175,10 @@ IMAGES: Final[dict[str, Any]] = {
 }
 MEMORY: Final[dict[str, Any]] = {
     "memory": {"description": "Recurrent cells after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
-    "memory_size": {"description": "Size of a recurrent layer's state.", "type": "integer", "minimum": 1, "default": 256},
-    "memory_layers": {"description": "Recurrent layers.", "type": "integer", "minimum": 1, "default": 1},
-    "max_seq_len": {
-        "description": "Steps of a sequence, over which gradients go back.",
-        "type": "integer",
-        "minimum": 1,
-        "default": 20,
-    },
-    "burn_in": {
-        "description": "Steps before a sequence that the memory sees and the loss does not.",
-        "type": "integer",
-        "minimum": 0,
-        "default": 0,
-    },
+    "memory_size": _count("Size of a recurrent layer's state.", default=256),
+    "memory_layers": _count("Recurrent layers.", default=1),
+    "max_seq_len": _count("Steps of a sequence, over which gradients go back.", default=20),
+    "burn_in": _count("Steps before a sequence that the memory sees and the loss does not.", 0, default=0),
 }
 
 
@@ -288,9 +260,7 @@ class PythonNetwork(Network):
         made = made_by(self.build[0], self.name, observation_space, action_space, self.options)
         if isinstance(made, RLModule) or not hasattr(made, "size"):
             return check_policy(own_policy(made, self.name, observation_space, action_space, head), self.name)
-        found = FeaturePolicy(observation_space, action_space, head, self._sized(made))
-        with checking_features(found):
-            return check_policy(found, self.name)
+        return check_policy(FeaturePolicy(observation_space, action_space, head, self._sized(made)), self.name)
 
 
 OURS: Final[dict[str, type[Network]]] = {MLP: Mlp}
@@ -301,26 +271,17 @@ def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Net
 
     Raises what `registered_class` raises, and BadConfig for code that is not `named`, with the option to give.
     """
-    derive_from = "offline_cli.modules.network.Network"
     if name in OURS:
         return OURS[name]
-    if name.startswith(PYTHON):
-        path = name if named is None else network_of_run(name, named)
-        found = named_code(path, option="--network", kind="build")
-        if isinstance(found, type) and issubclass(found, Network):
-            place = f"--network {path}"
-            return the_class(found, Network, path, where=place, derive_from=derive_from)  # type: ignore[type-abstract]
-        return type("PythonNetwork", (PythonNetwork,), {"name": path, "build": (found,)})
-    return registered_class(
-        NETWORKS,
-        name,
-        Network,  # type: ignore[type-abstract]  # what is abstract is refused
-        ours=OURS,
-        derive_from=derive_from,
-        named=named,
-    )
+    if not name.startswith(PYTHON):
+        return registered_class(NETWORKS, name, Network, ours=OURS, named=named)  # type: ignore[type-abstract]
+    path = name if named is None else network_of_run(name, named)
+    found = named_code(path, option="--network", kind="build")
+    if isinstance(found, type) and issubclass(found, Network):
+        return the_class(found, Network, path, where=f"--network {path}")  # type: ignore[type-abstract]
+    return type("PythonNetwork", (PythonNetwork,), {"name": path, "build": (found,)})
 
 
 def network_package(name: str) -> str | None:
     """The package that registered the network; None: it is ours, or unknown."""
-    return None if name in OURS else next((one.package for one in plugins(NETWORKS) if one.name == name), None)
+    return None if name in OURS else package_of(NETWORKS, name)

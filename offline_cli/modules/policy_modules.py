@@ -9,41 +9,30 @@ are required. Steps of padding (on the right) come after all real ones, so they 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from gymnasium import spaces
 from torch import Tensor, nn
 
 from offline_cli.choices import ACTIVATION, HIDDEN
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, ObservationEncoder, after_layer, columns_of, mlp
 from offline_cli.modules.images import BY_SHAPE, ImageForm
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import leaves, map_leaves
 
-__all__ = [
-    "FeedForwardPolicy",
-    "RecurrentPolicy",
-    "build_module",
-    "build_recurrent_module",
-    "fewest_numbers",
-    "fewest_remembering",
-]
+__all__ = ["FeedForwardPolicy", "RecurrentPolicy", "build_module", "build_recurrent_module"]
 
-MEMORY_SIZE: Final = 256
 MEMORIES: Final[dict[str, tuple[type[nn.LSTM | nn.GRU], tuple[str, ...]]]] = {
     "lstm": (nn.LSTM, ("h", "c")),  # Hochreiter and Schmidhuber 1997
     "gru": (nn.GRU, ("h",)),  # Cho et al. 2014
 }
 """Kinds of cells, with the names of their states."""
-MAX_LAYERS: Final = 1000
-MAX_NUMBERS: Final = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
+MAX_WEIGHTS: Final = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
 
 
 class FeedForwardPolicy(RLModule):
@@ -117,9 +106,6 @@ class RecurrentPolicy(RLModule):
         }
 
 
-# ---- from spaces ----
-
-
 def build_module(
     observation_space: Space,
     action_space: Space,
@@ -142,10 +128,13 @@ def build_module(
     """
     if activation not in ACTIVATIONS or memory.get("memory", "lstm") not in MEMORIES:
         raise ValueError(f"{activation!r} or {memory.get('memory')!r} is none of {[*ACTIVATIONS, *MEMORIES]}")
-    numbers = fewest_numbers(observation_space, action_space, hidden, images) + fewest_remembering(memory)
-    if numbers > MAX_NUMBERS or len(hidden) > MAX_LAYERS or memory.get("memory_layers", 1) > MAX_LAYERS:
+    seen = sum(columns_of(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
+    widths = [seen, *hidden, sum(map(columns_of, leaf_spaces(action_space).values()))]
+    weights = sum(wide * next_wide for wide, next_wide in itertools.pairwise(widths))  # before any is made
+    weights += 3 * memory.get("memory_layers", 0) * memory.get("memory_size", 0) ** 2
+    if weights > MAX_WEIGHTS:
         fix = "check the spaces (`offline-cli inspect`) and the sizes of the layers"
-        raise BadConfig(f"a network of {numbers} weights", where="observation space, hidden layers, action space", fix=fix)
+        raise BadConfig(f"a network of {weights} weights", where="observation space, hidden layers, action space", fix=fix)
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     layers: dict[str, Any] = {"hidden": hidden, "activation": activation, "dropout": dropout, "layer_norm": layer_norm}
     kind: Any = RecurrentPolicy if memory else FeedForwardPolicy
@@ -161,7 +150,7 @@ def build_recurrent_module(
     action_space: Space,
     *,
     memory: str = "lstm",
-    memory_size: int = MEMORY_SIZE,
+    memory_size: int = 256,
     memory_layers: int = 1,
     max_seq_len: int = 20,
     burn_in: int = 0,
@@ -174,26 +163,3 @@ def build_recurrent_module(
     """
     form |= {"memory": memory, "memory_size": memory_size, "memory_layers": memory_layers}
     return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, burn_in=burn_in, **form)
-
-
-def fewest_numbers(observation_space: Space, action_space: Space, hidden: Sequence[int], images: ImageForm = BY_SHAPE) -> int:
-    """The fewest weights that such a policy can have, counted before anything is made: a space may declare any size."""
-    first, last = (hidden[0], hidden[-1]) if hidden else (1, 1)
-    inner = sum(wide * next_wide + next_wide for wide, next_wide in itertools.pairwise(hidden))
-    seen = sum(_width(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
-    chosen = sum(_width(leaf) for leaf in leaf_spaces(action_space).values())
-    return first * seen + inner + last * chosen
-
-
-def fewest_remembering(options: Mapping[str, Any]) -> int:
-    """The fewest weights of a memory with the options of `build_recurrent_module`; 0 without one."""
-    if "memory" not in options:
-        return 0
-    return 3 * int(options.get("memory_layers", 1)) * int(options.get("memory_size", MEMORY_SIZE)) ** 2
-
-
-def _width(leaf: Space) -> int:
-    """Columns that a leaf has in a network: one for each choice, or each number."""
-    if isinstance(leaf, spaces.Discrete):
-        return int(leaf.n)
-    return sum(map(int, leaf.nvec.ravel())) if isinstance(leaf, spaces.MultiDiscrete) else math.prod(leaf.shape or ())

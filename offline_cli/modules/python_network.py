@@ -27,7 +27,7 @@ from offline_cli.plugins import plugin_behind
 from offline_cli.spaces import Space
 from offline_cli.trees import map_leaves
 
-__all__ = ["OwnPolicy", "action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
+__all__ = ["action_inputs", "check_policy", "made_by", "module_in_rllibs_manner", "own_policy"]
 
 ROWS: Final = 2  # of made-up observations
 WANTED: Final = "a function of (observation_space, action_space, options) that returns a torch module, or a class of RLModule"
@@ -96,15 +96,14 @@ def check_policy(policy: RLModule, name: str) -> RLModule:
     other outputs than its distribution takes, no gradient, a memory without `state_out` or a length of sequences. An error that
     the user's code is on the way of passes, with its line.
     """
-    where = f"--network {name}"
+    where, wanted = f"--network {name}", [Columns.ACTION_DIST_INPUTS]
     batch: dict[str, Any] = {Columns.OBS: map_leaves(_made_up, space_tree(policy.observation_space))}
     try:
         if policy.is_stateful():
             max_seq_len(policy)
-            batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
-            batch[Columns.STATE_IN] = map_leaves(
-                lambda leaf: torch.from_numpy(np.repeat(leaf[None], ROWS, 0)), initial_state(policy)
-            )
+            wanted.append(Columns.STATE_OUT)
+            state = map_leaves(lambda leaf: torch.from_numpy(np.repeat(leaf[None], ROWS, 0)), initial_state(policy))
+            batch = {Columns.OBS: map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS]), Columns.STATE_IN: state}
         with evaluating(policy), torch.enable_grad():
             outputs = policy.forward_train(batch)
     except OfflineCliError as err:
@@ -115,7 +114,6 @@ def check_policy(policy: RLModule, name: str) -> RLModule:
             raise
         fix = "make its layers for the shapes of the observation space, which it is given"
         raise BadConfig(f"the network of {name} raised {err!r}", where=where, fix=fix) from err
-    wanted = [Columns.ACTION_DIST_INPUTS, *([Columns.STATE_OUT] if Columns.STATE_IN in batch else [])]
     lacking = [one for one in wanted if one not in outputs]
     if lacking or not getattr(outputs[wanted[0]], "requires_grad", False):
         wrong = (

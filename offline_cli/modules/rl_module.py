@@ -1,4 +1,4 @@
-"""RLModule, the interface of every policy (named tensors in, named tensors out), and MultiRLModule for several agents.
+"""RLModule, the interface of every policy: named tensors in, named tensors out. Of several agents a mapping has them by id.
 
 The three forward methods follow RLlib: `forward_inference` to play greedily, `forward_exploration` to play with sampled actions
 and `forward_train` inside an update. Each takes a batch (`Columns.OBS` at least) and returns a dict with
@@ -13,7 +13,7 @@ head that fits the action space, or of distribution classes that they name, or a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
@@ -26,20 +26,6 @@ from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, build_head
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
-
-__all__ = [
-    "DEFAULT_MODULE_ID",
-    "MultiRLModule",
-    "RLModule",
-    "burn_in",
-    "evaluating",
-    "hash_of_weights",
-    "initial_state",
-    "is_multi",
-    "is_stateful",
-    "max_seq_len",
-    "module_of",
-]
 
 DEFAULT_MODULE_ID: Final = "default_policy"  # RLlib's name for the only module there is
 
@@ -155,7 +141,7 @@ class RLModule(nn.Module):
     def act(self, observations: Tree, *, explore: bool = False, generator: torch.Generator | None = None) -> Tree:
         """Actions (B, ...) for observations (B, ...): the likeliest, or drawn with `generator`.
 
-        Box actions are in the units of networks, about [-1, 1]; `action_head.for_env` makes them the environment's.
+        Box actions are in the units of networks, about [-1, 1]; `action_units.ForEnvironment` makes them the environment's.
         """
         with torch.inference_mode():
             batch = {Columns.OBS: observations}
@@ -174,58 +160,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes.items():
             part.training = training
-
-
-class MultiRLModule(nn.Module, Mapping[str, RLModule]):
-    """A mapping from module ids to RLModules; batches are `{module id: batch}`, in RLlib's manner."""
-
-    def __init__(self, modules: Mapping[str, RLModule]) -> None:
-        """Raises BadConfig for ids that weights cannot be named by: a dot, or nothing at all."""
-        super().__init__()
-        bad = [name for name in modules if not name or "." in name]
-        if bad:
-            raise BadConfig(f"module ids {bad}", where="MultiRLModule", fix="ids without dots, such as left_policy")
-        self._modules_by_id: dict[str, RLModule] = dict(modules)
-        self.parts = nn.ModuleDict(self._modules_by_id)
-
-    def __getitem__(self, module_id: str) -> RLModule:
-        return self._modules_by_id[module_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules_by_id)
-
-    def __len__(self) -> int:
-        return len(self._modules_by_id)
-
-    __hash__ = nn.Module.__hash__  # one that is the same is equal, as of any module
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def is_stateful(self) -> bool:
-        """Whether any of them is."""
-        return any(module.is_stateful() for module in self.values())
-
-    def get_initial_state(self) -> dict[str, dict[str, Any]]:
-        """The initial state of each, by id."""
-        return {module_id: module.get_initial_state() for module_id, module in self.items()}
-
-    def foreach_module(self, func: Callable[..., Any], *, return_dict: bool = False, **kwargs: Any) -> Any:
-        """`func(module id, module)` of each, as a list, or a dict by id."""
-        found = {module_id: func(module_id, module, **kwargs) for module_id, module in self.items()}
-        return found if return_dict else list(found.values())
-
-    def forward_inference(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing greedily: the outputs of each module that has a batch, by id. Raises KeyError for an unknown one."""
-        return {module_id: self[module_id].forward_inference(part) for module_id, part in batch.items()}
-
-    def forward_exploration(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For playing with sampled actions, as above."""
-        return {module_id: self[module_id].forward_exploration(part) for module_id, part in batch.items()}
-
-    def forward_train(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """For an update, as above."""
-        return {module_id: self[module_id].forward_train(part) for module_id, part in batch.items()}
 
 
 # ---- what connector pieces ask of a module, one or several, ours or RLlib's ----

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
 from offline_cli.errors import BadData
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file
 

@@ -28,7 +28,6 @@ from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
-from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
@@ -49,6 +48,7 @@ from offline_cli.policies.run_files import (
     json_object,
     part,
 )
+from offline_cli.schema_files import mistakes_by
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import Location, open_location
 

@@ -24,12 +24,12 @@ from offline_cli.checked_keywords import as_option, worded
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, StorageNotFound, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.json_documents import mistakes_by
 from offline_cli.modules.images import encoder_kind
 from offline_cli.modules.network import MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.by_name import is_code
 from offline_cli.policies.run_files import CONFIG
+from offline_cli.schema_files import mistakes_by
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 from offline_cli.training.config_model import BOUND_EPOCHS, BOUNDS, DEFAULT_EPOCHS, GATES, MLP_KEYS, TABLES, BCConfig
 

@@ -26,9 +26,9 @@ from offline_cli.choices import (
     Tracker,
     Whole,
 )
-from offline_cli.json_documents import toml_schema
 from offline_cli.modules.images import AUTO
 from offline_cli.modules.network import LAYERS, MLP
+from offline_cli.schema_files import toml_schema
 from offline_cli.storage.blanking import blanked_call, blanked_values
 
 __all__ = ["BOUNDS", "BOUND_EPOCHS", "DEFAULT_EPOCHS", "GATES", "MLP_KEYS", "TABLES", "BCConfig", "config_schema"]

@@ -25,7 +25,6 @@ from torch import Tensor
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.errors import BadConfig, MissingPackage
 from offline_cli.modules.devices import autocast
-from offline_cli.modules.network import checking_features
 from offline_cli.plugins import plugin_behind
 from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
 from offline_cli.training.algorithms.algorithm import Batch, Group
@@ -224,12 +223,11 @@ class Update:
             step.lr.fill_(step.rate * factor)
 
     def check(self) -> None:
-        """Raise BadConfig for losses that cannot be minimised, and features that a network gives in another form than it says;
-        and what `GroupStep.check_compiles` raises, if they are compiled.
+        """Raise BadConfig for losses that cannot be minimised, and what `GroupStep.check_compiles` raises.
 
         Once before training, so that updates need not look. Modules stay as they are; random numbers are drawn.
         """
-        with unchanged([*self.learner.others().values()]), checking_features(self.learner.whole):
+        with unchanged([*self.learner.others().values()]):
             for step in self.steps:
                 step.check()
         if self.compile:

@@ -14,13 +14,13 @@ import fsspec
 import pytest
 from edited_json import tell, told_in
 from folder_content import content
+from json_schemas import mistakes
 
 from offline_cli import apply, convert, repair
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, Interrupted, Locked, NoData, OfflineCliError, OutputExists, Uncommitted
 from offline_cli.formats.opening import open_sources
-from offline_cli.json_documents import mistakes
 
 FILTER = '[[pieces]]\nname = "mean_std_filter"\n'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ class Piece(ConnectorV2):
 
 
 class Counts(Piece):
-    """Remembers a number; of several runners' numbers it takes the sum."""
+    """Remembers a number."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -39,13 +39,9 @@ class Counts(Piece):
     def reset_state(self) -> None:
         self.number = 0
 
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {"number": sum(state["number"] for state in states)}
-
 
 class Largest(Counts):
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return {"number": max(state["number"] for state in states)}
+    pass
 
 
 class Doubles(Piece):
@@ -69,7 +65,6 @@ def test_unknown_names_raise_with_the_nearest_one_and_change_nothing() -> None:
         lambda: pipeline.remove("FrameStackin"),
         lambda: pipeline["FrameStackin"],
         lambda: pipeline.set_state({"FrameStackin": {"x": 1}}),
-        lambda: pipeline.merge_states([{"FrameStackin": {"x": 1}}]),
     ):
         with pytest.raises(UnknownPiece) as caught:
             call()
@@ -182,28 +177,9 @@ def test_the_older_hooks_that_look_at_the_piece_itself_are_asked() -> None:
 # ---- states ----
 
 
-def test_states_of_parallel_runners_reach_the_piece_they_are_from() -> None:
-    """The first piece has no state at all: pairing states with pieces by their place would merge by the wrong piece."""
-    pipeline = ConnectorPipelineV2(connectors=[Counts(), Largest(), ConnectorPipelineV2(connectors=[Counts()]), Counts()])
-    runners = [
-        {"Largest": {"number": 3}, "ConnectorPipelineV2": {"Counts": {"number": 1}}, "Counts_2": {"number": 10}},
-        {"Largest": {"number": 5}, "ConnectorPipelineV2": {"Counts": {"number": 2}}},
-    ]
-    merged = pipeline.merge_states(runners)
-    assert merged == {"Largest": {"number": 5}, "ConnectorPipelineV2": {"Counts": {"number": 3}}, "Counts_2": {"number": 10}}
-    pipeline.set_state(merged)
-    assert pipeline.get_state() == merged
-
-
-def test_a_state_that_cannot_be_merged_is_never_lost_in_silence() -> None:
-    class Remembers(Counts):
-        merge_states = ConnectorV2.merge_states
-
-    pipeline = ConnectorPipelineV2(connectors=[Remembers()])
-    same = {"Remembers": {"number": np.array([1, 2])}}
-    assert pipeline.merge_states([same, same])["Remembers"]["number"].tolist() == [1, 2]
-    named = {"a": np.array([1.0]), "b": np.array([np.nan])}
-    assert pipeline.merge_states([{"Remembers": named}, {"Remembers": dict(reversed(named.items()))}])["Remembers"] == named
-    with pytest.raises(BadPiece, match="Remembers does not say how"):
-        pipeline.merge_states([same, {"Remembers": {"number": np.array([1, 3])}}])
-    assert pipeline.merge_states([]) == {}
+def test_a_state_reaches_the_piece_it_is_from() -> None:
+    """The first piece has no state at all: pairing states with pieces by their place would give them to the wrong ones."""
+    pipeline = ConnectorPipelineV2(connectors=[Counts(), Counts(), ConnectorPipelineV2(connectors=[Counts()]), Counts()])
+    state = {"Counts_2": {"number": 5}, "ConnectorPipelineV2": {"Counts": {"number": 3}}, "Counts_3": {"number": 10}}
+    pipeline.set_state(state)
+    assert pipeline.get_state() == state

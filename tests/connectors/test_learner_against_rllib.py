@@ -22,7 +22,7 @@ from offline_cli import connectors as ours
 from offline_cli.applying.learner_batches import learner_columns
 from offline_cli.connectors import LearnerConnectorPipeline, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.modules.rl_module import MultiRLModule, RLModule
+from offline_cli.modules.rl_module import RLModule
 from offline_cli.trees import flatten, map_leaves
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -82,11 +82,11 @@ def stateful(request: pytest.FixtureRequest) -> bool:
 
 
 def module_of(answers: Answers, action_space: spaces.Space[Any], *, stateful: bool) -> Any:
-    """A MultiRLModule of one module that has values, as learners hold it: RLlib's own where RLlib is asked."""
+    """A mapping of one module that has values, as learners hold it: RLlib's own where RLlib is asked."""
     if answers.live:
         return their_module(action_space, stateful=stateful)
     config = {"max_seq_len": MAX_SEQ_LEN, "stateful": stateful}
-    return MultiRLModule({"default_policy": StandIn(OBSERVATIONS, action_space, model_config=config)})
+    return {"default_policy": StandIn(OBSERVATIONS, action_space, model_config=config)}
 
 
 def their_module(action_space: spaces.Space[Any], *, stateful: bool) -> Any:

@@ -16,7 +16,7 @@ from offline_cli.connectors.learner.default_pipeline import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.errors import BadPiece
-from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+from offline_cli.modules import build_module, build_recurrent_module
 from offline_cli.modules.action_units import ForEnvironment
 from offline_cli.trees import flatten, map_leaves
 
@@ -106,7 +106,7 @@ def test_every_agent_that_has_to_act_plays_with_its_own_module_and_scale(memory:
     right: Any = build_module(VECTOR, CHOICES, hidden=[4], seed=2)
     if memory:
         right = build_recurrent_module(VECTOR, CHOICES, hidden=[4], memory_size=3, max_seq_len=4)
-    modules = MultiRLModule({"left": left, "right": right}).eval()
+    modules = {"left": left.eval(), "right": right.eval()}
     mapping = AgentToModuleMapping(
         rl_module_specs=dict(modules.items()), agent_to_module_mapping_fn=lambda agent, episode: AGENTS[agent]
     )

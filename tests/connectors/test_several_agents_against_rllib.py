@@ -12,7 +12,7 @@ from rllib_answers import Answers
 
 from offline_cli import MultiAgentEpisode
 from offline_cli.connectors import AgentToModuleMapping, learner_pipeline
-from offline_cli.modules.rl_module import MultiRLModule, RLModule
+from offline_cli.modules.rl_module import RLModule
 from offline_cli.trees import flatten
 
 OBSERVATIONS = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -131,7 +131,7 @@ def test_batches_by_module_are_equal(answers: Answers, stateful: bool, cut: bool
         rl_module_specs={"left", "right"}, agent_to_module_mapping_fn=module_of, as_learner_connector=True
     )
     mine = learner_pipeline(*BY_AGENT, mapping=mapping)
-    module = MultiRLModule({"left": stand_in(stateful), "right": stand_in(False)})
+    module = {"left": stand_in(stateful), "right": stand_in(False)}
     found = mine(rl_module=module, episodes=played(MultiAgentEpisode, states=stateful, cut=cut))
     assert found.keys() == wanted.keys() == {"left", "right"}
     mine_flat, other = dict(flatten(found)), dict(flatten(wanted))

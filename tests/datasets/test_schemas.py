@@ -8,8 +8,9 @@ import jsonschema
 import numpy as np
 import pytest
 from gymnasium import spaces
+from json_schemas import load_schema, mistakes
 
-from offline_cli.json_documents import load_schema, mistakes, schemas_folder
+from offline_cli.schema_files import schemas_folder
 from offline_cli.spaces import Space, space_to_json
 
 NAMES = ["manifest.v1.json", "spaces.v1.json"]

@@ -1,4 +1,4 @@
-"""Policies with memory, and several policies by id."""
+"""Policies with memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from offline_cli.modules import MultiRLModule, build_module, build_recurrent_module
+from offline_cli.modules import build_recurrent_module
 
 OBS = spaces.Dict({"arm": spaces.Box(-1, 1, (3,)), "door": spaces.Discrete(4)})
 ACT = spaces.Discrete(5)
@@ -56,12 +56,3 @@ def test_a_batch_without_a_state_is_refused_by_name(module: Any) -> None:
     del given["state_in"]
     with pytest.raises(ValueError, match="state_in is not in the batch"):
         module.forward_inference(given)
-
-
-def test_several_modules_answer_by_id(module: Any) -> None:
-    modules = MultiRLModule({"left": module, "right": build_module(OBS, ACT, hidden=(4,))})
-    given = {"left": batch(2, 3, module.get_initial_state())}
-    assert modules.forward_inference(given)["left"]["action_dist_inputs"].shape == (2, 3, 5)
-    assert ("left" in modules, "middle" in modules, list(modules)) == (True, False, ["left", "right"])
-    assert modules.foreach_module(lambda name, part: part.is_stateful(), return_dict=True) == {"left": True, "right": False}
-    assert sum(1 for name in modules.state_dict() if name.startswith("parts.right.")) == len(modules["right"].state_dict())

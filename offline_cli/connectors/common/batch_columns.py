@@ -18,15 +18,8 @@ from offline_cli.modules.rl_module import is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = [
-    "AddObservationsFromEpisodesToBatch",
-    "NumpyToTensor",
-    "StepColumns",
-    "TensorToNumpy",
-    "as_tensors",
-]
+__all__ = ["AddObservationsFromEpisodesToBatch", "NumpyToTensor", "StepColumns", "TensorToNumpy", "as_tensors"]
 
-NUMBERS: Final = "biuf"
 CPU: Final = torch.device("cpu")
 
 
@@ -46,8 +39,7 @@ class StepColumns(ConnectorV2):
         if self.column in batch:
             return batch
         if isinstance(episodes, EpisodeBatch):
-            found = self.columns(episodes, batch)
-            return batch | {name: rows for name, rows in found.items() if name not in batch}
+            return batch | {name: rows for name, rows in self.columns(episodes, batch).items() if name not in batch}
         there = frozenset(batch)
         for episode in self.single_agent_episode_iterator(episodes, False):
             found = self.columns(EpisodeBatch.from_episodes([episode]), batch) if len(episode) else {}
@@ -64,7 +56,6 @@ class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
     column = Columns.OBS
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """`obs`."""
         return {Columns.OBS: episodes.acted_obs()}
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
@@ -109,7 +100,8 @@ def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool
         if leaf is None:
             return None
         found = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
-        return (found.pin_memory() if pin else found).to(device, non_blocking=pin)
+        found = found.pin_memory() if pin else found
+        return found if found.device == device else found.to(device, non_blocking=pin)
 
     try:
         return map_leaves(tensor, tree)
@@ -120,7 +112,7 @@ def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
-    if kind not in NUMBERS:
+    if kind not in "biuf":
         raise TypeError(f"no tensor type for {array.dtype}")
     if kind == "f" and size > 4:
         array = array.astype(np.float32)
@@ -147,6 +139,4 @@ def _converted(value: Any) -> Any:
         return value.detach().cpu().numpy()
     if isinstance(value, dict):
         return {key: _converted(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_converted, value))
-    return value
+    return type(value)(map(_converted, value)) if isinstance(value, (list, tuple)) else value

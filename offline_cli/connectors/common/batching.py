@@ -13,14 +13,11 @@ from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import SharedData, is_filed
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Items, TwoSidedPiece
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
-from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, is_multi
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AgentToModuleMapping", "BatchIndividualItems", "ModuleToAgentUnmapping", "stacked"]
-
-ModuleSpecs = Mapping[Any, Any] | Collection[Any]
 
 
 def stacked(entries: Iterable[Any]) -> Tree:
@@ -56,38 +53,32 @@ class BatchIndividualItems(ConnectorV2):
     def __call__(self, *, rl_module: Any = None, batch: Batch, shared_data: dict[str, Any] | None = None, **_: Any) -> Batch:
         """The batch. Raises BadPiece, naming the column, where items do not stack."""
         if self._multi_agent:
+            by_module = batch.items()
             return {
-                name: _stack_columns(held) if isinstance(held, dict) else _stacked(name, held) for name, held in batch.items()
+                name: self._columns(held) if isinstance(held, dict) else self._stacked(name, held) for name, held in by_module
             }
-        if shared_data is not None and is_filed(batch.get(Columns.OBS)):
-            _note_rows(batch[Columns.OBS], shared_data)
+        observations = batch.get(Columns.OBS)
+        if shared_data is not None and is_filed(observations):
+            entries = [(key[0], item) for key, items in observations.items() for item in items]  # type: ignore[union-attr]
+            if not any(isinstance(item, Items) for _, item in entries):  # those are train batches, never taken apart again
+                shared_data["memorized_map_structure"] = [id_ for id_, _ in entries]
         if not is_multi(rl_module):
-            return _stack_columns(batch)
+            return self._columns(batch)
         own = {column: held for column, held in batch.items() if column not in rl_module}
         kept = {module_id: part for module_id, part in batch.items() if module_id in rl_module}
-        return kept | {DEFAULT_MODULE_ID: kept.get(DEFAULT_MODULE_ID, {}) | _stack_columns(own)}
+        return kept | {DEFAULT_MODULE_ID: kept.get(DEFAULT_MODULE_ID, {}) | self._columns(own)}
 
+    def _columns(self, columns: Batch) -> Batch:
+        return {column: self._stacked(column, held) for column, held in columns.items()}
 
-def _stack_columns(columns: Batch) -> Batch:
-    return {column: _stacked(column, held) for column, held in columns.items()}
-
-
-def _stacked(column: str, held: Any) -> Tree:
-    entries = [item for items in held.values() for item in items] if is_filed(held) else held
-    if not isinstance(entries, list) or column == Columns.INFOS:
-        return entries
-    try:
-        return stacked(entries)
-    except ValueError as err:
-        fix = "items of one structure, shape and type in each column"
-        raise BadPiece(f"column {column!r}: {err}", where="BatchIndividualItems", fix=fix) from err
-
-
-def _note_rows(observations: dict[tuple[Any, ...], list[Any]], shared_data: dict[str, Any]) -> None:
-    """The episode's id for each row. Not for stacked items: those are train batches, which are never taken apart again."""
-    if not any(isinstance(item, Items) for items in observations.values() for item in items):
-        rows = [id_ for (id_, *_), items in observations.items() for id_ in [id_] * len(items)]
-        shared_data["memorized_map_structure"] = rows
+    def _stacked(self, column: str, held: Any) -> Tree:
+        entries = [item for items in held.values() for item in items] if is_filed(held) else held
+        if not isinstance(entries, list) or column == Columns.INFOS:
+            return entries
+        try:
+            return stacked(entries)
+        except ValueError as err:
+            raise self.bad(f"column {column!r}: {err}", fix="items of one structure, shape and type in each column") from err
 
 
 class AgentToModuleMapping(TwoSidedPiece):
@@ -108,7 +99,7 @@ class AgentToModuleMapping(TwoSidedPiece):
     def __init__(
         self,
         *spaces: Space | None,
-        rl_module_specs: ModuleSpecs,
+        rl_module_specs: Mapping[Any, Any] | Collection[Any],
         agent_to_module_mapping_fn: Callable[..., Any],
         **kwargs: Any,
     ) -> None:
@@ -145,11 +136,10 @@ class AgentToModuleMapping(TwoSidedPiece):
         if not agents:
             what = f"no agent among {list(by_agent.spaces)} that is mapped to module {module_id!r}"
             raise self.misfit(what, f"an {which} for it", fix=f"give the module's {which} in rl_module_specs")
-        first = by_agent[agents[0]]
-        if any(by_agent[agent] != first for agent in agents):
+        if any(by_agent[agent] != by_agent[agents[0]] for agent in agents):
             what = f"agents {agents} of module {module_id!r} with different spaces"
             raise self.misfit(what, f"one {which}", fix="map them to modules of their own")
-        return first
+        return by_agent[agents[0]]
 
     # ---- batches ----
 
@@ -160,31 +150,23 @@ class AgentToModuleMapping(TwoSidedPiece):
         whole: Any = episodes  # multi-agent ones: others have no keys of three parts
         acting = None if self._as_learner_connector else {(e.id_, agent) for e in whole for agent in e.get_agents_to_act()}
         by_module: Batch = {}
-        rows: dict[Any, list[tuple[Any, Any]]] | None = None
+        first: dict[Any, list[tuple[Any, Any]]] | None = None  # (episode, agent) of each row of the first column, by module
         for column, held in batch.items():
             if rl_module is not None and column in rl_module:  # a custom piece has filed something by module already
                 by_module.setdefault(column, {}).update(held)
                 continue
-            mapped = self._map_column(column, held, by_module, acting)
-            rows = mapped if rows is None else rows
+            if held and not (is_filed(held) and all(len(key) == 3 for key in held)):
+                fix = "add items with add_batch_item(..., single_agent_episode)"
+                raise self.bad(f"column {column!r} is not filed by (episode, agent, module)", fix=fix)
+            rows: dict[Any, list[tuple[Any, Any]]] = {}
+            for (episode_id, agent_id, module_id), items in held.items():
+                if acting is None or (episode_id, agent_id) in acting:
+                    by_module.setdefault(module_id, {}).setdefault(column, []).extend(items)
+                    rows.setdefault(module_id, []).extend([(episode_id, agent_id)] * len(items))
+            first = rows if first is None else first
         if shared_data is not None and not self._as_learner_connector:
-            shared_data["memorized_map_structure"] = rows or {}
+            shared_data["memorized_map_structure"] = first or {}
         return by_module
-
-    @staticmethod
-    def _map_column(
-        column: str, held: Any, by_module: Batch, acting: set[tuple[Any, Any]] | None
-    ) -> dict[Any, list[tuple[Any, Any]]]:
-        """File one column by module; gives (episode, agent) of each of its items."""
-        if held and not (is_filed(held) and all(len(key) == 3 for key in held)):
-            what = f"column {column!r} is not filed by (episode, agent, module)"
-            raise BadPiece(what, where="AgentToModuleMapping", fix="add items with add_batch_item(..., single_agent_episode)")
-        rows: dict[Any, list[tuple[Any, Any]]] = {}
-        for (episode_id, agent_id, module_id), items in held.items():
-            if acting is None or (episode_id, agent_id) in acting:
-                by_module.setdefault(module_id, {}).setdefault(column, []).extend(items)
-                rows.setdefault(module_id, []).extend([(episode_id, agent_id)] * len(items))
-        return rows
 
 
 class ModuleToAgentUnmapping(ConnectorV2):
@@ -199,6 +181,6 @@ class ModuleToAgentUnmapping(ConnectorV2):
             for column, filed in part.items():
                 if filed and not is_filed(filed):
                     what = f"column {column!r} of module {module_id!r} is not filed by agent"
-                    raise BadPiece(what, where="ModuleToAgentUnmapping", fix="put UnBatchToIndividualItems before it")
+                    raise self.bad(what, fix="put UnBatchToIndividualItems before it")
                 columns.setdefault(column, {}).update(filed)
         return columns

@@ -5,9 +5,7 @@ The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -19,9 +17,10 @@ from offline_cli.connectors.common.frame_stacking import windows
 from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations
 from offline_cli.connectors.torch_forms import Flat, Previous
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.episode_spaces import hot_size, one_hot
+from offline_cli.episodes.episode_spaces import one_hot
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import row_count, stack
+from offline_cli.modules.encoders import columns_of
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, map_leaves
 
@@ -40,9 +39,7 @@ def flat_rows(rows: Tree, space: Space) -> NDArray[np.float32]:
 
 def flat_size(space: Space) -> int:
     """How many numbers a row has."""
-    counted = (spaces.Discrete, spaces.MultiDiscrete)
-    parts = leaf_spaces(space).values()
-    return sum(hot_size(part) if isinstance(part, counted) else math.prod(part.shape or ()) for part in parts)
+    return sum(map(columns_of, leaf_spaces(space).values()))
 
 
 def _in_order(tree: Tree) -> list[Any]:
@@ -90,9 +87,7 @@ class FlattenObservations(ObservationTransform):
         if self._multi_agent and self._agent_ids is not None and agent_id not in self._agent_ids:
             return rows
         kept = self._kept_space(space)
-        if kept is not space:
-            rows = {key: rows[key] for key in kept.spaces}
-        return flat_rows(rows, kept)
+        return flat_rows(rows if kept is space else {key: rows[key] for key in kept.spaces}, kept)
 
     def to_torch(self) -> Any:
         return Flat(self.space_before(None), self.keys_to_remove)
@@ -104,6 +99,11 @@ class FlattenObservations(ObservationTransform):
         if not self._multi_agent and not parts.keys() >= set(self.keys_to_remove):
             raise self.misfit(f"observations of {space}", f"a Dict with the keys {self.keys_to_remove} to remove")
         return spaces.Dict({key: part for key, part in parts.items() if key not in self.keys_to_remove})
+
+
+Steps = tuple[Tree | None, NDArray[np.int64], NDArray[np.int64] | int]
+"""Actions or rewards (A, ...), None for none; (K,) which of them comes right before each of K observations; and where the
+episode of each observation begins."""
 
 
 class PrevActionsPrevRewards(ObservationTransform):
@@ -136,18 +136,16 @@ class PrevActionsPrevRewards(ObservationTransform):
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """A Dict of the three. Raises SpaceMismatch where the action space is not known."""
-        parts: dict[str, Space] = {self.ORIG_OBS_KEY: observations}
+        sizes = {self.PREV_REWARDS_KEY: self.n_prev_rewards}
         if self.n_prev_actions:
             if actions is None:
                 raise self.misfit("no action space", "to know how long an action is", fix="give the pipeline its action space")
-            parts[self.PREV_ACTIONS_KEY] = self._unbounded(flat_size(actions) * self.n_prev_actions)
-        if self.n_prev_rewards:
-            parts[self.PREV_REWARDS_KEY] = self._unbounded(self.n_prev_rewards)
+            sizes = {self.PREV_ACTIONS_KEY: flat_size(actions) * self.n_prev_actions, **sizes}
+        parts: dict[str, Space] = {self.ORIG_OBS_KEY: observations}
+        for key, size in sizes.items():
+            self.check_size((size,))
+            parts |= {key: spaces.Box(-np.inf, np.inf, (size,), np.float32)} if size else {}
         return spaces.Dict(parts)
-
-    def _unbounded(self, size: int) -> Space:
-        self.check_size((size,))
-        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Not for observations alone. Raises TypeError."""
@@ -155,12 +153,12 @@ class PrevActionsPrevRewards(ObservationTransform):
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
         """Overwrite the last observation of each."""
-        count = self.looks_back
+        recent = slice(-self.looks_back, None)
         for episode in episodes:
-            last = stack([episode.get_observations(-1)])
-            actions, rewards = episode.get_actions(slice(-count, None)), episode.get_rewards(slice(-count, None))
-            done, paid = (_Steps.of(data, np.array([_length(data) - 1])) for data in (actions, rewards))
-            changed = self._joined(last, done, paid, agent_id)
+            done, paid = (_rows_of(data) for data in (episode.get_actions(recent), episode.get_rewards(recent)))
+            last = [np.array([0 if one is None else row_count(one) - 1]) for one in (done, paid)]
+            seen = stack([episode.get_observations(-1)])
+            changed = self._joined(seen, (done, last[0], 0), (paid, last[1], 0), agent_id)
             episode.observation_space = self.space_after(agent_id)
             episode.set_observations(at_indices=-1, new_data=map_leaves(lambda leaf: leaf[0], changed))
 
@@ -170,47 +168,35 @@ class PrevActionsPrevRewards(ObservationTransform):
             seen = episode.observations
             ends = np.arange(seen.len_incl_lookback()) - seen.lookback - 1
             # Lookback buffers may differ in length: what counts is where the first step after them is.
-            steps = [_Steps.of(held.shared(), ends + held.lookback) for held in (episode.actions, episode.rewards)]
-            change_observations(episode, partial(self._joined, actions=steps[0], rewards=steps[1], agent_id=agent_id), None)
+            both = (episode.actions, episode.rewards)
+            steps: list[Steps] = [(_rows_of(one.shared()), ends + one.lookback, 0) for one in both]
+            joined = partial(self._joined, actions=steps[0], rewards=steps[1], agent_id=agent_id)
+            change_observations(episode, joined, None)
             episode.observation_space = self.space_after(agent_id)
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
         """Leaves (N+E, ...)."""
         firsts = np.repeat(episodes.starts[:-1], episodes.lengths + 1)
         ends = np.arange(len(firsts)) - np.repeat(np.arange(len(episodes)), episodes.lengths + 1) - 1
-        actions, rewards = _Steps(episodes.actions, ends, firsts), _Steps(episodes.rewards, ends, firsts)
-        return self._joined(episodes.obs, actions, rewards, None)
+        return self._joined(episodes.obs, (episodes.actions, ends, firsts), (episodes.rewards, ends, firsts), None)
 
-    def _joined(self, observations: Tree, actions: _Steps, rewards: _Steps, agent_id: Any) -> Tree:
+    def _joined(self, observations: Tree, actions: Steps, rewards: Steps, agent_id: Any) -> Tree:
         """Observations (K, ...) with the actions and rewards before each."""
         joined = {self.ORIG_OBS_KEY: observations}
         if self.n_prev_actions:
-            space = self._of_agent(self.input_action_space, agent_id)
-            empty = np.zeros((0, flat_size(space)), np.float32)
-            rows = empty if actions.rows is None else flat_rows(actions.rows, space)
-            recent = windows(rows, actions.ends, actions.firsts, self.n_prev_actions)
+            space, (rows, ends, firsts) = self._of_agent(self.input_action_space, agent_id), actions
+            flat = np.zeros((0, flat_size(space)), np.float32) if rows is None else flat_rows(rows, space)
+            recent = windows(flat, ends, firsts, self.n_prev_actions)
             joined[self.PREV_ACTIONS_KEY] = recent.reshape(len(recent), -1)
         if self.n_prev_rewards:
-            numbers = np.asarray(() if rewards.rows is None else rewards.rows, np.float32)
-            joined[self.PREV_REWARDS_KEY] = windows(numbers, rewards.ends, rewards.firsts, self.n_prev_rewards)
+            rows, ends, firsts = rewards
+            joined[self.PREV_REWARDS_KEY] = windows(
+                np.asarray(() if rows is None else rows, np.float32), ends, firsts, self.n_prev_rewards
+            )
         return joined
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Steps:
-    """Actions or rewards (A, ...), and which of them come right before each of K observations."""
-
-    rows: Tree | None  # None: there are none
-    ends: NDArray[np.int64]  # (K,)
-    firsts: NDArray[np.int64] | int = 0  # (K,) where the episode of each observation begins
-
-    @classmethod
-    def of(cls, data: Any, ends: NDArray[np.int64]) -> _Steps:
-        """Of one episode's data: a list of steps or arrays."""
-        if not _length(data):
-            return cls(None, ends)
-        return cls(stack(data) if isinstance(data, list) else data, ends)
-
-
-def _length(data: Any) -> int:
-    return len(data) if isinstance(data, list) else row_count(data)
+def _rows_of(data: Any) -> Tree | None:
+    """One episode's data, a list of steps or arrays, as arrays; None where there are no steps."""
+    count = len(data) if isinstance(data, list) else row_count(data)
+    return (stack(data) if isinstance(data, list) else data) if count else None

@@ -14,13 +14,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.observation_transform import changed_leaves
 from offline_cli.connectors.connector_v2 import Batch, Episodes, TwoSidedPiece
 from offline_cli.connectors.torch_forms import Stack
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.stacking import row_count, stack
-from offline_cli.errors import BadPiece
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, map_space
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["AGES", "FRAMES", "FrameStacking", "FrameStackingEnvToModule", "FrameStackingLearner", "taken", "windows"]
@@ -42,6 +40,7 @@ class FrameStacking(TwoSidedPiece):
     """
 
     whole_arrays = True
+    by_rows = False
 
     def __init__(
         self,
@@ -52,11 +51,10 @@ class FrameStacking(TwoSidedPiece):
         **kwargs: Any,
     ) -> None:
         if num_frames < 1:
-            raise BadPiece(f"num_frames={num_frames}", where="FrameStacking", fix="a number from 1 on")
+            raise self.bad(f"num_frames={num_frames}", fix="a number from 1 on")
         self.num_frames = num_frames
         self._add_channel_axis = add_channel_axis
         self._multi_agent = multi_agent
-        self.by_rows = False
         super().__init__(*spaces, **kwargs)
 
     @property
@@ -73,7 +71,7 @@ class FrameStacking(TwoSidedPiece):
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
         """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are not a Box."""
-        return changed_leaves(input_observation_space, self._leaf_space)
+        return map_space(self._leaf_space, input_observation_space)
 
     def _leaf_space(self, space: Space) -> Space:
         if not isinstance(space, spaces.Box):
@@ -81,26 +79,25 @@ class FrameStacking(TwoSidedPiece):
         self.check_size((self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
 
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
-            return np.concatenate([np.atleast_1d(bound)] * self.num_frames, axis=-1)
+            frame = np.atleast_1d(self._with_channel(bound[None])[0].astype(space.dtype))
+            return np.concatenate([frame] * self.num_frames, axis=-1)
 
-        low, high = (self._with_channel(bound[None])[0] for bound in (space.low, space.high))
-        low, high = np.minimum(low, 0), np.maximum(high, 0)  # zeros stand where there was nothing yet
-        return spaces.Box(tiled(low.astype(space.dtype)), tiled(high.astype(space.dtype)), dtype=space.dtype)  # type: ignore[arg-type]
+        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)  # zeros stand where there was nothing yet
+        return spaces.Box(tiled(low), tiled(high), dtype=space.dtype)  # type: ignore[arg-type]
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
         if Columns.OBS in batch:
             fix = "put it before other pieces that fill obs, and only once"
-            raise BadPiece("obs are in the batch already", where="FrameStacking", fix=fix)
+            raise self.bad("obs are in the batch already", fix=fix)
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
             return batch | self._of_arrays(episodes)
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             held, count = episode.observations, len(episode)
             if self._as_learner_connector:  # for each observation that was acted on
                 rows = held.data if held.finalized else stack(held.data, held.space)
-                self.add_n_batch_items(
-                    batch, Columns.OBS, self._stacked(rows, held.lookback + np.arange(count), 0), count, episode
-                )
+                found = self._stacked(rows, held.lookback + np.arange(count), 0)
+                self.add_n_batch_items(batch, Columns.OBS, found, count, episode)
                 continue
             recent = episode.get_observations(slice(-self.num_frames, None))
             rows = stack(recent, held.space) if isinstance(recent, list) else recent

@@ -7,9 +7,8 @@ Source: Chan, Golub, LeVeque 1979 (updating formulae for sums of squares about t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,14 +17,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
-from offline_cli.connectors.common.observation_transform import ObservationTransform, changed_leaves
-from offline_cli.connectors.connector_v2 import shown_names
+from offline_cli.connectors.common.observation_transform import ObservationTransform
 from offline_cli.connectors.torch_forms import Standardized
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack
-from offline_cli.errors import BadPiece
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import Space, leaf_spaces, map_space
 from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["MeanStdFilter", "Moments"]
@@ -96,7 +93,7 @@ class MeanStdFilter(ObservationTransform):
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Every Box with the bounds of the clipping."""
-        return changed_leaves(observations, self._leaf_space)
+        return map_space(self._leaf_space, observations)
 
     def _leaf_space(self, leaf: Space) -> Space:
         if not isinstance(leaf, spaces.Box):
@@ -178,47 +175,32 @@ class MeanStdFilter(ObservationTransform):
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
         """Moments by leaf, as numbers and arrays; empty before any."""
-        return _state_of(self._moments)
+        return {name: asdict(one) for name, one in self._moments.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over what `get_state` gave. Raises BadPiece for another piece's state, or one of other observations."""
-        found = _moments_of(state)
         space = self.input_observation_space
-        leaves = {} if space is None else leaf_spaces(space, "" if self._multi_agent else "obs")
-        for name, part in found.items():
-            wanted = leaves[name].shape if name in leaves else part.mean.shape  # numpy would stretch one to the other
-            if not part.mean.shape == part.m2.shape == wanted:
-                what = f"a state of shapes {part.mean.shape} and {part.m2.shape} for {name[:80]}, which has shape {wanted}"
-                raise BadPiece(what, where="MeanStdFilter", fix="the state that was learned from these observations")
+        shapes = (
+            {}
+            if space is None
+            else {path: leaf.shape for path, leaf in leaf_spaces(space, "" if self._multi_agent else "obs").items()}
+        )
+        try:  # states come from files
+            found = {
+                str(name): Moments(int(part["count"]), np.array(part["mean"], np.float64), np.array(part["m2"], np.float64))
+                for name, part in state.items()
+            }
+            for name, one in found.items():
+                wanted = shapes.get(name, one.mean.shape)
+                if not one.mean.shape == one.m2.shape == wanted:  # numpy would stretch one to the other
+                    raise ValueError(f"shapes {one.mean.shape} and {one.m2.shape} for {name[:80]}, which has shape {wanted}")
+                if one.count < 0 or np.any(one.m2 < 0):
+                    raise ValueError(f"a count of {one.count}, or squares, below zero for {name[:80]}")
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:
+            what = f"no means and squares of such observations: {err!r}"[:300]
+            raise self.bad(what, fix="the state of a MeanStdFilter that was learned from these observations") from err
         self._moments = found
 
     def reset_state(self) -> None:
         """Forget all that was seen."""
         self._moments = {}
-
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Of all observations that any has seen; those of a state that several began with count as often."""
-        parts = [_moments_of(state) for state in states]
-        names = dict.fromkeys(name for part in parts for name in part)
-        return _state_of({name: reduce(Moments.with_, [part[name] for part in parts if name in part]) for name in names})
-
-
-def _state_of(moments: Mapping[str, Moments]) -> dict[str, Any]:
-    return {name: {"count": one.count, "mean": one.mean.copy(), "m2": one.m2.copy()} for name, one in moments.items()}
-
-
-def _moments_of(state: Mapping[str, Any]) -> dict[str, Moments]:
-    """Raises BadPiece: states come from files."""
-    try:
-        found = {
-            str(name): Moments(int(part["count"]), np.array(part["mean"], np.float64), np.array(part["m2"], np.float64))
-            for name, part in state.items()
-        }
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:
-        what = f"{shown_names(state)} are no means and squares of observations: {err!r}"[:300]
-        raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter") from err
-    for name, part in found.items():
-        if part.count < 0 or np.any(part.m2 < 0):
-            what = f"a count of {part.count}, or squares, below zero for {name[:80]}"
-            raise BadPiece(what, where="MeanStdFilter", fix="the state of a MeanStdFilter")
-    return found

@@ -20,11 +20,10 @@ from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, Tw
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack, unstack
-from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-__all__ = ["ObservationTransform", "change_observations", "changed_leaves", "check_no_obs"]
+__all__ = ["ObservationTransform", "change_observations", "check_no_obs"]
 
 
 class ObservationTransform(TwoSidedPiece):
@@ -77,21 +76,14 @@ class ObservationTransform(TwoSidedPiece):
     # ---- a list of episodes ----
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is; the episodes have other observations.
-
-        Raises BadPiece where the batch has `obs` already, which would stay, and TypeError for an EpisodeBatch.
-        """
+        """The batch as it is; the episodes have other observations. Raises BadPiece where the batch has `obs` already."""
         check_no_obs(self, batch)
-        if isinstance(episodes, EpisodeBatch):
-            raise TypeError("an EpisodeBatch cannot be written to: call on_episode_batch, or call a pipeline")
+        assert not isinstance(episodes, EpisodeBatch), "arrays are read-only: call on_episode_batch, or a pipeline"
         groups: dict[Any, list[SingleAgentEpisode]] = {}  # changed together: all of them, or each agent's
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             groups.setdefault(episode.agent_id if self._multi_agent else None, []).append(episode)
         for agent_id, own in groups.items():
-            if self._as_learner_connector:
-                self.change_all(own, agent_id)
-            else:
-                self.change_last(own, agent_id)
+            (self.change_all if self._as_learner_connector else self.change_last)(own, agent_id)
         return batch
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
@@ -133,17 +125,8 @@ class ObservationTransform(TwoSidedPiece):
 def check_no_obs(piece: ConnectorV2, batch: Batch) -> None:
     """Raise BadPiece where `piece`, which changes episodes, comes after one that put their observations into the batch."""
     if Columns.OBS in batch:
-        name = type(piece).__name__
-        fix = f"put {name} before pieces that fill obs, such as FrameStacking"
-        raise BadPiece("obs are in the batch already, and would not change", where=f"piece {name}", fix=fix)
-
-
-def changed_leaves(space: Any, change: Callable[[Any], Space]) -> Space:
-    """A space of the same structure whose leaves are `change(leaf)`."""
-    if isinstance(space, spaces.Dict):
-        return spaces.Dict({key: changed_leaves(part, change) for key, part in space.spaces.items()})
-    is_tuple = isinstance(space, spaces.Tuple)
-    return spaces.Tuple([changed_leaves(part, change) for part in space.spaces]) if is_tuple else change(space)
+        fix = f"put {type(piece).__name__} before pieces that fill obs, such as FrameStacking"
+        raise piece.bad("obs are in the batch already, and would not change", fix=fix)
 
 
 def change_observations(episode: SingleAgentEpisode, change: Callable[[Tree], Tree], space: Space | None) -> None:

@@ -60,11 +60,6 @@ class Cut:
         """B."""
         return len(self.seq_lens)
 
-    @property
-    def firsts(self) -> NDArray[np.int64]:
-        """(B,) the timestep that each sequence begins with."""
-        return self.rows[:, 0]
-
     def check(self, column: str, rows: int) -> None:
         """Raise BadPiece, naming the column, unless it has a row for each timestep."""
         if rows != self.timesteps:
@@ -105,44 +100,33 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
         with_next = Columns.NEXT_OBS in batch
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
             module = module_of(rl_module, None)
-            return batch | _states(module, episodes, _before_all(module, episodes), with_next)
+            if Columns.STATE_OUT in episodes.extra and episodes.t_started is not None:  # chunks have no lookback buffers here
+                for number in np.flatnonzero((episodes.t_started > 0) & (episodes.lengths > 0))[:1]:
+                    raise _unknown(episodes.ids[number], int(episodes.t_started[number]))
+            return batch | _states(module, episodes, initial_state(module), with_next)
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             module = module_of(rl_module, episode.module_id)
             if not module.is_stateful():
                 continue
+            before = _before(module, episode, self._as_learner_connector)
             if not self._as_learner_connector:
-                self.add_batch_item(batch, Columns.STATE_IN, _latest(module, episode), episode)
+                self.add_batch_item(batch, Columns.STATE_IN, before, episode)
             elif len(episode):
-                states = _states(module, EpisodeBatch.from_episodes([episode]), _before(module, episode), with_next)
+                states = _states(module, EpisodeBatch.from_episodes([episode]), before, with_next)
                 for column, rows in states.items():
-                    count = len(Cut.for_module([len(episode)], module))
-                    self.add_n_batch_items(batch, column, rows, count, episode)
+                    self.add_n_batch_items(batch, column, rows, len(Cut.for_module([len(episode)], module)), episode)
         return batch
 
 
-def _latest(module: Any, episode: SingleAgentEpisode) -> Tree:
-    begins = episode.t_started == 0 and len(episode) == 0
+def _before(module: Any, episode: SingleAgentEpisode, of_first: bool) -> Tree:
+    """The state before the next step of an episode; `of_first`: before the first, which a chunk has in its lookback buffer."""
+    begins = episode.t_started == 0 and (of_first or len(episode) == 0)
     if begins or Columns.STATE_OUT not in episode.extra_model_outputs:
         return initial_state(module)
-    return episode.get_extra_model_outputs(Columns.STATE_OUT, -1)
-
-
-def _before(module: Any, episode: SingleAgentEpisode) -> Tree:
-    """The state before the first step of an episode, or of a chunk, which has it in its lookback buffer."""
-    if episode.t_started == 0 or Columns.STATE_OUT not in episode.extra_model_outputs:
-        return initial_state(module)
     try:
-        return episode.get_extra_model_outputs(Columns.STATE_OUT, -1, neg_index_as_lookback=True)
+        return episode.get_extra_model_outputs(Columns.STATE_OUT, -1, neg_index_as_lookback=of_first)
     except EpisodeIndexError as err:
         raise _unknown(episode.id_, episode.t_started) from err
-
-
-def _before_all(module: Any, episodes: EpisodeBatch) -> Tree:
-    """The state before the first step of each; chunks have no lookback buffers here."""
-    if Columns.STATE_OUT in episodes.extra and episodes.t_started is not None:
-        for episode in np.flatnonzero((episodes.t_started > 0) & (episodes.lengths > 0))[:1]:
-            raise _unknown(episodes.ids[episode], int(episodes.t_started[episode]))
-    return initial_state(module)
 
 
 def _unknown(id_: str, t_started: int) -> BadEpisode:
@@ -156,11 +140,11 @@ def _unknown(id_: str, t_started: int) -> BadEpisode:
 def _states(module: Any, episodes: EpisodeBatch, before: Tree, with_next: bool) -> dict[str, Tree]:
     """`state_in`, and `next_state_in` if asked for: leaves (B, ...). `before`: the state where an episode starts."""
     cut = Cut.for_module(episodes.lengths, module)
-    if Columns.STATE_OUT not in episodes.extra:
+    outs, firsts = episodes.extra.get(Columns.STATE_OUT), cut.rows[:, 0]
+    if outs is None:
         rows = map_leaves(lambda leaf: np.repeat(leaf[None], len(cut), axis=0), before)
         return {Columns.STATE_IN: rows} | ({Columns.NEXT_STATE_IN: map_leaves(np.copy, rows)} if with_next else {})
-    outs = episodes.extra[Columns.STATE_OUT]
-    firsts, at_start = cut.firsts, np.isin(cut.firsts, episodes.starts[:-1])
+    at_start = np.isin(firsts, episodes.starts[:-1])
 
     def states(first: Any, rows: NDArray[Any]) -> NDArray[Any]:
         chosen = rows[np.maximum(firsts - 1, 0)].astype(np.result_type(first, rows), copy=False)
@@ -199,14 +183,20 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
         filed = [column for column in columns if is_filed(batch[column])]
         new_mask = [] if Columns.LOSS_MASK in batch else [Columns.LOSS_MASK]
         if len(filed) < len(columns):  # rows of a single agent's episodes, in order
-            whole = Cut.for_module(_lengths(episodes), module_of(rl_module, None))
-            for column in columns:
-                if column not in filed:
-                    rows = batch[column]
-                    batch[column] = whole.pad(column, stacked(rows) if isinstance(rows, list) else rows)
+            lengths = episodes.lengths if isinstance(episodes, EpisodeBatch) else list(map(len, episodes))
+            whole = Cut.for_module(lengths, module_of(rl_module, None))
+            for column in (name for name in columns if name not in filed):
+                rows = batch[column]
+                batch[column] = whole.pad(column, stacked(rows) if isinstance(rows, list) else rows)
             if not filed:
                 return batch | {Columns.SEQ_LENS: whole.seq_lens} | dict.fromkeys(new_mask, whole.own)
-        for key, cut in self._cuts(rl_module, episodes).items():
+        own: dict[tuple[Any, ...], tuple[Any, list[int]]] = {}  # by key the stateful module, and the lengths of the episodes
+        for episode in self.single_agent_episode_iterator(episodes, False):
+            module = module_of(rl_module, episode.module_id)
+            if module.is_stateful():
+                own.setdefault(key_of(episode), (module, []))[1].append(len(episode))
+        for key, (module, lengths) in own.items():
+            cut = Cut.for_module(lengths, module)
             for column in filed:
                 entries = batch[column].get(key)
                 if entries:
@@ -217,19 +207,6 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
                 made = cut.seq_lens if column == Columns.SEQ_LENS else cut.own
                 batch.setdefault(column, {})[key] = [Items(made, len(cut))]
         return batch
-
-    def _cuts(self, rl_module: Any, episodes: Episodes) -> dict[tuple[Any, ...], Cut]:
-        """How the items under each key are cut; keys of stateless modules left out."""
-        lengths: dict[tuple[Any, ...], list[int]] = {}
-        modules: dict[tuple[Any, ...], Any] = {}
-        for episode in self.single_agent_episode_iterator(episodes, False):
-            lengths.setdefault(key_of(episode), []).append(len(episode))
-            modules[key_of(episode)] = module_of(rl_module, episode.module_id)
-        return {key: Cut.for_module(steps, modules[key]) for key, steps in lengths.items() if modules[key].is_stateful()}
-
-
-def _lengths(episodes: Episodes) -> Any:
-    return episodes.lengths if isinstance(episodes, EpisodeBatch) else list(map(len, episodes))
 
 
 def _one_step(rl_module: Any, held: Any) -> Any:

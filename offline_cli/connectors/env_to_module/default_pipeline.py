@@ -16,7 +16,6 @@ from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesT
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
-from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
 
 __all__ = ["EnvToModulePipeline", "WriteObservationsToEpisodes", "env_to_module_pipeline"]
@@ -30,14 +29,12 @@ class WriteObservationsToEpisodes(ConnectorV2):
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch. Raises BadPiece without observations and for numpy'ized episodes, ValueError for too many or too few."""
         if Columns.OBS not in batch:
-            what = f"WriteObservationsToEpisodes found no column {Columns.OBS!r} among {sorted(batch)}"
-            raise BadPiece(
-                what, where="piece WriteObservationsToEpisodes", fix="put AddObservationsFromEpisodesToBatch before it"
-            )
+            fix = "put AddObservationsFromEpisodesToBatch before it"
+            raise self.bad(f"no column {Columns.OBS!r} among {sorted(batch)}", fix=fix)
         for episode, observation in self.single_agent_episode_iterator(episodes, zip_with_batch_column=batch[Columns.OBS]):
             if episode.is_numpy:
                 what = f"episode {episode.id_} is numpy'ized, and only one that goes on is written to"
-                raise BadPiece(what, where="piece WriteObservationsToEpisodes", fix="keep it in env-to-module pipelines")
+                raise self.bad(what, fix="keep it in env-to-module pipelines")
             episode.observation_space = self.observation_space
             episode.set_observations(at_indices=-1, new_data=observation)
         return batch
@@ -77,5 +74,5 @@ def default_pieces(mapping: AgentToModuleMapping | None, device: Any) -> list[Co
         AddStatesFromEpisodesToBatch(),
         *([] if mapping is None else [mapping]),
         BatchIndividualItems(multi_agent=mapping is not None),
-        NumpyToTensor(device="cpu" if device is None else device),
+        NumpyToTensor(device=device),
     ]

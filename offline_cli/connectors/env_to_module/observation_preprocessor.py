@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import gymnasium as gym
@@ -31,7 +31,7 @@ from offline_cli.connectors.piece_options import what_it_wants
 from offline_cli.connectors.torch_forms import Centred, Flat
 from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
 from offline_cli.episodes.stacking import stack, unstack
-from offline_cli.errors import BadConfig, BadPiece, MissingPackage
+from offline_cli.errors import BadConfig, MissingPackage
 from offline_cli.spaces import Space, describe
 from offline_cli.trees import Tree
 
@@ -69,6 +69,12 @@ class _Preprocessor(ConnectorV2):
         takes_two = len(placed) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
         return self.preprocess if takes_two else lambda observation, _: self.preprocess(observation)
 
+    def _own_space(self, agent_id: Any) -> Space | None:
+        """The space of one episode's observations after this piece: its agent's part, where the space is a Dict by agent."""
+        space: Any = self.observation_space
+        part: Space | None = space[agent_id] if isinstance(space, spaces.Dict) and agent_id in space.spaces else space
+        return part
+
 
 class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
     """Calls `preprocess` with an observation, of every agent on its own. Subclasses define that, and the space it leads to.
@@ -80,20 +86,19 @@ class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
         """The batch as it is; the episodes have other observations. Raises BadPiece where the batch has `obs` already."""
         check_no_obs(self, batch)
         preprocess = self._preprocessing()
+
+        def each(episode: Any, space: Space | None, rows: Tree) -> Tree:
+            return stack([preprocess(one, episode) for one in unstack(rows)], space)
+
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
-            space = _own_part(self.observation_space, episode.agent_id)
+            space = self._own_space(episode.agent_id)
             if self._as_learner_connector:
-                each = partial(_each, preprocess=preprocess, episode=episode, space=space)
-                change_observations(episode, each, space)
+                change_observations(episode, partial(each, episode, space), space)
             else:
                 changed = preprocess(episode.get_observations(-1), episode)
                 episode.observation_space = space  # first: the new observation may lie outside the old one
                 episode.set_observations(at_indices=-1, new_data=changed)
         return batch
-
-
-def _each(rows: Tree, preprocess: Callable[[Any, Any], Any], episode: Any, space: Space | None) -> Tree:
-    return stack([preprocess(one, episode) for one in unstack(rows)], space)
 
 
 class MultiAgentObservationPreprocessor(_Preprocessor):
@@ -104,26 +109,18 @@ class MultiAgentObservationPreprocessor(_Preprocessor):
         check_no_obs(self, batch)
         for episode in episodes:
             given: Any = episode
-            changed = self._preprocessing()(given.get_observations(-1), given)
-            for agent_id, observation in changed.items():
-                if agent_id not in given.agent_episodes:
-                    name = type(self).__name__
-                    what = f"{name} gave an observation for {agent_id!r}, who is not in episode {given.id_}"
-                    raise BadPiece(what, where=f"piece {name}", fix="give observations of the agents that it was called with")
-                agent = given.agent_episodes[agent_id]
+            for agent_id, observation in self._preprocessing()(given.get_observations(-1), given).items():
+                agent = given.agent_episodes.get(agent_id)
+                if agent is None:
+                    what = f"an observation for {agent_id!r}, who is not in episode {given.id_}"
+                    raise self.bad(what, fix="give observations of the agents that it was called with")
                 if self.observation_space is not None:
-                    agent.observation_space = _own_part(self.observation_space, agent_id)
+                    agent.observation_space = self._own_space(agent_id)
                 agent.set_observations(at_indices=-1, new_data=observation)
         return batch
 
 
 ObservationPreprocessor = SingleAgentObservationPreprocessor
-
-
-def _own_part(space: Any, agent_id: Any) -> Space | None:
-    """The space of one episode's observations: its agent's part, where the space is a Dict by agent."""
-    part: Space | None = space[agent_id] if isinstance(space, spaces.Dict) and agent_id in space.spaces else space
-    return part
 
 
 class _Observed(gym.Env[Any, Any]):
@@ -146,11 +143,7 @@ class _Wrapping(ObservationTransform):
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """Each observation through all of them."""
         made = self._around(space)
-        found = []
-        for row in unstack(rows):
-            for wrapper in made:
-                row = wrapper.observation(row)
-            found.append(row)
+        found = [reduce(lambda seen, wrapper: wrapper.observation(seen), made, row) for row in unstack(rows)]
         return stack(found, made[-1].observation_space)
 
     def _around(self, space: Space) -> list[Any]:
@@ -267,16 +260,12 @@ class OneHot(ObservationTransform):
 
 def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bool = False, **images: Any) -> list[ConnectorV2]:
     """No piece or one, to be put first. `images`: options of AtariImages."""
-    kind: type[ConnectorV2]
+    side: dict[str, Any] = {"as_learner_connector": as_learner_connector}
     match observation_space:
         case spaces.Discrete() | spaces.MultiDiscrete():
-            kind = OneHot
+            return [OneHot(**side)]
         case spaces.Dict() | spaces.Tuple():
-            kind = FlattenObservations
+            return [FlattenObservations(**side)]
         case _ if _is_bytes(observation_space, IMAGE_SHAPE):
-            return [AtariImages(as_learner_connector=as_learner_connector, **images)]
-        case _ if _is_bytes(observation_space, RAM_SHAPE):
-            kind = AtariRam
-        case _:
-            return []
-    return [kind(as_learner_connector=as_learner_connector)]
+            return [AtariImages(**side, **images)]
+    return [AtariRam(**side)] if _is_bytes(observation_space, RAM_SHAPE) else []

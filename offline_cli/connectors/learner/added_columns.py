@@ -31,6 +31,7 @@ __all__ = [
 
 NEXT_ACTIONS: Final = "next_actions"
 IS_FOLLOWED: Final = "is_followed"
+ENDS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 class AddColumnsFromEpisodesToBatch(StepColumns):
@@ -39,23 +40,19 @@ class AddColumnsFromEpisodesToBatch(StepColumns):
     aliases: ClassVar[tuple[str, ...]] = ("AddColumnsFromEpisodesToTrainBatch",)  # RLlib's class; its documents have ours
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
-        """The batch with these columns. Raises EpisodeKeyError for an extra output that an episode lacks."""
+        """The batch with these columns. Raises EpisodeKeyError for an extra output that an episode of a module lacks, while
+        others of that module have it."""
         if not isinstance(episodes, EpisodeBatch):
-            self._check_extras([one for one in self.single_agent_episode_iterator(episodes, False) if len(one)], batch)
+            moving = [one for one in self.single_agent_episode_iterator(episodes, False) if len(one)]
+            for name, module_id in {(name, one.module_id) for one in moving for name in one.extra_model_outputs}:
+                for episode in moving if name not in batch and name not in STATE_COLUMNS else ():
+                    if episode.module_id == module_id:
+                        episode.get_extra_model_outputs(name, slice(0, 0))
         return super().__call__(batch=batch, episodes=episodes, **call)
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """All of them."""
-        return {name: map_leaves(np.array, tree) for name, tree in episodes.step_columns().items()}
-
-    @staticmethod
-    def _check_extras(episodes: list[SingleAgentEpisode], batch: Batch) -> None:
-        """All episodes of the modules that put out an extra output have to have it, and others need not."""
-        by_module = {(name, episode.module_id) for episode in episodes for name in episode.extra_model_outputs}
-        for name, module_id in by_module:
-            for episode in episodes if name not in batch and name not in STATE_COLUMNS else ():
-                if episode.module_id == module_id:
-                    episode.get_extra_model_outputs(name, slice(0, 0))
+        columns = episodes.step_columns()  # of which the end flags are made for the caller
+        return {name: tree if name in ENDS else map_leaves(np.array, tree) for name, tree in columns.items()}
 
 
 AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch
@@ -67,7 +64,6 @@ class AddInfosFromEpisodesToTrainBatch(StepColumns):
     column = Columns.INFOS
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """`infos`, a list."""
         infos = episodes.infos
         return {Columns.INFOS: [{} if infos is None else owned(infos[row]) for row in episodes.step_rows().tolist()]}
 
@@ -79,7 +75,6 @@ class AddNextObservationsFromEpisodesToTrainBatch(StepColumns):
     by_rows: bool = False
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """`new_obs`."""
         is_by_rows = self.by_rows and FRAMES in batch
         return {Columns.NEXT_OBS: episodes.step_rows() + 1 if is_by_rows else episodes.next_obs()}
 
@@ -90,16 +85,10 @@ class AddNextActionsFromEpisodesToTrainBatch(StepColumns):
     column = NEXT_ACTIONS
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """Both."""
-        rows, followed = _following(episodes.lengths)
+        followed = np.ones(episodes.num_steps, np.bool_)
+        followed[episodes.starts[1:][episodes.lengths > 0] - 1] = False
+        rows = np.arange(len(followed)) + followed
         return {NEXT_ACTIONS: map_leaves(lambda leaf: leaf[rows], episodes.actions), IS_FOLLOWED: followed}
-
-
-def _following(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """(N,) the row after each step of its episode, of the last one its own; (N,) whether it is another."""
-    followed = np.ones(int(lengths.sum()), np.bool_)
-    followed[np.cumsum(lengths)[lengths > 0] - 1] = False
-    return np.arange(len(followed)) + followed, followed
 
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):
@@ -114,15 +103,13 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
     writes_episodes = True
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with the three columns; the episodes are longer. Raises TypeError for an EpisodeBatch."""
-        if isinstance(episodes, EpisodeBatch):
-            raise TypeError("an EpisodeBatch cannot be written to: call on_episode_batch, or call a pipeline")
+        """The batch with the three columns; the episodes are longer."""
+        assert not isinstance(episodes, EpisodeBatch), "arrays are read-only: call on_episode_batch, or a pipeline"
         for episode in self.single_agent_episode_iterator(episodes, False):
             if len(episode):
                 lengthen(episode)
-                steps = np.array([len(episode)])
                 flags = np.array([[episode.is_terminated], [episode.is_truncated]])
-                for column, values in _columns_of_longer(steps, *flags).items():
+                for column, values in _columns_of_longer(np.array([len(episode)]), *flags).items():
                     self.add_n_batch_items(batch, column, values, len(episode), episode)
         return batch
 

@@ -31,15 +31,8 @@ from offline_cli.trees import leaves
 
 __all__ = ["LearnerConnectorPipeline", "learner_pipeline"]
 
-ROWS_OF_STEPS: Final = (
-    Columns.OBS,
-    Columns.NEXT_OBS,
-    Columns.ACTIONS,
-    Columns.REWARDS,
-    Columns.TERMINATEDS,
-    Columns.TRUNCATEDS,
-    Columns.LOSS_MASK,
-)
+FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.LOSS_MASK)
+ROWS_OF_STEPS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, *FLAGS)
 
 
 def learner_pipeline(
@@ -91,9 +84,8 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
         found = super()._prepared(episodes)
         if isinstance(found, EpisodeBatch):
             return found
-        names = {(episode.id_, getattr(episode, "agent_id", None)) for episode in found}
         writes = any(piece.writes_episodes for piece in self.pieces()) and found is episodes
-        return _copies(found) if writes or len(names) < len(found) else found
+        return _copies(found) if writes or len(set(map(_name, found))) < len(found) else found
 
     def stepwise(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Iterator[tuple[str, Batch, Episodes]]:
         """As of any pipeline; at the end columns that have a row per step have to have as many rows, else raises BadPiece."""
@@ -102,36 +94,31 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
             yield name, after, left
         by_module = [part for part in after.values() if isinstance(part, dict) and not is_filed(part)]
         for columns in [after] if any(column in after for column in ROWS_OF_STEPS) else by_module:
-            _check_rows(columns)
+            held = {column: columns[column] for column in ROWS_OF_STEPS if columns.get(column) is not None}
+            stacked = {column: tree for column, tree in held.items() if not (isinstance(tree, list) or is_filed(tree))}
+            counts = {column: len(tree if hasattr(tree, "shape") else leaves(tree)[0]) for column, tree in stacked.items()}
+            if len(set(counts.values())) > 1:
+                fix = "one item per timestep of every episode, in each column that a piece adds"
+                raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)
 
 
-def _check_rows(columns: Batch) -> None:
-    """Items that are not stacked yet are left alone."""
-    held = {column: columns[column] for column in ROWS_OF_STEPS if columns.get(column) is not None}
-    counts = {column: len(leaves(tree)[0]) for column, tree in held.items() if not (isinstance(tree, list) or is_filed(tree))}
-    if len(set(counts.values())) > 1:
-        fix = "one item per timestep of every episode, in each column that a piece adds"
-        raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)
-
-
-# ---- copies of episodes ----
+def _name(episode: Any) -> tuple[Any, Any]:
+    return episode.id_, getattr(episode, "agent_id", None)
 
 
 def _copies(episodes: Sequence[Any]) -> list[Any]:
     """A copy of each; where an id comes again, `_2`, `_3`, ... is added to it."""
     taken = {episode.id_ for episode in episodes}
     seen: Counter[Any] = Counter()
-    copies = []
-    for episode in episodes:
-        copied = copy.deepcopy(episode)
-        name = (episode.id_, getattr(episode, "agent_id", None))
+    copies = [copy.deepcopy(episode) for episode in episodes]
+    for copied in copies:
+        name = _name(copied)
         seen[name] += 1
         if seen[name] > 1:
-            copied.id_ = next(new for n in count(2) if (new := f"{episode.id_}_{n}") not in taken)
+            copied.id_ = next(new for n in count(2) if (new := f"{name[0]}_{n}") not in taken)
             taken.add(copied.id_)
             parts = [copied] if isinstance(copied, SingleAgentEpisode) else copied.agent_episodes.values()
             for part in parts:  # the name under which their items are filed is the multi-agent episode's, where there is one
                 if part is not copied or part.multi_agent_episode_id is not None:
                     part.multi_agent_episode_id = copied.id_
-        copies.append(copied)
     return copies

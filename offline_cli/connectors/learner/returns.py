@@ -19,7 +19,6 @@ from offline_cli.connectors.common.batch_columns import StepColumns
 from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import is_multi, module_of
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves
@@ -27,6 +26,7 @@ from offline_cli.trees import Tree, map_leaves
 __all__ = ["ClipRewards", "ComputeReturnsToGo", "GeneralAdvantageEstimation", "NStepReturns", "discounted", "factors"]
 
 Rows = Literal["all", "real", "none"]
+ENDS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,17 +72,15 @@ class NStepReturns(StepColumns):
 
     def __init__(self, *spaces: Space | None, n_step: int, gamma: float, **kwargs: Any) -> None:
         if n_step < 1:
-            raise BadPiece(f"n_step={n_step}", where="NStepReturns", fix="a number from 1 on")
+            raise self.bad(f"n_step={n_step}", fix="a number from 1 on")
         self.n_step, self.gamma = int(n_step), float(gamma)
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
         """The batch with these columns. Raises BadPiece where one of them is there already."""
         names = [Columns.REWARDS, Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.N_STEP]
-        there = [name for name in names if name in batch]
-        if there:
-            fix = "put it before the pieces that add them"
-            raise BadPiece(f"{there} are in the batch already", where="NStepReturns", fix=fix)
+        if there := [name for name in names if name in batch]:
+            raise self.bad(f"{there} are in the batch already", fix="put it before the pieces that add them")
         return super().__call__(batch=batch, episodes=episodes, **call)
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
@@ -128,15 +126,16 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch with both columns. Raises BadPiece where no module has values, or episodes lack their artificial step."""
-        asked = 0
-        for module_id, part in _parts(rl_module, batch):
-            module = module_of(rl_module, module_id)
-            if hasattr(module, "compute_values"):
-                asked += 1
-                part.update(self._columns(module, part, self._lengths(episodes, module_id)))
+        by_module = is_multi(rl_module)
+        parts = [(name, part) for name, part in batch.items() if name in rl_module] if by_module else [(None, batch)]
+        asked = [
+            (name, module, part) for name, part in parts if hasattr(module := module_of(rl_module, name), "compute_values")
+        ]
         if not asked:
             fix = "a module with compute_values(batch) -> (B,) or (B, T); in apply --policy RUN, of a run by marwil"
-            raise BadPiece("no module here has values", where="GeneralAdvantageEstimation", fix=fix)
+            raise self.bad("no module here has values", fix=fix)
+        for name, module, part in asked:
+            part.update(self._columns(module, part, self._lengths(episodes, name)))
         return batch
 
     def _lengths(self, episodes: Episodes, module_id: Any) -> NDArray[np.int64]:
@@ -156,50 +155,23 @@ class GeneralAdvantageEstimation(ConnectorV2):
             return cut.unpad(array) if cut is not None else array
 
         values = flat(values_in).astype(np.float64)
-        names = (Columns.REWARDS, Columns.TERMINATEDS, Columns.TRUNCATEDS)
-        rewards, terminateds, truncateds = (flat(part[name]) for name in names)
+        rewards, terminateds, truncateds = map(flat, (part[name] for name in (Columns.REWARDS, *ENDS)))
         real = flat(part[Columns.LOSS_MASK]) if Columns.LOSS_MASK in part else np.ones(len(values), np.bool_)
-        _check(lengths, values, terminateds, real)
-        targets = self._targets(values, rewards, terminateds, truncateds)
-        advantages = self._standardized(targets - values.astype(np.float32), real)
-        found = {Columns.ADVANTAGES: advantages, Columns.VALUE_TARGETS: targets}
-        return {name: _tensor(rows if cut is None else cut.pad(name, rows), values_in.device) for name, rows in found.items()}
-
-    def _targets(
-        self, values: NDArray[np.float64], rewards: NDArray[Any], terminateds: NDArray[Any], truncateds: NDArray[Any]
-    ) -> NDArray[np.float32]:
-        """(N,) values plus advantages. The value after a terminated step is 0, that after a truncated one counts."""
-        goes_on = 1.0 - terminateds
-        after = np.append(values[1:], 0.0)
-        residuals = rewards + self.gamma * goes_on * after - values
+        ends = np.cumsum(lengths)[lengths > 0] - 1
+        if len(values) != int(lengths.sum()) or not (terminateds[ends].astype(np.bool_) | ~real[ends]).all():
+            what = "episodes without the artificial step that the value of their last observation is computed at"
+            raise self.bad(what, fix="put AddOneTsToEpisodesAndTruncate first in the pipeline")
+        goes_on = 1.0 - terminateds  # the value after a terminated step is 0, that after a truncated one counts
+        residuals = rewards + self.gamma * goes_on * np.append(values[1:], 0.0) - values
         reach = self.gamma * self.lambda_ * goes_on * (1.0 - truncateds)
-        return (discounted(residuals, reach) + values).astype(np.float32)
-
-    def _standardized(self, advantages: NDArray[np.float32], real: NDArray[np.bool_]) -> NDArray[np.float32]:
-        if self.standardize == "none":
-            return advantages
-        rows = advantages if self.standardize == "all" else advantages[real]
-        return np.asarray((advantages - rows.mean()) / max(1e-4, float(rows.std())), np.float32)
-
-
-def _parts(rl_module: Any, batch: Batch) -> list[tuple[Any, Batch]]:
-    """(module id, its columns) of a batch by module; the id None for the whole batch of a single module."""
-    if not is_multi(rl_module):
-        return [(None, batch)]
-    return [(module_id, part) for module_id, part in batch.items() if module_id in rl_module]
-
-
-def _check(lengths: NDArray[np.int64], values: NDArray[Any], terminateds: NDArray[Any], real: NDArray[np.bool_]) -> None:
-    """Raise BadPiece where an episode does not end with a terminated or an artificial step, or rows are not the episodes'."""
-    ends = np.cumsum(lengths)[lengths > 0] - 1
-    if len(values) == int(lengths.sum()) and (terminateds[ends].astype(np.bool_) | ~real[ends]).all():
-        return
-    what = "episodes without the artificial step that the value of their last observation is computed at"
-    raise BadPiece(what, where="GeneralAdvantageEstimation", fix="put AddOneTsToEpisodesAndTruncate first in the pipeline")
-
-
-def _tensor(rows: NDArray[Any], device: Any) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(rows)).to(device)
+        targets = (discounted(residuals, reach) + values).astype(np.float32)
+        advantages = targets - values.astype(np.float32)
+        if self.standardize != "none":
+            rows = advantages if self.standardize == "all" else advantages[real]
+            advantages = np.asarray((advantages - rows.mean()) / max(1e-4, float(rows.std())), np.float32)
+        found = {Columns.ADVANTAGES: advantages, Columns.VALUE_TARGETS: targets}
+        padded = found if cut is None else {name: cut.pad(name, one) for name, one in found.items()}
+        return {name: torch.from_numpy(np.ascontiguousarray(one)).to(values_in.device) for name, one in padded.items()}
 
 
 class ClipRewards(ConnectorV2):
@@ -210,7 +182,7 @@ class ClipRewards(ConnectorV2):
 
     def __init__(self, *spaces: Space | None, bound: float = 1.0, **kwargs: Any) -> None:
         if not bound > 0:
-            raise BadPiece(f"bound={bound}", where="ClipRewards", fix="a number above 0")
+            raise self.bad(f"bound={bound}", fix="a number above 0")
         self.bound = float(bound)
         super().__init__(*spaces, **kwargs)
 

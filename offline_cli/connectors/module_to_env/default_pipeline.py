@@ -1,4 +1,7 @@
-"""The default module-to-env pipeline, and the piece that puts actions into the units of an environment.
+"""The module-to-env pipeline, from a module's stacked outputs to one action for each environment of a vector.
+
+A single-agent batch is `batch[column]`. A multi-agent one, between the pieces that map agents to modules and back, is
+`batch[module id][column]`; before and after those, its columns are filed by (episode id, agent id, module id).
 
 Custom pieces, which must be connectors, come where RLlib documents them: the module's outputs are items of episodes there, and
 actions are drawn, but not yet in the units of the environment. A piece that has to come before the drawing, to change logits,
@@ -9,31 +12,207 @@ is put there by `pipeline.insert_before("GetActions", piece)`, or with `before =
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium import spaces
+from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.batch_items import is_filed
+from offline_cli.connectors.batch_items import SharedData, is_filed
 from offline_cli.connectors.common.batch_columns import TensorToNumpy
 from offline_cli.connectors.common.batching import ModuleToAgentUnmapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.module_to_env.unbatching import (
-    GetActions,
-    ListifyDataForVectorEnv,
-    RemoveSingleTsTimeRankFromBatch,
-    UnBatchToIndividualItems,
-)
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
 from offline_cli.modules.action_units import ForEnvironment
+from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.rl_module import module_of
 from offline_cli.spaces import Space
-from offline_cli.trees import map_leaves
+from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["ModuleToEnvPipeline", "NormalizeAndClipActions", "module_to_env_pipeline"]
+__all__ = [
+    "GetActions",
+    "ListifyDataForVectorEnv",
+    "ModuleToEnvPipeline",
+    "NormalizeAndClipActions",
+    "RemoveSingleTsTimeRankFromBatch",
+    "UnBatchToIndividualItems",
+    "module_to_env_pipeline",
+]
+
+
+def _is_multi_agent(episodes: Episodes) -> bool:
+    """Whether these are episodes of several agents each."""
+    return not isinstance(episodes, EpisodeBatch) and bool(episodes) and hasattr(episodes[0], "agent_episodes")
+
+
+def _module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[tuple[str | None, Any, Batch]]:
+    """Each (module id, module, its columns); one, with the id None, where there is a single agent."""
+    if not _is_multi_agent(episodes):
+        yield None, rl_module, batch
+        return
+    for module_id, part in batch.items():
+        yield module_id, None if rl_module is None else module_of(rl_module, module_id), part
+
+
+class GetActions(ConnectorV2):
+    """`actions` (B, ...) from `action_dist_inputs` (B, n), and `action_logp` (B,) where the module did not put it out.
+
+    Drawn where `explore`, else the likeliest, whose `action_logp` is 0: they are certain. Axes between the first and the last
+    of the inputs (time) are kept. What draws: `chance`, uniform numbers (B, k) per row, or `generator`, else torch's own.
+    """
+
+    whole_arrays = True
+
+    def __call__(
+        self, *, rl_module: Any, batch: Batch, episodes: Episodes, explore: bool | None = None, **drawing: Any
+    ) -> Batch:
+        """The batch with actions. `drawing`: `chance`, for the rows of a single module, or `generator`."""
+        for _module_id, module, part in _module_parts(batch, rl_module, episodes):
+            if Columns.ACTIONS not in part and Columns.ACTION_DIST_INPUTS in part:
+                head, inputs = getattr(module, "action_head", None), part[Columns.ACTION_DIST_INPUTS]
+                if isinstance(head, ActionHead):
+                    part[Columns.ACTIONS], logp = _from_head(head, inputs, bool(explore), drawing)
+                else:
+                    part[Columns.ACTIONS], logp = _from_distribution(module, inputs, bool(explore))
+                part.setdefault(Columns.ACTION_LOGP, logp)
+        return batch
+
+
+def _from_head(head: ActionHead, inputs: Tensor, explore: bool, drawing: Mapping[str, Any]) -> tuple[Tree, Tensor]:
+    """Actions and their likelihood, from one of our action heads."""
+    rows, axes, chance = inputs.reshape(-1, inputs.shape[-1]), inputs.shape[:-1], drawing.get("chance")
+    if not explore:
+        actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)
+    else:
+        actions = head.sample(rows, drawing.get("generator")) if chance is None else head.drawn(rows, chance)
+        logp = head.logp(rows, actions)
+    return map_leaves(lambda leaf: leaf.reshape(*axes, *leaf.shape[1:]), actions), logp.reshape(axes)
+
+
+def _from_distribution(module: Any, inputs: Tensor, explore: bool) -> tuple[Tree, Any]:
+    """The same by the distribution class that an RLModule in RLlib's manner names, which draws from torch's own generator."""
+    named = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
+    distribution = named.from_logits(inputs)
+    if not explore:
+        return distribution.to_deterministic().sample(), torch.zeros(inputs.shape[:-1], device=inputs.device)
+    actions = distribution.sample()
+    return actions, distribution.logp(actions)
+
+
+class UnBatchToIndividualItems(ConnectorV2):
+    """Each column from leaves (B, ...) to items under the keys that their rows had before they were stacked.
+
+    Items are views of the rows. Columns that are made of items already stay as they are.
+    """
+
+    whole_arrays = True
+
+    def __call__(
+        self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
+    ) -> Batch:
+        """The batch in items. Raises BadPiece where a column has another number of rows than were put in."""
+        for module_id, _module, part in _module_parts(batch, rl_module, episodes):
+            keys = self._keys(episodes, shared_data or {}, module_id)
+            for column, held in part.items():
+                if isinstance(held, list) or is_filed(held):
+                    continue
+                items = unstack(held)
+                if len(items) != len(keys):
+                    what = f"column {column!r} has {len(items)} rows, and {len(keys)} observations were put in"
+                    raise self.bad(what, fix="let the module put out one row per row put in")
+                filed: dict[tuple[Any, ...], list[Any]] = {}
+                for key, item in zip(keys, items, strict=True):
+                    filed.setdefault(key, []).append(item)
+                part[column] = filed
+        return batch
+
+    def _keys(self, episodes: Episodes, shared_data: Mapping[str, Any], module_id: str | None) -> list[tuple[Any, ...]]:
+        """The key under which each row of a stacked batch was filed, in order.
+
+        As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that
+        note one row per episode. Raises BadPiece for a module that nothing was stacked for.
+        """
+        noted = shared_data.get("memorized_map_structure")
+        if module_id is None:
+            return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
+        if not isinstance(noted, Mapping) or module_id not in noted:
+            what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
+            raise self.bad(what, fix="call env-to-module first, with the same shared_data")
+        return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
+
+
+class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
+    """Items (1, ...) become items (...), in every column but `state_out`, which has no time axis.
+
+    Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
+    several modules only for the items of stateful ones.
+    """
+
+    def __call__(
+        self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
+    ) -> Batch:
+        """The batch without that axis. Raises BadPiece, naming the column, for items without an axis of one step."""
+        if not (shared_data or {}).get("_added_single_ts_time_rank"):
+            return batch
+        for column in batch:
+            if column == Columns.STATE_OUT:
+                continue
+
+            def squeezed(item: Any, _episode: Any, _agent: Any, module_id: Any, column: str = column) -> Any:
+                has_no_axis = module_id is not None and not module_of(rl_module, module_id).is_stateful()
+                return item if has_no_axis else map_leaves(lambda leaf: self._first(leaf, column), item)
+
+            self.foreach_batch_item_change_in_place(batch, column, squeezed)
+        return batch
+
+    def _first(self, leaf: Any, column: str) -> Any:
+        shape = getattr(leaf, "shape", ())
+        if not shape or shape[0] != 1:
+            what = (
+                f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
+            )
+            raise self.bad(what, fix="let stateful modules keep the time axis")
+        return leaf[0]
+
+
+class ListifyDataForVectorEnv(ConnectorV2):
+    """Columns become lists with an item per episode, in the order of the episodes; `actions` and `actions_for_env` stacked.
+
+    With several agents an entry is a dict by agent, in every column. Columns that are not filed by episode stay as they are.
+    """
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
+        ids, by_agent = [episode.id_ for episode in episodes], _is_multi_agent(episodes)
+        for column, held in batch.items():
+            if not (is_filed(held) or (by_agent and held == {})):
+                continue
+            entries: dict[str, dict[Any, Any]] = {id_: {} for id_ in ids}
+            for (episode_id, *agent), items in held.items():
+                if episode_id not in entries or len(items) != 1:
+                    raise self._wrong(column, held, ids)
+                entries[episode_id][agent[0] if agent else None] = items[0]
+            if by_agent:
+                batch[column] = list(entries.values())
+                continue
+            if not all(entries.values()):
+                raise self._wrong(column, held, ids)
+            listed = [entry[None] for entry in entries.values()]
+            stacks = column in (Columns.ACTIONS, Columns.ACTIONS_FOR_ENV)
+            batch[column] = map_leaves(lambda *leaves: np.stack(leaves), *listed) if stacks else listed
+        return batch
+
+    def _wrong(self, column: str, held: Mapping[Any, list[Any]], ids: list[str]) -> BadPiece:
+        counts = {key: len(items) for key, items in held.items()}
+        what = f"column {column!r} has items {counts}, and one each was wanted for the episodes {ids}"
+        return self.bad(what, fix="give each episode, or agent that acts, one item per column")
 
 
 class NormalizeAndClipActions(ConnectorV2):
@@ -55,16 +234,14 @@ class NormalizeAndClipActions(ConnectorV2):
         """The batch. Raises BadPiece without actions, and without an action space to fit them to."""
         if not (self.normalize_actions or self.clip_actions):
             return batch
-        place, space = "piece NormalizeAndClipActions", self.input_action_space
+        space = self.input_action_space
         if space is None:
-            fix = "put it into a pipeline that has an input_action_space"
-            raise BadPiece("NormalizeAndClipActions found no action space to fit them to", where=place, fix=fix)
+            raise self.bad("no action space to fit actions to", fix="put it into a pipeline that has an input_action_space")
         if Columns.ACTIONS not in batch:
-            what = f"NormalizeAndClipActions found no actions among the columns {sorted(batch)}"
-            raise BadPiece(what, where=place, fix="put GetActions before it")
+            raise self.bad(f"no actions among the columns {sorted(batch)}", fix="put GetActions before it")
         held = batch[Columns.ACTIONS]
         if not is_filed(held):
-            fit = self._fit(space, self.stretched_by)
+            fit = ForEnvironment(space, self.stretched_by, normalized=self.normalize_actions)
             batch[Columns.ACTIONS_FOR_ENV] = _each(held, fit) if isinstance(held, list) else fit(held)
             return batch
         by_agent: dict[Any, list[tuple[Any, ...]]] = {}  # a call for each of many environments would take longer than networks
@@ -74,13 +251,11 @@ class NormalizeAndClipActions(ConnectorV2):
         both: list[Any] = [space, self.stretched_by]
         for agent, keys in by_agent.items():
             own, by = (part if agent is None or part is None else part[agent] for part in both)
-            items = iter(_each([item for key in keys for item in held[key]], self._fit(own, by)))
+            fit = ForEnvironment(own, by, normalized=self.normalize_actions)
+            items = iter(_each([item for key in keys for item in held[key]], fit))
             fitted |= {key: [next(items) for _ in held[key]] for key in keys}
         batch[Columns.ACTIONS_FOR_ENV] = fitted
         return batch
-
-    def _fit(self, space: Space, stretched_by: Space | None) -> ForEnvironment:
-        return ForEnvironment(space, stretched_by, normalized=self.normalize_actions)
 
 
 def _each(items: list[Any], fit: ForEnvironment) -> list[Any]:

@@ -17,8 +17,8 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.formats.hdf5.safe import FRAMES, TEXT, Node
 from offline_cli.formats.sink import SinkContext
-from offline_cli.json_documents import from_json
 from offline_cli.meanings import Meanings
+from offline_cli.safe_json import from_json
 from offline_cli.spaces import space_from_json, space_to_json
 
 __all__ = ["OURS", "dtypes_of", "in_dtype", "metadata_text", "read_metadata"]

@@ -35,7 +35,7 @@ from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, SourceInfo
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, NoData, UnsafeData
 from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.parquet_files import chunks, schema_of
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects
 

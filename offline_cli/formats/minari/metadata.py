@@ -21,7 +21,7 @@ from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.formats.sink import SinkContext
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location

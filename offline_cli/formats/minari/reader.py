@@ -43,7 +43,7 @@ from offline_cli.formats.minari.metadata import (
 )
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, SourceInfo
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location

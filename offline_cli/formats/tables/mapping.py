@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.json_documents import deeper_than, mistakes, schemas_folder, toml_schema
+from offline_cli.safe_json import deeper_than
+from offline_cli.schema_files import schemas_folder, toml_schema
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import open_location
 
@@ -356,10 +357,8 @@ def _in_words(error: Any, document: Any) -> str:
 
 
 def _space(node: Mapping[str, Any] | None, role: str, found: list[str]) -> Space | None:
-    wrong = [] if node is None else mistakes(dict(node), "spaces.v1.json")
-    found += [f"spaces.{role}.{one}" for one in wrong]
     try:
-        return None if node is None or wrong else space_from_json(node, where=role)
+        return None if node is None else space_from_json(node, where=role)
     except UnsupportedSpace as error:
         found.append(f"spaces.{role}: {error.what}")
         return None

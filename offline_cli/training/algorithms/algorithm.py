@@ -347,14 +347,7 @@ def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[A
     """The class of that name. `named`, and what is raised: see `registered_class`."""
     if name in OURS:
         return own_algorithms(name)[name]
-    return registered_class(
-        ALGORITHMS,
-        name,
-        Algorithm,  # type: ignore[type-abstract]  # what is abstract is refused
-        ours=OURS,
-        derive_from="offline_cli.training.algorithms.Algorithm",
-        named=named,
-    )
+    return registered_class(ALGORITHMS, name, Algorithm, ours=OURS, named=named)  # type: ignore[type-abstract]
 
 
 def own_algorithms(*names: str) -> dict[str, type[Algorithm]]:

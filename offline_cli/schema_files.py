@@ -1,0 +1,50 @@
+"""JSON Schemas: the files in schemas/, those of pydantic models, and options checked against what a plug-in gives as one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+MAX_MISTAKES: Final = 50  # shown
+MAX_LETTERS: Final = 120  # of one
+
+
+@cache
+def schemas_folder() -> Path:
+    """The folder of the schemas and mapping presets: in the package, or beside it in a checkout or editable install."""
+    package = Path(__file__).resolve().parent
+    installed, checkout = package / "schemas", package.parent / "schemas"
+    return installed if installed.is_dir() else checkout
+
+
+def toml_schema(model: Any, name: str, **head: str) -> dict[str, Any]:
+    """The JSON Schema of the TOML files whose form is a pydantic `model`: TOML has no null, so an optional key is left out."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class Generate(GenerateJsonSchema):
+        def nullable_schema(self, schema: Any) -> dict[str, Any]:
+            return self.generate_inner(schema["schema"])
+
+        def field_title_should_be_set(self, schema: Any) -> bool:
+            return False
+
+    found = model.model_json_schema(schema_generator=Generate)
+    for form in (found, *found.get("$defs", {}).values()):
+        for key in form.get("properties", {}).values():
+            if key.get("default", ...) is None:
+                del key["default"]
+    return {"$schema": GenerateJsonSchema.schema_dialect, "$id": name, **found, **head}
+
+
+def mistakes_by(document: Any, schema: Mapping[str, Any], *, within: str = "") -> list[str]:
+    """Every mistake of `document`, which stands at the path `within` of another, with its place; empty when there is none."""
+    import jsonschema
+
+    errors = sorted(
+        jsonschema.Draft202012Validator(schema).iter_errors(document), key=lambda one: [*map(str, one.absolute_path)]
+    )
+    places = [".".join(map(str, [*filter(None, [within]), *one.absolute_path])) or "the document" for one in errors]
+    found = [f"{place}: {one.message[:MAX_LETTERS]}" for place, one in zip(places, errors, strict=True)]
+    return found[:MAX_MISTAKES] + ([f"... and {len(found) - MAX_MISTAKES} more"] if len(found) > MAX_MISTAKES else [])
