@@ -16,8 +16,7 @@ from offline_cli.datasets.manifest import manifest_schema
 from offline_cli.formats.tables.mapping import mapping_schema
 from offline_cli.modules.network import OURS
 from offline_cli.training.algorithms.algorithm import own_algorithms
-from offline_cli.training.config import allowed
-from offline_cli.training.config_model import config_schema
+from offline_cli.training.config import allowed, config_schema
 
 __all__ = ["cli_page", "config_page", "schema_page"]
 
@@ -44,7 +43,7 @@ and messages to stderr, as a bar on a terminal and as an occasional line elsewhe
 _CONFIG = """\
 # Configuration of train
 
-<!-- Written by `make docs` from offline_cli/training/config_model.py and the schemas of algorithms and networks. -->
+<!-- Written by `make docs` from offline_cli/training/config.py and the schemas of algorithms and networks. -->
 
 `offline-cli train ... --config FILE` and `train-bc` take a TOML file with any of these keys; its JSON Schema is
 `schemas/config.v1.json`. An option of the command line wins over the file, the file over the run that is resumed, and that over

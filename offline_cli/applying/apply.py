@@ -11,16 +11,16 @@ import logging
 import os
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
-from offline_cli.applying.batch_folder import BatchFolder
 from offline_cli.applying.pipeline_run import PipelineRun
 from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes, space_as_json
-from offline_cli.applying.train_batches import train_batches
+from offline_cli.applying.train_batches import BatchFolder, train_batches
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
 from offline_cli.connectors.connector_v2 import state_to_bytes
@@ -42,7 +42,6 @@ from offline_cli.storage.locations import Location, Sources, expand, open_locati
 
 __all__ = ["ApplyResult", "apply"]
 
-RUN_MODULES: Final = "offline_cli.training.run_modules"
 _log = logging.getLogger(__name__)
 
 
@@ -137,7 +136,7 @@ def apply(
         if not show or asked is None:
             fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
             raise UsageError("no sources", where="the arguments", fix=fix)
-        run = PipelineRun.of(file, learned, asked, None, keep_invented=True)
+        run = PipelineRun(file, learned, asked, None, keep_invented=True)
         return followed(run, [made_up_episodes(*run.spaces)], sources=(), inferred=False)
     read = partial(
         read_episodes,
@@ -153,7 +152,7 @@ def apply(
         on_progress=on_progress,
     )
     with read() as stream:
-        run = PipelineRun.of(file, learned, asked, stream, keep_invented=keep_invented)
+        run = PipelineRun(file, learned, asked, stream, keep_invented=keep_invented)
         if target is None:
             return followed(run, stream, sources=stream.locations, inferred=stream.spaces_inferred)
         with Scope() as scope:
@@ -173,7 +172,7 @@ def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPol
     if is_named(os.fspath(run)):
         fix = "the folder that train or train-bc made; without --policy, pieces get no network"
         raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
-    module = importlib.import_module(RUN_MODULES)  # by name: training stands on this room
+    module = importlib.import_module("offline_cli.training.learner")  # by name: training stands on this room
     place, known = open_location(run, **storage), options["storage_options"]
     found: LoadedPolicy = module.policy_with_values(place, known, plugins=options["plugins"], network=network)
     return found
@@ -189,16 +188,38 @@ def _written(
     if first is None:
         raise NoData("no episode has any steps", where=run.where, fix="record again")
     state, started, every = None, now(), chain([first], batches)
+    counts = Counter[str]()
     if options["dry_run"]:
-        files: list[dict[str, Any]] = [dict(batch.counts) for batch in every]
+        for batch in every:
+            counts.update(batches=1, **batch.counts)
     else:
         known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": list(sources)}
         words = shlex.join(options["command"]) or this_command()
         with BatchFolder(target, options=known, overwrite=options["overwrite"], command=words) as folder:
-            files = [folder.write(batch) for batch in every]
-            document = _document(run, stream, sources, options, kinds=first.kinds, counts=_counted(files), started=started)
+            for batch in every:
+                counts.update(batches=1, bytes=folder.write(batch)["bytes"], **batch.counts)
             learned = run.pipeline.get_state()
-            state = folder.commit(document, state=state_to_bytes(learned, where=run.file.where) if learned else b"")
+            state = folder.commit(
+                {
+                    "format": "train-batches",
+                    "version": 1,
+                    "stored_as": options["format"],
+                    "steps_per_batch": options["steps_per_batch"],
+                    "columns": first.kinds,
+                    "pipeline": run.file.document,
+                    "input_observation_space": space_as_json(run.spaces[0]),
+                    "input_action_space": space_as_json(run.spaces[1]),
+                    "observation_space": space_as_json(run.pipeline.observation_space),
+                    "action_space": space_as_json(run.pipeline.action_space),
+                    "action_scale": run.action_scale,
+                    "spaces_inferred": stream.spaces_inferred,
+                    "counts": {name: count for name, count in counts.items() if name != "bytes"},
+                    "assumptions": dict(sorted(stream.tally.assumptions.items())),
+                    "provenance": with_defaults(_provenance(run, stream, sources, options), started=started),
+                },
+                state=state_to_bytes(learned, where=run.file.where) if learned else b"",
+            )
+    figures: dict[str, Any] = {"bytes": 0, **counts}
     notes = stream.incomplete
     if run.steps_left_out:
         ends = f"{run.steps_left_out:,} truncated episodes have no recorded last observation"
@@ -207,12 +228,11 @@ def _written(
         _log.warning("note: %s", note)
     return ApplyResult(
         out=target.url,
-        **_counted(files),
+        **figures,
         **kind,
         steps_left_out=run.steps_left_out,
         notes=notes,
         columns=first.names,
-        bytes=sum(file.get("bytes", 0) for file in files),
         state=state,
         action_scale=stream.action_scale,
         spaces_inferred=stream.spaces_inferred,
@@ -222,42 +242,12 @@ def _written(
     )
 
 
-def _document(
-    run: PipelineRun,
-    stream: EpisodeStream,
-    sources: Sequence[str],
-    options: Mapping[str, Any],
-    *,
-    kinds: Sequence[Mapping[str, Any]],
-    counts: Mapping[str, int],
-    started: str,
-) -> dict[str, Any]:
-    """`batches.json`, but for its files and the state."""
-    provenance: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
+def _provenance(run: PipelineRun, stream: EpisodeStream, sources: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
     if run.policy is not None:
-        provenance["policy"] = {"run": blanked(os.fspath(options["policy"])), "sha256": run.policy.sha256}
+        found["policy"] = {"run": blanked(os.fspath(options["policy"])), "sha256": run.policy.sha256}
     if stream.mapping_documents:
-        provenance["mappings"] = list(stream.mapping_documents)
+        found["mappings"] = list(stream.mapping_documents)
     if options["command"]:
-        provenance["commands"] = [*stream.commands, shlex.join(options["command"])]
-    return {
-        "format": "train-batches",
-        "version": 1,
-        "stored_as": options["format"],
-        "steps_per_batch": options["steps_per_batch"],
-        "columns": kinds,
-        "pipeline": run.file.document,
-        "input_observation_space": space_as_json(run.spaces[0]),
-        "input_action_space": space_as_json(run.spaces[1]),
-        "observation_space": space_as_json(run.pipeline.observation_space),
-        "action_space": space_as_json(run.pipeline.action_space),
-        "action_scale": run.action_scale,
-        "spaces_inferred": stream.spaces_inferred,
-        "counts": counts,
-        "assumptions": dict(sorted(stream.tally.assumptions.items())),
-        "provenance": with_defaults(provenance, started=started),
-    }
-
-
-def _counted(files: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"batches": len(files), **{name: sum(file[name] for file in files) for name in ("rows", "episodes", "steps")}}
+        found["commands"] = [*stream.commands, shlex.join(options["command"])]
+    return found

@@ -9,9 +9,9 @@ whatever device the frames are. Values are those of the piece, bit for bit: the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -28,9 +28,9 @@ from offline_cli.connectors.learner.added_columns import (
     AddNextObservationsFromEpisodesToTrainBatch,
 )
 from offline_cli.connectors.learner.returns import ClipRewards, ComputeReturnsToGo
-from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
+from offline_cli.trees import Tree, leaves, unflatten_like
 
-__all__ = ["FrameStacks", "expanded", "stack_by_rows"]
+__all__ = ["FrameStacks", "gather_stacks", "stack_by_rows"]
 
 MOST: Final = 255  # frames of a stack: an age, and the next one, is one byte
 LEAVE_OBSERVATIONS: Final = (  # for a module without memory
@@ -104,18 +104,9 @@ class FrameStacks:
     def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
         """Put the stacks number `chosen` (B,) into `targets`, a tensor (B, ..., size * C), or (B, numbers), for each leaf."""
         rows, ages = self.rows.index_select(0, chosen), self.ages.index_select(0, chosen)
-        for place in range(self.size):
-            back = self.size - 1 - place
-            gone = ages < back
-            wanted = rows - ages.clamp(max=back)
-            for frames, target in zip(leaves(self.frames), targets, strict=True):
-                found = frames.index_select(0, wanted)
-                if found.device.type != "cpu":  # where choosing rows would wait for the device
-                    found.masked_fill_(gone.view(-1, *[1] * (found.ndim - 1)), 0)
-                elif bool(gone.any()):
-                    found[gone] = 0
-                places, width = _sizes(tuple(frames.shape[1:]))
-                target.view(len(rows), places, self.size, width)[:, :, place].copy_(found.view(len(rows), places, width))
+        gather_stacks(
+            lambda wanted: [leaf.index_select(0, wanted) for leaf in leaves(self.frames)], rows, ages, self.size, targets
+        )
 
     def gathered(self, which: slice) -> Tree:
         """The stacks of a range, leaves (B, ..., size * C), on the device of the frames."""
@@ -126,19 +117,19 @@ class FrameStacks:
         return unflatten_like(self.frames, made)
 
 
-def _sizes(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Of one frame: how many places it has on all axes but the last, and the length of that."""
-    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+def gather_stacks(
+    take: Callable[[Tensor], Sequence[Tensor]], rows: Tensor, ages: Tensor, size: int, targets: Sequence[Tensor]
+) -> None:
+    """Put the stacks that end with the frames `rows` (B,) into `targets`. `take`: the frames of given numbers, leaf by leaf."""
+    for place in range(size):
+        back = size - 1 - place
+        gone = ages < back
+        for found, target in zip(take(rows - ages.clamp(max=back)), targets, strict=True):
+            found.masked_fill_(gone.view(-1, *[1] * (found.ndim - 1)), 0)
+            shape = tuple(found.shape[1:])
+            places, width = (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+            target.view(len(rows), places, size, width)[:, :, place].copy_(found.view(len(rows), places, width))
 
 
 def _stacked(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     return (*shape[:-1], size * shape[-1]) if shape else (size,)
-
-
-def expanded(columns: Any, which: slice) -> dict[str, Tree]:
-    """A range of rows of columns as trees of tensors, stacks gathered."""
-
-    def part(column: Any) -> Tree:
-        return column.gathered(which) if isinstance(column, FrameStacks) else map_leaves(lambda leaf: leaf[which], column)
-
-    return {name: part(column) for name, column in columns.items()}

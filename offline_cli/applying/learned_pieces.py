@@ -13,7 +13,6 @@ state cannot be set, and one without a state whose attributes change as the firs
 from __future__ import annotations
 
 import copy
-import hashlib
 import pickle
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -32,13 +31,12 @@ from offline_cli.connectors.env_to_module.observation_preprocessor import Single
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
 
-__all__ = ["check_streamable", "frozen_with", "learn"]
+__all__ = ["check_streamable", "freeze", "learn"]
 
 OURS: Final = "offline_cli."
 PLACE: Final = "learner pipeline"
 DOCUMENTED: Final = 'docs/connectors.md, "A piece that learns"'
 NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-States = dict[int, Mapping[str, Any]]  # by the piece's number
 
 
 def learn(
@@ -58,50 +56,54 @@ def learn(
     that cannot be saved, and what `read` raises.
     """
     pieces = list(pipeline.pieces())
-    states: States = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
+    states: dict[int, Mapping[str, Any]] = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
+
+    def anew(learning: int | None = None) -> ConnectorPipelineV2:
+        """Of pieces with the states so far, in which piece number `learning` alone learns; None: none that has a state."""
+        made = build()
+        if any(
+            piece is one for piece in made.pieces() for one in pieces
+        ):  # somebody's builder gives the same objects each time
+            made = copy.deepcopy(made)
+        for number, piece in enumerate(made.pieces()):
+            _set_state(piece, states.get(number, {}))
+            if learns(piece) if learning is None else number != learning:
+                freeze(piece)
+        return made
+
     with playing(rl_module) as module:
         if not all(type(piece).__module__.startswith(OURS) or number in states for number, piece in enumerate(pieces)):
-            made = _anew(pipeline, build, states)
+            made = anew()
             others = [piece for piece in made.pieces() if not type(piece).__module__.startswith(OURS)]
-            before = [_held(piece) for piece in others]
+            before = [_content(piece) for piece in others]
             first = next(iter(in_parts(read())), None)
             with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
                 for _ in stepped(made, first, where=where, rl_module=module) if first is not None else ():
                     pass
-            for piece, held in zip(others, before, strict=True):
-                _check_unchanged(piece, held)
+            for piece, content in zip(others, before, strict=True):
+                _check_unchanged(piece, content)
         for number, piece in enumerate(pieces):
             if learns(piece) and number not in states:
-                made = _anew(pipeline, build, states, learning=number)
+                made = anew(number)
                 last = next(name for name, one in pipeline.named() if piece is one or _holds(one, piece))
                 for part in _parts(pieces[: number + 1], read()):
                     for name, *_ in stepped(made, part, where=where, rl_module=module):
                         if name == last:
                             break
-                states[number] = _saved(list(made.pieces())[number])
-            _take(piece, states.get(number, {}))
+                kept = state_from_bytes(_state_bytes(list(made.pieces())[number]), where=PLACE)
+                states[number] = copy.deepcopy(kept[type(piece).__name__])  # arrays of bytes cannot be written to
+            _set_state(piece, states.get(number, {}))
     pipeline.freeze()
 
 
-def _anew(
-    pipeline: ConnectorPipelineV2, build: Callable[[], ConnectorPipelineV2], states: States, learning: int | None = None
-) -> ConnectorPipelineV2:
-    """A new pipeline of pieces with these states, in which piece number `learning` alone learns; None: none of those that
-    have a state."""
-    made = build()
-    known = set(map(id, pipeline.pieces()))
-    if any(id(piece) in known for piece in made.pieces()):  # somebody's builder gives the same objects each time
-        made = copy.deepcopy(made)
-    for number, piece in enumerate(made.pieces()):
-        _take(piece, states.get(number, {}))
-        if learns(piece) if learning is None else number != learning:
-            piece.freeze()
-            piece.frozen = True
-    return made
+def freeze(piece: ConnectorV2) -> None:
+    """Have a piece learn no more."""
+    piece.freeze()
+    piece.frozen = True
 
 
 def _parts(pieces: Iterable[ConnectorV2], batches: Iterable[EpisodeBatch]) -> Iterable[EpisodeBatch]:
-    if all(_by_episode(type(piece)) for piece in pieces):
+    if all(_is_by_episode(type(piece)) for piece in pieces):
         return in_parts(batches)
     every = list(batches)
     return [EpisodeBatch.concat(every)] if every else []
@@ -111,7 +113,7 @@ def _holds(one: ConnectorV2, piece: ConnectorV2) -> bool:
     return isinstance(one, ConnectorPipelineV2) and any(piece is inner for inner in one.pieces())
 
 
-def _take(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
+def _set_state(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
     """Raise BadConfig for a class that has a state and does not take it back."""
     if state and type(piece).set_state is ConnectorV2.set_state:
         what = f"{type(piece).__name__} has a state, and no set_state that takes it back"
@@ -120,66 +122,47 @@ def _take(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
         piece.set_state(state)
 
 
-def _bytes(piece: ConnectorV2) -> bytes:
+def _state_bytes(piece: ConnectorV2) -> bytes:
     return state_to_bytes({type(piece).__name__: piece.get_state()}, where=PLACE)
 
 
-def _saved(piece: ConnectorV2) -> Mapping[str, Any]:
-    """The state, as it comes back from bytes."""
-    state: Mapping[str, Any] = copy.deepcopy(state_from_bytes(_bytes(piece), where=PLACE)[type(piece).__name__])
-    return state  # a copy: arrays of bytes cannot be written to
-
-
-def _held(piece: ConnectorV2) -> dict[str, bytes]:
-    """The state, or else the attributes, as digests; those without bytes are left out, and so are random generators, spaces and
-    cached properties."""
+def _content(piece: ConnectorV2) -> dict[str, bytes]:
+    """The state, or else each attribute that has bytes, but for random generators, spaces and cached properties."""
     if learns(piece):
-        return {"state": _bytes(piece)}
+        return {"its state": _state_bytes(piece)}
     held = {}
     for name, value in vars(piece).items():
         if not isinstance(value, NOT_LEARNED) and not isinstance(getattr(type(piece), name, None), cached_property):
             with suppress(Exception):  # pickling may be anybody's code
-                held[name] = hashlib.blake2b(pickle.dumps(value)).digest()
+                held[name] = pickle.dumps(value)
     return held
 
 
 def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
-    """Raise BadConfig where a piece has learned something since, or seems to: see `_held`."""
-    after, kind = _held(piece), type(piece).__name__
+    """Raise BadConfig where a piece has learned something since, or seems to: see `_content`."""
+    after = _content(piece)
     changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
-    if changed and learns(piece):
-        what = f"{kind} learns although it is frozen: a policy would be trained and played on different numbers"
-        raise BadConfig(what, where=PLACE, fix=f"learn only while `not self.frozen` ({DOCUMENTED})")
     if changed:
-        what = f"{kind} changes {', '.join(changed)} as episodes go through it, and has no get_state: "
-        what += "what it learned would not be saved with the policy"
-        fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, for "
-        raise BadConfig(what, where=PLACE, fix=f"{fix}instance by a cache, a get_state that gives {{}} ({DOCUMENTED})")
-
-
-def frozen_with(pipeline: ConnectorPipelineV2, state: Mapping[str, Any]) -> None:
-    """Have the pieces that have a part in `state`, by name, take it over and learn no more. Raises UnknownPiece for a name that
-    no piece has.
-    """
-    pipeline.set_state(state)
-    for name, piece in pipeline.named():
-        if name in state:
-            piece.freeze()
-            piece.frozen = True
+        what = (
+            f"{type(piece).__name__} changes {', '.join(changed)} as episodes go through it, although it is frozen or has no "
+        )
+        what += "get_state: a policy would be trained and played on different numbers"
+        fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, as by a cache, "
+        raise BadConfig(what, where=PLACE, fix=f"{fix}a get_state that gives {{}} ({DOCUMENTED})")
 
 
 def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
     """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
     it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`).
     """
-    kinds = dict.fromkeys(type(piece) for piece in pieces if not _by_episode(type(piece)))
+    kinds = dict.fromkeys(type(piece) for piece in pieces if not _is_by_episode(type(piece)))
     problems = [f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time" for kind in kinds]
     if problems:
         fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
         raise BadConfig.of(problems, where=PLACE, fix=fix)
 
 
-def _by_episode(kind: type[ConnectorV2]) -> bool:
+def _is_by_episode(kind: type[ConnectorV2]) -> bool:
     own_call = kind.__call__ is not SingleAgentObservationPreprocessor.__call__
     preprocessor = issubclass(kind, SingleAgentObservationPreprocessor) and not own_call
     return kind.__module__.startswith(OURS) or preprocessor or bool(vars(kind).get("per_episode", False))

@@ -1,12 +1,9 @@
 """Episodes as a learner pipeline gets them, for `train-bc` and `apply` alike, and what it makes of them.
 
-Decisions: one policy learns from the episodes of one module. Episodes without steps teach nothing and are left out. Extra
-outputs that are text have no tensor form and are left out too. Box actions come in the units of networks, as RLlib's pieces
-know them, whatever the scale they were recorded in; an unknown scale is an error. Episodes are grouped until they have the
-steps that are asked for: a group closes with the episode that brings it there, so that it depends on the episodes and their
-order alone, and not on how they were read.
-
-Rows that `loss_mask` marks as False, such as those that pad or lengthen episodes, are never learned from, nor validated on.
+One policy learns from the episodes of one module. Episodes without steps teach nothing and are left out, and so are extra
+outputs that are text. Box actions come in the units of networks, as RLlib's pieces know them; an unknown scale is an error.
+Episodes are grouped until they have the steps that are asked for, so that a group depends on the episodes and their order
+alone, and not on how they were read. Rows that `loss_mask` marks as False are never learned from, nor validated on.
 """
 
 from __future__ import annotations
@@ -22,9 +19,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offline_cli.applying.checked_values import check_choices, check_finite
 from offline_cli.applying.frame_stacks import FrameStacks
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
@@ -37,8 +35,9 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadPiece, OfflineCliError, SpaceMismatch
+from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.formats.source import UNKNOWN_SCALE
+from offline_cli.meanings import Meanings
 from offline_cli.modules.action_units import in_network_units, network_space
 from offline_cli.modules.distributions import check_scale
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating, is_stateful
@@ -46,47 +45,42 @@ from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
 __all__ = [
-    "TRAINED_ON",
+    "UNREWARDED",
     "check_announced",
-    "check_known_scale",
+    "check_rewards",
+    "check_values",
     "grouped",
     "in_learner_units",
     "in_parts",
     "learner_columns",
     "learner_spaces",
-    "nothing_left",
-    "of_one_agent",
     "of_one_module",
+    "place_of_first",
+    "playing",
     "stepped",
     "through",
     "with_steps",
 ]
 
-TRAINED_ON: Final = (Columns.OBS, Columns.ACTIONS)
 PLACE: Final = "learner pipeline"
-OPTION: Final = "--module-id"
 MAX_NAMED: Final = 10  # modules in one message
 PART_BYTES: Final = 1 << 20  # of the episodes that go through a pipeline together, unless one alone is larger
 
 
-def check_known_scale(stream: EpisodeStream) -> None:
-    """Raise BadConfig where the scale of Box actions is unknown: before all the data is read, and never where none is a Box."""
-    if stream.action_scale == UNKNOWN_SCALE:
-        check_scale(stream.action_scale, where=", ".join(stream.locations))
+def learner_spaces(stream: EpisodeStream, environment: Environment | None) -> tuple[Space, Space]:
+    """The spaces of a stream; the environment's where there is one: its bounds are what the policy will see.
 
-
-def learner_spaces(
-    said: tuple[Space, Space], environment: Environment | None, *, inferred: bool, where: str
-) -> tuple[Space, Space]:
-    """The spaces `said` by the data; the environment's where there is one: its bounds are what the policy will see.
-
-    Raises SpaceMismatch where a policy for the data could not play in `environment`.
+    Raises BadConfig where the scale of Box actions is unknown, SpaceMismatch where a policy for the data could not play in
+    `environment`. Nothing is read.
     """
+    where, said = ", ".join(stream.locations), (stream.observation_space, stream.action_space)
+    if stream.action_scale == UNKNOWN_SCALE:
+        check_scale(stream.action_scale, where=where)
     if environment is None:
         return said
     own = environment.observation_space, environment.action_space
     pairs = zip(("observations", "actions"), said, own, strict=True)
-    problems = [text for what, space, env in pairs for text in misfits(space, env, inferred=inferred, what=what)]
+    problems = [text for what, space, env in pairs for text in misfits(space, env, inferred=stream.spaces_inferred, what=what)]
     if problems:
         fix = f"name the environment that the data is from, wrapped as it was, instead of --env {environment.name}"
         raise SpaceMismatch.of(problems, where=where, fix=fix)
@@ -107,48 +101,33 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
     return replace(episodes, actions=learned, action_space=network_space(action_space))
 
 
-def of_one_agent(batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that agent `wanted` acted in; None: all. Raises BadConfig at the end of the data where it has none."""
-    if wanted is None:
-        yield from batches
-        return
-    seen = Counter[str | None]()
-    for batch in batches:
-        names = batch.agent_ids or (None,) * len(batch)
-        seen.update(names)
-        which = np.flatnonzero([name == wanted for name in names])
-        if len(which):
-            yield batch if len(which) == len(batch) else batch.select(which)
-    if seen and wanted not in seen:
-        listed = ", ".join(f"{name or 'without an agent id'} ({count})" for name, count in seen.most_common(MAX_NAMED))
-        what = f"no episode is of agent {wanted!r}: the data holds episodes of {listed}"
-        raise BadConfig(what, where=where, fix=f"--agent {shlex.quote(next(filter(None, seen), ''))}, or leave it out")
-
-
 def of_one_module(
-    batches: Iterable[EpisodeBatch], wanted: str | None, *, where: str, seen: Counter[str]
+    batches: Iterable[EpisodeBatch], agent: str | None, module: str | None, *, where: str, seen: Counter[str]
 ) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that module `wanted` acted in; None: all, of whatever module. An episode without a
-    module id is of the module `default_policy`.
+    """Those of `batches` that `agent` acted in (None: any) by module `module`; None: all, where they are of one module. An
+    episode without a module id is of the module `default_policy`.
 
-    At the end of the data, with every module known, raises BadConfig where `wanted` is none of them, or where it is None and
-    there are several. `seen` counts the episodes of each module.
+    At the end of the data raises BadConfig where it has none of the agent or the module, or several modules and `module` is
+    None. `seen` counts the agent's episodes by module.
     """
+    agents = Counter[str | None]()
     for batch in batches:
+        acted_by = batch.agent_ids or (None,) * len(batch)
         names = [name or DEFAULT_MODULE_ID for name in batch.module_ids or (None,) * len(batch)]
-        seen.update(names)
-        if wanted is None or set(names) == {wanted}:
-            if wanted is not None or len(seen) == 1:
-                yield batch
-        elif wanted in names:
-            yield batch.select(np.flatnonzero([name == wanted for name in names]))
-    listed = ", ".join(f"{name} ({count})" for name, count in seen.most_common(MAX_NAMED))
-    fix = f"{OPTION} {shlex.quote(next(iter(seen), ''))}: one run learns one module"
-    if wanted is None and len(seen) > 1:
-        what = f"the data holds episodes of {len(seen)} modules, {listed}: one policy learns from one of them"
-        raise BadConfig(what, where=where, fix=fix)
-    if wanted is not None and seen and wanted not in seen:
-        raise BadConfig(f"no episode is of module {wanted!r}: the data holds {listed}", where=where, fix=fix)
+        agents.update(acted_by)
+        mine = [agent in (None, name) for name in acted_by]
+        seen.update(name for name, is_mine in zip(names, mine, strict=True) if is_mine)
+        which = np.flatnonzero([is_mine and module in (None, name) for name, is_mine in zip(names, mine, strict=True)])
+        if len(which) and (module is not None or len(seen) == 1):
+            yield batch if len(which) == len(batch) else batch.select(which)
+    if agents and not seen:
+        listed = ", ".join(f"{name or 'without an agent id'} ({count})" for name, count in agents.most_common(MAX_NAMED))
+        what = f"no episode is of agent {agent!r}: the data holds episodes of {listed}"
+        raise BadConfig(what, where=where, fix=f"--agent {shlex.quote(next(filter(None, agents), ''))}, or leave it out")
+    if seen and (len(seen) > 1 if module is None else module not in seen):
+        listed = ", ".join(f"{name} ({count})" for name, count in seen.most_common(MAX_NAMED))
+        what = f"{len(seen)} modules, of which one run learns one" if module is None else f"no episode is of module {module!r}"
+        raise BadConfig(f"{what}: the data holds {listed}", where=where, fix=f"--module-id {shlex.quote(next(iter(seen)))}")
 
 
 # ---- batches ----
@@ -209,17 +188,27 @@ def stepped(
         raise BadPiece(f"piece {name} raised {what_it_wants(err)}", where=f"piece {name}, {place}", fix=fix) from err
 
 
-def through(
-    pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str, rl_module: Any = None
-) -> tuple[Batch, dict[str, str]]:
-    """The train batch of `episodes`, and which piece put each of its columns in. Raises as `stepped` does."""
-    batch: Batch = {}
-    added: dict[str, str] = {}
-    for name, after, _ in stepped(pipeline, episodes, where=where, rl_module=rl_module):
-        batch = after
-        for column in after:
-            added.setdefault(column, name)
-    return batch, added
+def through(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str, rl_module: Any = None) -> Batch:
+    """The train batch of `episodes`. Raises as `stepped` does."""
+    made: Batch = {}
+    with playing(rl_module) as module:
+        for _, batch, _ in stepped(pipeline, episodes, where=where, rl_module=module):
+            made = batch
+    return made
+
+
+@contextmanager
+def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
+    """The module on the CPU, where pieces are, as a copy if it lives elsewhere. Within it no gradient is taken, and the module
+    is in evaluation mode: what it computes is data.
+    """
+    if rl_module is None:
+        yield None
+        return
+    if any(parameter.device.type != "cpu" for parameter in rl_module.parameters()):
+        rl_module = copy.deepcopy(rl_module).cpu()
+    with evaluating(rl_module), torch.no_grad():
+        yield rl_module
 
 
 # ---- columns ----
@@ -231,30 +220,27 @@ def learner_columns(
     announced: tuple[Space, Space],
     *,
     where: str,
-    asked: Sequence[str] = TRAINED_ON,
+    asked: Sequence[str] = (Columns.OBS, Columns.ACTIONS),
     rl_module: nn.Module | None = None,
-) -> dict[str, Tree]:
-    """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU.
+) -> dict[str, Any]:
+    """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU, or FrameStacks.
 
     For a `rl_module` with memory they are sequences (B, T, ...), and `loss_mask` (B, T) besides says which steps are learned
-    from; choices that pad are those of the first step, so that each is one.
-
-    Observations and actions are of the spaces that the pipeline `announced`; what the others are, its pieces say. `rl_module`:
-    for pieces that compute values or states with it, without gradients.
+    from; choices that pad are those of the first step, so that each is one. Observations and actions are of the spaces that the
+    pipeline `announced`. `rl_module`: for pieces that compute values or states with it, without gradients.
 
     Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
     announced; BadData for numbers that no policy could learn from. `where` names the data.
     """
-    spaces = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
-    with playing(rl_module) as module:
-        batch, _ = through(pipeline, episodes, where=where, rl_module=module)
+    space_of = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
+    batch = through(pipeline, episodes, where=where, rl_module=rl_module)
     axes = 2 if rl_module is not None and is_stateful(rl_module) else 1
     if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
         what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
         raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
     by_rows = FRAMES in batch
     stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
-    columns = {name: _column(batch, name, None if name in stacked else spaces.get(name), axes) for name in asked}
+    columns = {name: _column(batch, name, None if name in stacked else space_of.get(name), axes) for name in asked}
     columns |= {AGES: as_tensors(AGES, batch[AGES])} if by_rows else {}
     lengths = {path: len(leaf) if leaf.ndim else 0 for path, leaf in flatten(columns)}
     if len(set(lengths.values())) > 1:
@@ -274,26 +260,9 @@ def learner_columns(
         columns[Columns.OBS] = stacks
         if Columns.NEXT_OBS in columns:
             columns[Columns.NEXT_OBS] = stacks.next_ones(columns[Columns.NEXT_OBS])
-    for name, tree in columns.items():
-        if not isinstance(tree, FrameStacks):
-            check_finite(tree, name, where)
-            if name in spaces:
-                check_choices(tree, spaces[name], name, where)
+    for name, column in columns.items():
+        check_column(column, name, space_of.get(name), where)
     return columns
-
-
-@contextmanager
-def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
-    """The module on the CPU, where pieces are, as a copy if it lives elsewhere. Within it no gradient is taken, and the module
-    is in evaluation mode: what it computes is data.
-    """
-    if rl_module is None:
-        yield None
-        return
-    if any(parameter.device.type != "cpu" for parameter in rl_module.parameters()):
-        rl_module = copy.deepcopy(rl_module).cpu()
-    with evaluating(rl_module), torch.no_grad():
-        yield rl_module
 
 
 def _column(batch: Mapping[str, Any], name: str, space: Space | None = None, axes: int = 1) -> Tree:
@@ -326,11 +295,6 @@ def check_announced(tree: Tree, name: str, space: Space, *, axes: int = 1) -> No
         raise BadConfig(what, where=PLACE, fix=fix)
 
 
-def nothing_left() -> BadConfig:
-    """The error for a mask that is False in every row."""
-    return BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
-
-
 def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
     """The rows that are `kept`. Raises BadConfig for a mask of another shape."""
     rows = len(leaves(next(iter(columns.values())))[0])
@@ -341,7 +305,7 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
 
 
 def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
-    """Those sequences of the columns that have a step to learn from, and their `loss_mask`. Raises BadConfig for none."""
+    """Those sequences of the columns that have a step to learn from, and their `loss_mask`."""
     mask = _column(batch, Columns.LOSS_MASK).bool()
     there = torch.arange(mask.shape[1]) < _column(batch, Columns.SEQ_LENS)[:, None]
     kept = mask.any(1)
@@ -352,3 +316,81 @@ def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
         return leaf if bool(kept.all()) else leaf[kept]
 
     return {name: map_leaves(padded, tree) for name, tree in columns.items()} | {Columns.LOSS_MASK: mask[kept]}
+
+
+# ---- whether values can be learned from ----
+
+
+UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"
+
+
+def check_column(column: Any, name: str, space: Space | None, where: str) -> None:
+    """Raise BadData where a column after the pipeline has numbers that are not finite, or choices outside `space`."""
+    if isinstance(column, FrameStacks):
+        floats = [leaf.reshape(len(leaf), -1) for leaf in leaves(column.frames) if leaf.is_floating_point()]
+        finite = [torch.isfinite(leaf).all(1)[column.rows] for leaf in floats]
+        broken, wrong = [name] * any(not bool(one.all()) for one in finite), []
+    else:
+        found = list(flatten(column, name))
+        broken = [path for path, leaf in found if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())]
+        parts = [] if space is None else zip(found, leaf_spaces(space).values(), strict=True)
+        limits = [(path, leaf, part, *_choices_of(part)) for (path, leaf), part in parts]
+        wrong = [
+            f"{path} hold choices outside {part}"
+            for path, leaf, part, low, high in limits
+            if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any())
+        ]
+    if problems := [*(f"{path} hold NaN or infinity" for path in broken), *wrong]:
+        fix = "fix its pieces, their spaces, or the scale of the data: numbers are float32 here"
+        raise BadData(f"after the learner pipeline {'; '.join(problems)}", where=where, fix=fix)
+
+
+def check_rewards(episodes: EpisodeBatch, where: str) -> None:
+    """Raise BadData, naming the first episode and step, for rewards that are not finite."""
+    wrong = ~np.isfinite(episodes.rewards)
+    if wrong.any():
+        counted = f"{np.count_nonzero(wrong):,} of {wrong.size:,} steps"
+        what = f"rewards hold NaN or infinity in {counted}, first in {place_of_first(episodes, wrong)}"
+        raise BadData(what, where=where, fix=f"take such episodes out of the recording; {UNREWARDED}")
+
+
+def check_values(episodes: EpisodeBatch, space: Space, name: str, where: str, meanings: Meanings) -> None:
+    """Raise BadData, naming episode and step, where `name`, "observations" acted on or "actions", are not finite, or no choice
+    of `space`."""
+    of_observations = name == "observations"
+    tree, parts = (episodes.obs if of_observations else episodes.actions), leaf_spaces(space).values()
+    if all(leaf.dtype.kind == "u" for leaf in leaves(tree)) and all(isinstance(part, spaces.Box) for part in parts):
+        return  # images, in which nothing can be wrong
+    tree = episodes.acted_obs() if of_observations else tree
+    for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), parts, strict=True):
+        low, high = _choices_of(part)
+        if leaf.dtype.kind == "f":
+            wrong, what = ~np.isfinite(leaf), "NaN or infinity"
+        elif low is not None:
+            wrong, what = (leaf < low) | (leaf > high), f"choices outside {part}"
+        else:
+            continue
+        if wrong.any():
+            at = [int(index) for index in np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]]
+            which = meanings.column(path, at, wrong.shape[1:])  # `, column joint_a`, where columns have names
+            fix = "take such steps out of the recording, or convert it again with the right spaces"
+            raise BadData(f"{path} hold {what}, first in {place_of_first(episodes, wrong)}{which}", where=where, fix=fix)
+
+
+def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
+    """Where the first of the steps (N, ...) that are `wrong` is."""
+    step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
+    episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1
+    return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"
+
+
+def _choices_of(space: Space) -> tuple[Any, Any]:
+    """The least and the largest choice of a leaf space; None for both where it has no choices."""
+    match space:
+        case spaces.Discrete():
+            return int(space.start), int(space.start) + int(space.n) - 1
+        case spaces.MultiDiscrete():
+            return space.start, np.add(space.start, space.nvec, dtype=np.int64) - 1
+        case spaces.MultiBinary():
+            return 0, 1
+    return None, None

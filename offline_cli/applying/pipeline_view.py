@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -28,7 +28,7 @@ from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import flatten
 
-__all__ = ["PipelineView", "column_views", "followed", "made_up_episodes", "space_as_json"]
+__all__ = ["PipelineView", "followed", "made_up_episodes", "space_as_json"]
 
 SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
 SHOWN: Final = 8  # values
@@ -37,43 +37,12 @@ SHOWN_LETTERS: Final = 60  # of a value that is not a number
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnView:
-    """One column, or one leaf of a nested one."""
-
-    name: str  # `obs`, `obs.camera`
-    held: str  # "tensor" | "array" | "list" | "items"
-    dtype: str  # `float32`; of things that are not numbers the name of their type
-    shape: tuple[int, ...]  # of one row
-    rows: int | None  # None: it has no axis of rows
-    first: tuple[Any, ...]  # its first values, row by row
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "shape": list(self.shape), "first": list(self.first)}
-
-
-@dataclass(frozen=True, slots=True)
-class PieceView:
-    """The spaces around one piece, and what there is after it."""
-
-    name: str  # unique in the pipeline
-    input_observation_space: Space | None
-    observation_space: Space | None
-    input_action_space: Space | None
-    action_space: Space | None
-    columns: tuple[ColumnView, ...]  # of the batch
-    episodes: tuple[ColumnView, ...]  # observations, actions and rewards, as later pieces find them
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values: each space as JSON (null where it has no such form), and as text beside it."""
-        spaces = {name: space_as_json(getattr(self, name)) for name in SPACES}
-        texts = {f"{name}_text": describe(getattr(self, name)) for name in SPACES}
-        return {"name": self.name, **spaces, **texts, "columns": _plain(self.columns), "episodes": _plain(self.episodes)}
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineView:
-    """What `apply --show` and `--trace` report."""
+    """What `apply --show` and `--trace` report, as plain values.
+
+    A column, or a leaf of a nested one, has `name`, `held` ("tensor" | "array" | "list" | "items"), `dtype` (of things that are
+    not numbers the name of their type), `shape` of one row, `rows` (None: it has no axis of rows) and its `first` values.
+    """
 
     pipeline: str  # the file
     sources: tuple[str, ...]
@@ -81,17 +50,14 @@ class PipelineView:
     action_scale: str  # of the source
     episodes: tuple[str, ...]  # ids of those that were followed
     steps: int
-    start: tuple[ColumnView, ...]  # the episodes before the first piece
-    pieces: list[PieceView] = field(default_factory=list)
+    start: list[dict[str, Any]]  # columns of the episodes before the first piece: observations, actions and rewards
+    pieces: list[dict[str, Any]] = field(default_factory=list)
+    """By piece: `name`; each space around it as JSON (None where it has no such form), and as text beside it; `columns` of the
+    batch; and those of the `episodes`, as later pieces find them."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        return {**plain, "sources": list(self.sources), "start": _plain(self.start), "pieces": _plain(self.pieces)}
-
-
-def _plain(views: Iterable[ColumnView | PieceView]) -> list[dict[str, Any]]:
-    return [one.as_dict() for one in views]
+        """By the keys of `--json`."""
+        return {name: getattr(self, name) for name in self.__slots__} | {"sources": list(self.sources)}
 
 
 def space_as_json(space: Space | None) -> dict[str, Any] | None:
@@ -118,27 +84,28 @@ def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Ite
         run.learn(lambda: [batch])
         with playing(run.module) as module:
             for name, made, left in stepped(run.pipeline, batch, where=run.where, rl_module=module):
-                spaces: dict[str, Any] = {space: getattr(pieces[name], space) for space in SPACES}
-                columns = tuple(one for column, held in made.items() for one in column_views(str(column), held))
-                view.pieces.append(PieceView(name, **spaces, columns=columns, episodes=_of_episodes(left)))
+                spaces = {space: getattr(pieces[name], space) for space in SPACES}
+                told: dict[str, Any] = {space: space_as_json(one) for space, one in spaces.items()}
+                told |= {f"{space}_text": describe(one) for space, one in spaces.items()}
+                columns = [one for column, held in made.items() for one in _columns(str(column), held)]
+                view.pieces.append({"name": name, **told, "columns": columns, "episodes": _of_episodes(left)})
     except OfflineCliError as err:
         err.result = view.as_dict()
         raise
     return view
 
 
-def _of_episodes(episodes: Episodes) -> tuple[ColumnView, ...]:
+def _of_episodes(episodes: Episodes) -> list[dict[str, Any]]:
     """Observations, actions and rewards; of a list, those of its first episode."""
     if isinstance(episodes, EpisodeBatch):
-        trees = {Columns.OBS: episodes.obs, Columns.ACTIONS: episodes.actions, Columns.REWARDS: episodes.rewards}
+        trees = (episodes.obs, episodes.actions, episodes.rewards)
     else:
-        first = episodes[0]
-        trees = {Columns.OBS: first.get_observations(), Columns.ACTIONS: first.get_actions()}
-        trees[Columns.REWARDS] = first.get_rewards()
-    return tuple(one for name, tree in trees.items() for one in column_views(name, tree))
+        trees = (episodes[0].get_observations(), episodes[0].get_actions(), episodes[0].get_rewards())
+    names = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+    return [one for name, tree in zip(names, trees, strict=True) for one in _columns(name, tree)]
 
 
-def column_views(name: str, held: Any) -> Iterator[ColumnView]:
+def _columns(name: str, held: Any) -> Iterator[dict[str, Any]]:
     """What one column of a batch holds, leaf by leaf; items that are not stacked yet by the first of them."""
     items = [item for entries in held.values() for item in entries] if is_filed(held) else held
     if not isinstance(items, list):
@@ -146,20 +113,20 @@ def column_views(name: str, held: Any) -> Iterator[ColumnView]:
             yield _leaf(path, leaf, "tensor" if isinstance(leaf, Tensor) else "array")
     elif not items or (items is held and isinstance(items[0], (str, dict))):
         kind = type(items[0]).__name__ if items else "nothing"
-        yield ColumnView(name, "list", kind, (), len(items), tuple(map(_short, items[:2])))
+        yield {"name": name, "held": "list", "dtype": kind, "shape": [], "rows": len(items), "first": [*map(_short, items[:2])]}
     else:
         first, rows = items[0], sum(item.count if isinstance(item, Items) else 1 for item in items)
         for path, leaf in flatten(first.tree if isinstance(first, Items) else first, name):
             yield _leaf(path, leaf if isinstance(first, Items) else np.asarray(leaf)[None], "items", rows)
 
 
-def _leaf(path: str, leaf: Any, held: str, rows: int | None = None) -> ColumnView:
+def _leaf(path: str, leaf: Any, held: str, rows: int | None = None) -> dict[str, Any]:
     array = leaf if isinstance(leaf, Tensor) else np.asarray(leaf)
-    shape, dtype = tuple(array.shape[1:]), str(array.dtype).removeprefix("torch.")
-    first = array.reshape(-1)[: min(max(SHOWN, math.prod(shape)), SHOWN_OF_ONE)]
-    values = (first.detach().cpu() if isinstance(first, Tensor) else first).tolist()
-    shown = tuple(value if isinstance(value, (bool, int, float)) else _short(value) for value in values)
-    return ColumnView(path, held, dtype, shape, rows or (len(array) if array.ndim else None), shown)
+    shape, dtype = list(array.shape[1:]), str(array.dtype).removeprefix("torch.")
+    values = array.reshape(-1)[: min(max(SHOWN, math.prod(shape)), SHOWN_OF_ONE)].tolist()
+    first = [value if isinstance(value, (bool, int, float)) else _short(value) for value in values]
+    rows = rows or (len(array) if array.ndim else None)
+    return {"name": path, "held": held, "dtype": dtype, "shape": shape, "rows": rows, "first": first}
 
 
 def _short(value: Any) -> str:

@@ -21,13 +21,12 @@ from offline_cli.modules.distributions import rows
 from offline_cli.policies.action_names import discrete_elements
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.training.steps import Steps
-from offline_cli.trees import leaves, map_leaves
+from offline_cli.trees import leaves
 
 __all__ = ["MAJORITY", "RECALL", "ActionRecall"]
 
 MAJORITY: Final = "accuracy_majority"
 RECALL: Final = "recall"
-AT_A_TIME: Final = 1 << 16  # rows counted together
 
 
 class ActionRecall:
@@ -43,13 +42,9 @@ class ActionRecall:
         self._shifts = torch.tensor([part.start - one.start for one, part in zip(self._elements, self._parts, strict=True)])
         self.count = ends[-1] if ends else 0
         seen = torch.zeros(self.count, dtype=torch.long)
-        held = {name: learned.columns[name] for name in (Columns.ACTIONS, Columns.LOSS_MASK) if name in learned.columns}
-        for first in range(0, len(learned), AT_A_TIME) if self._elements and Columns.ACTIONS in held else ():
-            part = slice(first, first + AT_A_TIME)
-            chosen = self._choices({name: map_leaves(lambda leaf: leaf[part], tree) for name, tree in held.items()})  # noqa: B023
-            seen += chosen.flatten().bincount(minlength=self.count)
-            if learned.mapped is not None:
-                learned.mapped.touched(len(chosen))
+        for part in learned.parts((Columns.ACTIONS, Columns.LOSS_MASK)) if self._elements else ():
+            if Columns.ACTIONS in part:
+                seen += self._choices(part).flatten().bincount(minlength=self.count)
         self._most_frequent = torch.tensor([part.start + int(seen[part].argmax()) for part in self._parts])
 
     def _choices(self, batch: Mapping[str, Any]) -> Tensor:

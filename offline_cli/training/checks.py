@@ -10,112 +10,86 @@ never to wall time. Which policy a run keeps:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from offline_cli.engines.ranks import ALONE, RankFailed, Ranks
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData
-from offline_cli.modules.devices import autocast
+from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.modules.devices import autocast, choose_device
 from offline_cli.modules.distributions import HITS
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
+from offline_cli.policies.agents_policy import AgentsPolicy
+from offline_cli.policies.by_name import files_of, open_policies
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Policy
+from offline_cli.policies.policy import Policy, PolicyOptions, RandomPolicy, stand_in
+from offline_cli.policies.rllib_policy import RLLIB
 from offline_cli.policies.seeds import Purpose
 from offline_cli.spaces import describe
 from offline_cli.stop_signals import StopRequested
 from offline_cli.training.action_recall import MAJORITY, RECALL, ActionRecall
 from offline_cli.training.algorithms.algorithm import Batch
-from offline_cli.training.config_model import GATES, BCConfig
+from offline_cli.training.config import GATES, BCConfig
 from offline_cli.training.learner import Learner
-from offline_cli.training.result import TrainResult
-from offline_cli.training.run_state import Best, TrainState
+from offline_cli.training.run_state import Best, TrainResult, TrainState
 from offline_cli.training.steps import Batches
 
-__all__ = ["CONFIRMED", "check_gates", "decide", "measure", "missed_gates", "notes_on_accuracy", "score"]
+__all__ = [
+    "check_gates",
+    "decide",
+    "files_of_others",
+    "missed_gates",
+    "notes_on_accuracy",
+    "open_others",
+    "played_returns",
+    "score",
+    "seen_by",
+    "target_of",
+]
 
-CONFIRMED = "confirm_return_mean"
 
-
-def measure(
+def played_returns(
     learner: Learner,
     config: BCConfig,
-    val: Batches | None,
-    environment: Environment | None,
+    environment: Environment,
     others: Mapping[str, Policy],
     pieces: PlaySpec | None,
     update: int,
     ranks: Ranks,
-    recall: ActionRecall | None = None,
 ) -> dict[str, Any]:
-    """Figures by name: `val_*` of `val`, whose actions `recall` counts; `eval_return_*`, `confirm_return_*` of playing in
-    `environment` between `pieces`, in a game beside `others`, by agent: then they are those of the agent that learns. All are
-    numbers but `val_recall`, numbers by action.
+    """`eval_return_*` of playing in `environment` between `pieces`, and `confirm_return_*` on fresh episodes where they reach
+    the target. In a game they are those of the agent that learns, beside `others`, by agent; `*_episodes`: its games.
 
     Raises StopRequested, BadData from the environment.
     """
 
-    def returns(name: str, episodes: int, purpose: Purpose, where: Environment) -> dict[str, float]:
-        played = _played(
-            learner, where, episodes, ranks, seed=config.seed, purpose=purpose, round_=update, pieces=pieces, **beside
-        )
+    def returns(name: str, episodes: int, purpose: Purpose) -> dict[str, Any]:
+        how: dict[str, Any] = {"seed": config.seed, "purpose": purpose, "round_": update, "pieces": pieces, "ranks": ranks}
+        try:
+            played: Played = play(learner.policy, environment, episodes, **how, agent=config.agent, others=others)
+        except RankFailed as err:
+            if not err.said:
+                raise StopRequested from err
+            fix = "see the message of that process"
+            raise BadData("; ".join(err.said), where=f"--env {environment.name}", fix=fix) from err
+        if environment.agents is not None and config.agent is not None:
+            played = played.of_agent(config.agent)
+        if not len(played.returns):
+            what = f"agent {config.agent} took part in none of {episodes} games"
+            fix = "more --eval-episodes, or learn another --agent"
+            raise BadData(what, where=f"--env {environment.name}", fix=fix)
         values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
-        return {f"{name}_{key}": value for key, value in (values | {"length_mean": float(played.lengths.mean())}).items()}
+        values |= {"length_mean": float(played.lengths.mean()), "episodes": len(played.returns)}
+        return {f"{name}_{key}": value for key, value in values.items()}
 
-    beside: dict[str, Any] = {"agent": config.agent, "others": others}
-    figures: dict[str, Any] = {}
-    if val is not None:
-        figures |= {f"val_{name}": value for name, value in score(learner, val, config.precision, ranks, recall).items()}
-    if environment is not None:
-        figures |= returns("eval", config.eval_episodes, Purpose.CHECK, environment)
-        if config.until_return is not None and figures["eval_return_mean"] >= config.until_return:
-            figures |= returns("confirm", config.confirm_episodes, Purpose.CONFIRM, environment)
+    figures = returns("eval", config.eval_episodes, Purpose.CHECK)
+    if config.until_return is not None and figures["eval_return_mean"] >= config.until_return:
+        figures |= returns("confirm", config.confirm_episodes, Purpose.CONFIRM)
     return figures
-
-
-def _played(learner: Learner, environment: Environment, episodes: int, ranks: Ranks, **how: Any) -> Played:
-    try:
-        played = play(learner.policy, environment, episodes, **how, ranks=ranks)
-    except RankFailed as err:
-        if not err.said:
-            raise StopRequested from err
-        fix = "see the message of that process"
-        raise BadData("; ".join(err.said), where=f"--env {environment.name}", fix=fix) from err
-    if environment.agents is None:
-        return played
-    own = played.of_agent(how["agent"])
-    if not len(own.returns):
-        what = f"agent {how['agent']} took part in none of {episodes} games"
-        raise BadData(what, where=f"--env {environment.name}", fix="more --eval-episodes, or learn another --agent")
-    return own
-
-
-def decide(state: TrainState, config: BCConfig, figures: Mapping[str, Any], bound: int) -> bool:
-    """Update `state` by the figures of a check, and end the run where they say so; returns whether this policy is the best."""
-    state.figures = dict(figures)
-    loss, score = figures.get("val_loss"), None  # the score that policies are compared by; None: the last one is kept
-    if loss is not None:
-        if state.best_val_loss is None or loss < state.best_val_loss:
-            state.best_val_loss, state.stale_checks = loss, 0
-        else:
-            state.stale_checks += 1
-        score = -loss
-    if config.until_return is not None:
-        score = figures.get(CONFIRMED, figures["eval_return_mean"])  # of two estimates the one from more episodes
-    better = score is not None and (state.best is None or score > state.best.score)
-    if score is not None and better:
-        state.best = Best(score, state.update, dict(figures))
-    if config.until_return is not None and figures.get(CONFIRMED, float("-inf")) >= config.until_return:
-        state.stopped_by = "target"
-    elif config.patience is not None and state.stale_checks >= config.patience:
-        state.stopped_by = "patience"
-    elif state.update >= bound:
-        state.stopped_by = "bound"
-    return better
 
 
 def score(
@@ -123,9 +97,8 @@ def score(
 ) -> dict[str, Any]:
     """The algorithm's scores, as means over all that `batches` hold, shared out among `ranks`: of cloning `loss`, and
     `accuracy` or `mse`. Beside `accuracy`, with `recall`, `accuracy_majority` and the `recall` of each action."""
-    totals: dict[str, Any] = {}
+    totals, counts = defaultdict[str, float](float), Counter[str]()
     by_choice = torch.zeros(2, 0 if recall is None else recall.count, dtype=torch.long)
-    counts: Counter[str] = Counter()
     device = next(learner.policy.parameters()).device
     with evaluating(learner.whole), torch.inference_mode(), autocast(device, precision):
         for batch, _ in batches.in_order():
@@ -135,17 +108,37 @@ def score(
                 found[MAJORITY], compared = recall.compared(batch, hits)
                 by_choice = by_choice + compared.cpu()
             for name, values in found.items():
-                totals[name] = totals.get(name, 0) + values.double().sum()
+                totals[name] += float(values.double().sum())
                 counts[name] += values.numel()
     names = sorted({*filter(None, "\n".join(ranks.texts("\n".join(totals))).split("\n"))})  # a rank may have had no batch
-    sums = ranks.summed(
-        [*(float(totals.get(name, 0)) for name in names), *(counts[name] for name in names), *by_choice.flatten().tolist()]
-    )
+    own = [*(totals[name] for name in names), *(counts[name] for name in names), *by_choice.flatten().tolist()]
+    sums = ranks.summed(own)
     scores: dict[str, Any] = {name: sums[number] / sums[len(names) + number] for number, name in enumerate(names)}
     if recall is not None and MAJORITY in scores:
-        guessed, recorded = sums[2 * len(names) : -recall.count], sums[-recall.count :]
-        scores[RECALL] = recall.recall(guessed, recorded)
+        scores[RECALL] = recall.recall(sums[2 * len(names) : -recall.count], sums[-recall.count :])
     return scores
+
+
+def decide(state: TrainState, config: BCConfig, figures: Mapping[str, Any], bound: int) -> bool:
+    """Update `state` by the figures of a check, and end the run where they say so; returns whether this policy is the best."""
+    state.figures = dict(figures)
+    loss, confirmed = figures.get("val_loss"), figures.get("confirm_return_mean")
+    if loss is not None:
+        is_better = state.best_val_loss is None or loss < state.best_val_loss
+        state.best_val_loss, state.stale_checks = (loss, 0) if is_better else (state.best_val_loss, state.stale_checks + 1)
+    value = None if loss is None else -loss  # that policies are compared by; None: the last one is kept
+    if config.until_return is not None:
+        value = figures["eval_return_mean"] if confirmed is None else confirmed  # of two estimates that of more episodes
+    is_best = value is not None and (state.best is None or value > state.best.score)
+    if value is not None and is_best:
+        state.best = Best(value, state.update, dict(figures))
+    if config.until_return is not None and confirmed is not None and confirmed >= config.until_return:
+        state.stopped_by = "target"
+    elif config.patience is not None and state.stale_checks >= config.patience:
+        state.stopped_by = "patience"
+    elif state.update >= bound:
+        state.stopped_by = "bound"
+    return is_best
 
 
 def notes_on_accuracy(figures: Mapping[str, Any]) -> list[str]:
@@ -170,10 +163,10 @@ def check_gates(learner: Learner, batch: Batch, config: BCConfig) -> None:
         known = [name for name in learner.algorithm.scores(learner.modules, batch) if name != HITS]
     for option, name in asked.items():
         if name not in known:
-            actions, flag = describe(learner.policy.action_space), f"--{option.replace('_', '-')}"
+            actions = describe(learner.policy.action_space)
             what = f"{config.algorithm['name']} has no held-out {name} of actions {actions}, only {', '.join(known) or 'none'}"
             others = [f"--{one.replace('_', '-')}" for one, its in GATES.items() if its in known]
-            raise BadConfig(what, where=flag, fix=" or ".join(["leave it out", *others]))
+            raise BadConfig(what, where=f"--{option.replace('_', '-')}", fix=" or ".join(["leave it out", *others]))
 
 
 def missed_gates(result: TrainResult, config: BCConfig) -> list[str]:
@@ -188,3 +181,61 @@ def missed_gates(result: TrainResult, config: BCConfig) -> list[str]:
 
 def _shown(figure: float | None) -> str:
     return "not known" if figure is None else f"{figure:.6g}"
+
+
+# ---- one agent of a game ----
+
+
+def target_of(given: float | str | None) -> tuple[str | None, float | None]:
+    """The agent, if one is named, and the return that `--until-return` asks for: `450`, `hunter=3`. Raises UsageError."""
+    agent, _, number = ("" if given is None else str(given)).rpartition("=")
+    try:
+        return agent or None, None if given is None else float(number)
+    except ValueError as err:
+        raise UsageError(f"{number!r} is no number", where="--until-return", fix="--until-return 450, or AGENT=450") from err
+
+
+def files_of_others(policies: Sequence[str]) -> list[str]:
+    """The places that `--policy AGENT=P` names, which storage options may be for."""
+    return [place for text in policies for place in files_of([text.partition("=")[2]])]
+
+
+def seen_by(agent: str | None, environment: Environment) -> Environment:
+    """The environment, of a game what the agent sees of it: its spaces, which cannot be played."""
+    if environment.agents is None or agent is None:
+        return environment
+    alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
+    alone.spec = environment.spec
+    return alone
+
+
+def open_others(
+    config: BCConfig, environment: Environment, plugins: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> Mapping[str, Policy]:
+    """Who plays the other agents of a game, by agent, ready to play; empty where it is no game.
+
+    Raises what `open_policies` raises; BadConfig for a game without the agent that learns, and for policies without a game;
+    UsageError for checkpoints of RLlib.
+    """
+    agents, name = environment.agents, environment.name
+    if agents is None:
+        if config.policy:
+            what = f"--policy AGENT=P is for several agents, and {name} is of one"
+            raise BadConfig(what, where="--policy", fix="leave it out")
+        return {}
+    if config.agent is None or config.agent not in agents:
+        what = f"{name} is an environment of several agents"
+        what += f", and none is called {config.agent!r}" if config.agent is not None else ""
+        fix = f"--agent NAME: which one learns, and is checked; the agents are {', '.join(agents)}"
+        raise BadConfig(what, where="--env" if config.agent is None else "--agent", fix=fix)
+    texts = ("*=random", *(config.policy or ()))
+    if pickled := [text for text in texts if text.partition("=")[2].startswith(RLLIB)]:
+        what = f"{pickled[0]}: RLlib's checkpoints are pickles, whose code would run"
+        raise UsageError(what, where="--policy", fix="export that policy to a file, AGENT=onnx:FILE")
+    if not any("://" in place for place in files_of_others(texts)):
+        storage_options = None  # they are for data that is elsewhere
+    options = PolicyOptions(device=choose_device(config.device).type, plugins=plugins, storage_options=storage_options)
+    learner = RandomPolicy(seen_by(config.agent, environment))  # stands in until the first check
+    game = open_policies(texts, environment, options, seed=config.seed, given={config.agent: learner})
+    assert isinstance(game, AgentsPolicy)
+    return game.of_agents

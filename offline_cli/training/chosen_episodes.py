@@ -40,26 +40,16 @@ class Weights:
     numbers: tuple[int, ...]  # of the source at each place that is read, in their order
 
     @classmethod
-    def of(
-        cls,
-        given: Given | None,
-        sources: Sequence[Any],
-        storage_options: Mapping[str, Any] | None = None,
-        *,
-        beside: Sequence[Any] = (),
-    ) -> Self | None:
-        """None: nothing was given. Raises UsageError, naming all that is wrong; what `expand` raises."""
-        if not given:
-            return None
-        names = tuple(dict.fromkeys(place_named(one) for one in sources))
+    def of(cls, given: Given, sources: Sequence[Any], storage_options: Mapping[str, Any] | None, beside: Sequence[Any]) -> Self:
+        """Raises UsageError, naming all that is wrong; what `expand` raises."""
+        names = tuple(dict.fromkeys(map(place_named, sources)))
         known = {name.rstrip("/"): name for name in names}
         pairs = given.items() if isinstance(given, Mapping) else [text.rpartition("=")[::2] for text in given]
         shares, wrong = dict[str, float](), list[str]()
         for asked, value in pairs:
-            name, share = place_named(asked), _number(value)
-            source = known.get(name.rstrip("/"), "")
-            wrong += [] if source else [f"{name!r} is not among the sources"]
-            wrong += [] if 0 <= share <= 1 else [f"{name}={value}: must be a number from 0 to 1"]
+            source, share = known.get(place_named(asked).rstrip("/")), _number(value)
+            wrong += [] if source else [f"{place_named(asked)!r} is not among the sources"]
+            wrong += [] if 0 <= share <= 1 else [f"{place_named(asked)}={value}: must be a number from 0 to 1"]
             wrong += [f"{source!r} has two weights"] if source in shares else []
             shares |= {source: share} if source else {}
         total = sum(shares.values())
@@ -78,18 +68,16 @@ class Weights:
     def shares(self, steps: Sequence[int]) -> list[float]:
         """Of each source, of so many steps; sum 1. Raises NoData where one that has a share has no steps."""
         left = max(0.0, 1 - sum(self.given.values()))
-        others = sum(count for name, count in zip(self.names, steps, strict=True) if name not in self.given)
-        found = [
-            self.given[name] if name in self.given else left * count / max(1, others)
-            for name, count in zip(self.names, steps, strict=True)
-        ]
-        empty = [name for name, share, count in zip(self.names, found, steps, strict=True) if share and not count]
+        each = dict(zip(self.names, steps, strict=True))
+        others = sum(count for name, count in each.items() if name not in self.given)
+        found = {name: self.given.get(name, left * count / max(1, others)) for name, count in each.items()}
+        empty = [name for name, share in found.items() if share and not each[name]]
         if not others and left > TOLERANCE:
             empty += [name for name in self.names if name not in self.given]
         if empty:
             what = f"no step to learn from is in {', '.join(empty)}, which the epoch should have a share of"
             raise NoData(what, where=OPTION, fix="leave the source out, or give it the weight 0")
-        return [share / sum(found) for share in found]
+        return [share / sum(found.values()) for share in found.values()]
 
     def as_dict(self, steps: Sequence[int]) -> dict[str, Any]:
         """By source: its weight, its steps, and how many of an epoch's steps are drawn from it on average."""
@@ -111,12 +99,16 @@ def _number(value: Any) -> float:
 
 def best_episodes(
     batches: Iterable[EpisodeBatch], fraction: float, where: str
-) -> tuple[NDArray[np.bool_], dict[str, Any], list[str]]:
-    """Which episodes (E,) are that share with the highest returns; what was chosen, as figures; notes on it.
+) -> tuple[set[tuple[str, str | None]], dict[str, Any], list[str]]:
+    """That share of the episodes with the highest returns, as ids with agents; what was chosen, as figures; notes on it.
 
     Raises NoData where no return is a number.
     """
-    returns = np.concatenate([np.zeros(0), *(batch.returns for batch in batches)])
+    names, parts = list[tuple[str, str | None]](), [np.zeros(0)]
+    for batch in batches:
+        names += zip(batch.ids, batch.agent_ids or (None,) * len(batch), strict=True)
+        parts.append(batch.returns)
+    returns = np.concatenate(parts)
     chosen = top(returns, fraction) if len(returns) else np.zeros(0, np.bool_)
     if not chosen.any():
         fix = "leave out --top-fraction, or record rewards"
@@ -127,9 +119,8 @@ def best_episodes(
     if unknown:
         notes.append(f"{unknown:,} episodes have rewards that are NaN: --top-fraction takes none of them")
     if equal:
-        more = f"{equal:,} more have the least return among them, {least:g}"
-        notes.append(f"--top-fraction takes {told['episodes']:,} episodes, the first ones: {more}")
-    return chosen, told, notes
+        notes.append(f"--top-fraction takes the first of the episodes with the return {least:g}: {equal:,} more have it")
+    return {name for name, is_best in zip(names, chosen, strict=True) if is_best}, told, notes
 
 
 class HeldOut:

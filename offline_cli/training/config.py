@@ -1,9 +1,9 @@
-"""A run's configuration, resolved from defaults < stored run < --config file < options, with all mistakes at once.
+"""A run's configuration: one model of the file that `train --config` takes and RUN/config.toml holds, and how it is resolved.
 
-`config_model.py` says what a key may be. The tables `[algorithm]` and `[network]` name code, ours or another package's, whose
-options and defaults they hold, by its JSON Schema. The options of the network "mlp" are keys of the file itself as well
-(`hidden`, `activation`, `dropout`, `layer_norm`). A mistake names a key that was given as an option as on the command line, any
-other as in the file.
+Defaults < stored run < --config file < options; all mistakes are listed at once. The tables `[algorithm]` and `[network]` name
+code, ours or another package's, whose options and defaults they hold, by its JSON Schema. The options of the network "mlp" are
+keys of the file itself as well (`hidden`, `activation`, `dropout`, `layer_norm`). A mistake names a key that was given as an
+option as on the command line, any other as in the file.
 """
 
 from __future__ import annotations
@@ -11,32 +11,53 @@ from __future__ import annotations
 import json
 import shlex
 import tomllib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import tomli_w
-from pydantic import ValidationError
+from annotated_types import MinLen
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from offline_cli.checked_keywords import as_option, worded
+from offline_cli.choices import (
+    ACTIVATION,
+    ENV_FORMS,
+    HIDDEN,
+    ActionScale,
+    Activation,
+    Count,
+    Device,
+    DropShare,
+    NotNegative,
+    OpenShare,
+    Positive,
+    Precision,
+    Schedule,
+    Share,
+    Tracker,
+    Whole,
+)
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, StorageNotFound, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.modules.images import encoder_kind
-from offline_cli.modules.network import MLP, network_kind
+from offline_cli.modules.images import AUTO, encoder_kind
+from offline_cli.modules.network import LAYERS, MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.by_name import is_code
 from offline_cli.policies.run_files import CONFIG
-from offline_cli.schema_files import mistakes_by
+from offline_cli.schema_files import mistakes_by, toml_schema
+from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.training.algorithms.algorithm import algorithm_kind
-from offline_cli.training.config_model import BOUND_EPOCHS, BOUNDS, DEFAULT_EPOCHS, GATES, MLP_KEYS, TABLES, BCConfig
 
 __all__ = [
+    "GATES",
     "BCConfig",
     "allowed",
     "check_named_again",
+    "config_schema",
     "differences",
     "filled",
     "flat",
@@ -45,11 +66,182 @@ __all__ = [
     "stored_config",
 ]
 
+DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
+EVAL_EVERY_RANGE = (100, 1000)  # updates
+BOUNDS = ("updates", "epochs")
+GATES = {"max_val_loss": "loss", "min_accuracy": "accuracy"}  # on which held-out score of the kept policy each is
+TABLES = ("algorithm", "network")  # which name code, ours or another package's, and hold its options
+MLP_KEYS = tuple(LAYERS)  # options of the network mlp, which are keys of the file as well
+
+Text = Annotated[str, MinLen(1)]
+
+
+def _with_name(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not (isinstance(table.get("name"), str) and table["name"]):
+        raise ValueError("should be a table with a name")
+    return table
+
+
+NAMED = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}}
+Table = Annotated[Mapping[str, Any], AfterValidator(_with_name), WithJsonSchema(NAMED)]
+
+
+class BCConfig(BaseModel):
+    """Every choice of a run but data and output."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, title="Configuration of train")
+
+    algorithm: Table = Field(default={"name": "bc"}, description="Learning algorithm: its name and options.")
+    network: Table = Field(default={"name": MLP}, description="Network of all modules: its name and options.")
+    env: Text | None = Field(default=None, description=f"Environment to measure returns in: {ENV_FORMS}.")
+    env_kwargs: Mapping[str, Any] | None = Field(
+        default=None, description="Arguments to make the environment with. Default: those in the manifest, or run folder."
+    )
+    wrappers: tuple[str, ...] | None = Field(
+        default=None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
+    )
+    agent: Text | None = Field(
+        default=None, description="Learn from the episodes of this agent, and check it in a game. Default: of every agent."
+    )
+    policy: tuple[Text, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Who plays the other agents of a game in checks, as AGENT=POLICY each. Default: random; needs `agent`.",
+    )
+    action_scale: ActionScale | None = Field(
+        default=None,
+        description="Scale of recorded Box actions: the environment's own, or [-1, 1]. Default: what the data declares.",
+    )
+    hidden: tuple[Count, ...] = Field(
+        default=HIDDEN, strict=False, description="Widths of the hidden layers of the network mlp."
+    )
+    activation: Activation = Field(
+        default=ACTIVATION, description="Activation between hidden layers; linear, as in RLlib, is none."
+    )
+    dropout: DropShare | None = Field(
+        default=None, description="Share of each hidden layer's outputs that an update leaves out. Default: none."
+    )
+    layer_norm: bool | None = Field(default=None, description="Normalise the outputs of each hidden layer. Default: off.")
+    batch_size: Count = Field(default=1024, description="Steps per update.")
+    lr: Positive = Field(default=5e-4, description="Learning rate of Adam.")
+    lr_schedule: Schedule = Field(
+        default="constant", description="How the learning rate falls after `lr_warmup`, to 0 at the end."
+    )
+    lr_warmup: Whole = Field(default=0, description="Updates in which the learning rate rises linearly from 0 to `lr`.")
+    weight_decay: NotNegative = Field(default=0.0, description="Decoupled weight decay, as of AdamW.")
+    clip_norm: Positive | None = Field(
+        default=None, description="Gradients longer than this norm are scaled down. Default: none."
+    )
+    keep_invented: bool = Field(default=False, description="Keep last steps whose next observation was not recorded.")
+    top_fraction: Share | None = Field(
+        default=None, description="Learn only from this share of the episodes, those with the highest return. Default: all."
+    )
+    init_from: Text | None = Field(
+        default=None, description="Run folder whose policy the run starts from, a path or URL. Default: fresh weights."
+    )
+    ema: OpenShare | None = Field(
+        default=None, description="Decay of a moving average of the policy's weights, which is kept instead."
+    )
+    log_std_min: float | None = Field(
+        default=None, description="Lower bound on log sigma of Box actions. Default: the algorithm's."
+    )
+    log_std_max: float | None = Field(
+        default=None, description="Upper bound on log sigma of Box actions. Default: the algorithm's."
+    )
+    updates: Count | None = Field(default=None, description="Stop after this many updates; excludes `epochs`.")
+    epochs: Count | None = Field(
+        default=None,
+        description="Stop after this many passes over the data; excludes `updates`. "
+        f"Default: {DEFAULT_EPOCHS}, or {BOUND_EPOCHS} with `until_return` or `patience`.",
+    )
+    until_return: float | None = Field(
+        default=None,
+        description="Stop once the mean return, in a game that of `agent`, confirmed on `confirm_episodes` episodes, is at "
+        "least this; needs `env`.",
+    )
+    val_fraction: OpenShare | None = Field(
+        default=None, description="Share of the episodes held out for validation. Default: none."
+    )
+    max_val_loss: float | None = Field(
+        default=None, description="Fail if the kept policy's held-out loss is above this; needs `val_fraction`."
+    )
+    min_accuracy: Share | None = Field(
+        default=None, description="Fail if the kept policy's held-out accuracy is below this; needs `val_fraction`."
+    )
+    patience: Count | None = Field(
+        default=None, description="Stop after this many checks without a better validation loss; needs `val_fraction`."
+    )
+    eval_every: Count | None = Field(
+        default=None, description="Updates between two checks. Default: an epoch, but from {} to {}.".format(*EVAL_EVERY_RANGE)
+    )
+    eval_episodes: Count = Field(default=20, description="Episodes played per check, greedily.")
+    confirm_episodes: Count = Field(default=100, description="Fresh episodes that must confirm `until_return`.")
+    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints; fewer where uploads are slow.")
+    log_every: Count = Field(default=50, description="Updates between two rows of metrics.jsonl.")
+    device: Device = Field(default="auto", description="Where the network runs; auto takes a GPU if there is one.")
+    precision: Precision = Field(default="auto", description="Arithmetic of the network; weights stay fp32, and auto is fp32.")
+    compile: bool = Field(default=False, description="Compile the losses of updates by torch.compile.")
+    threads: Count | None = Field(
+        default=None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
+    )
+    seed: Whole = Field(default=0, description="Random seed.")
+    track: tuple[Tracker, ...] | None = Field(
+        default=None, strict=False, description="Trackers that follow metrics.jsonl, below the run folder. Default: none."
+    )
+    streaming: bool = Field(
+        default=False, description="Keep the steps on disk while training, and `memory_limit` of them in memory."
+    )
+    memory_limit: Count | None = Field(
+        default=None, description="Bytes that the process may take. Default: 1 GiB with `streaming` (on a GPU 4 GiB), else any."
+    )
+
+    @property
+    def bound_name(self) -> str:
+        """Which of the two bounds holds: `updates` or `epochs`."""
+        return "epochs" if self.updates is None else "updates"
+
+    def bound(self, updates_per_epoch: int) -> int:
+        """The update number at which training ends, whatever it has reached."""
+        return self.updates if self.updates is not None else (self.epochs or DEFAULT_EPOCHS) * updates_per_epoch
+
+    def check_every(self, updates_per_epoch: int) -> int:
+        """Updates between two checks."""
+        low, high = EVAL_EVERY_RANGE
+        return self.eval_every if self.eval_every is not None else min(max(updates_per_epoch, low), high)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What is not None, with lists for tuples: the content of config.toml, without secrets."""
+        plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in self}
+        for table in TABLES:  # TOML has no null: what is None by default is so again when it is read
+            plain[table] = {name: value for name, value in plain[table].items() if value is not None}
+        plain["env_kwargs"] = blanked_values(self.env_kwargs)
+        plain["wrappers"] = None if self.wrappers is None else [*map(blanked_call, self.wrappers)]
+        unused = () if self.network["name"] == MLP else MLP_KEYS
+        return {name: value for name, value in plain.items() if value is not None and name not in unused}
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """The options of the network."""
+        own: dict[str, Any] = {}
+        if self.network["name"] == MLP:
+            own = {"hidden": [*self.hidden], "activation": self.activation}
+            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
+        return own | {name: value for name, value in self.network.items() if name != "name"}
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of the file: schemas/config.v1.json, which `make docs` writes."""
+    told = "What `train --config FILE` (TOML) may hold, and RUN/config.toml holds."
+    return toml_schema(BCConfig, "offline-cli/config.v1.json", description=told)
+
+
+# ---- resolving ----
+
 HELP: Final = (
     "`offline-cli train --help` lists the options, with --algorithm NAME its own too; docs/config.md the keys of the file"
 )
 KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
-NEEDS = (
+NEEDS: Final = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
     ("wrappers", "env", "the environment that they go around"),
@@ -57,9 +249,6 @@ NEEDS = (
     ("policy", "agent", "the agent that learns among them"),
     *((name, "val_fraction", "episodes held out for validation") for name in ("patience", *GATES)),
 )
-TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list", "boolean": "true or false"}
-TYPES["object"] = "a table"
-LIMITS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
 
 
 def resolve_config(
@@ -73,55 +262,45 @@ def resolve_config(
 ) -> BCConfig:
     """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
     code may be imported because `stored` names it; what the file, `algorithm` or `network` names is imported. `algorithm`: the
-    options of the table that were given, and perhaps its name; they win. `network`: the name of that table. A table of the file
-    may leave out a name that is given so.
+    options of the table that were given, and perhaps its name; `network`: the name of that table. A table of the file may leave
+    out a name that is given so.
 
     Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    if isinstance(given.get("hidden"), Sequence) and not isinstance(given["hidden"], str):
-        given["hidden"] = list(given["hidden"])
+    given = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None}
     said, before = {} if file is None else read_config(file), stored or {}
+    where = " and ".join(
+        [*["options"] * bool(given), *["the run's config.toml"] * bool(stored), *([str(file)] if file else [])]
+    )
     merged: dict[str, Any] = {}
     for source in (before, said, given):
         if not source.keys().isdisjoint(BOUNDS):  # one replaces whatever bound the sources below it say
             merged = {name: value for name, value in merged.items() if name not in BOUNDS}
         merged |= source
     asked = {"algorithm": dict(algorithm or {}), "network": {} if network is None else {"name": network}}
-    problems, own = list[str](), list[str]()
+    own = [table for table in TABLES if table in said or "name" in asked[table]]  # that the user has written
     for table in TABLES:
         if isinstance(said.get(table, {}), Mapping) and (table in merged or asked[table]):
-            merged[table] = _merged_table(table, before.get(table), said.get(table, {}), asked[table], problems)
-        if table in said or "name" in asked[table]:
-            own.append(table)
+            merged[table] = _table(table, before.get(table), said.get(table, {}), asked[table])
     contradictions = _contradictions(merged, given)
-    problems += [*_key_mistakes(merged, given), *contradictions]
-    problems += [_as_set(text, asked["algorithm"]) for text in _table_mistakes(merged, own=own, packages=plugins)]
-    if not problems:
-        made = _made(
-            {**_brought(merged), **merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}}
-        )
-        try:
-            tomli_w.dumps(made.as_dict())
-            return made
-        except TypeError as err:
-            fix = "a function may set it: --env python:module:make_env"
-            raise BadConfig(f"config.toml cannot hold this: {err}", where=_sources(file, given, stored), fix=fix) from err
-    kind = UsageError if all(contradictions.get(text) for text in problems) else BadConfig
-    raise kind.of(problems, where=_sources(file, given, stored), fix=HELP)
+    mistakes = [*_key_mistakes(merged, given), *_table_mistakes(merged, own, plugins, asked["algorithm"])]
+    if mistakes or contradictions:
+        kind = UsageError if not (mistakes or file or stored) else BadConfig
+        raise kind.of([*mistakes, *contradictions], where=where or "options", fix=HELP)
+    brought = algorithm_kind(merged["algorithm"]["name"]).settings if "algorithm" in merged else {}
+    if merged.get("network", {}).get("name", MLP) != MLP:
+        brought = {name: value for name, value in brought.items() if name not in MLP_KEYS}
+    made = _made({**brought, **merged, **{table: filled(table, merged[table]) for table in TABLES if table in merged}})
+    try:
+        tomli_w.dumps(made.as_dict())
+    except TypeError as err:
+        fix = "a function may set it: --env python:module:make_env"
+        raise BadConfig(f"config.toml cannot hold this: {err}", where=where, fix=fix) from err
+    return made
 
 
-def _brought(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys that the algorithm of a checked configuration sets where nothing else says them."""
-    known = algorithm_kind(config["algorithm"]["name"]).settings if "algorithm" in config else {}
-    is_mlp = config.get("network", {}).get("name", MLP) == MLP
-    return {name: value for name, value in known.items() if is_mlp or name not in MLP_KEYS}
-
-
-def _merged_table(
-    table: str, stored: Mapping[str, Any] | None, said: Mapping[str, Any], asked: Mapping[str, Any], problems: list[str]
-) -> dict[str, Any]:
+def _table(table: str, stored: Mapping[str, Any] | None, said: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
     """Options of each source over those of the one before it, where they are those of one algorithm, or network."""
     found = dict(stored or BCConfig.model_fields[table].default)
     for source in (said, asked):
@@ -129,82 +308,20 @@ def _merged_table(
         name = network_named(name) if table == "network" and isinstance(name, str) else name
         if source:
             found = {**(found if name == found["name"] else {}), **source, "name": name}
-    if said and asked.get("name", found["name"]) != said.get("name", found["name"]) != found["name"]:
-        problems.append(f"--{table} says {found['name']}, and the file's [{table}] {said['name']}: name it in one of the two")
     return found
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:
     """The configuration that a run folder holds, without importing what its tables name. Raises BadConfig."""
-    problems = _key_mistakes(stored, ()) + list(_contradictions(stored, ()))
-    if problems:
-        raise BadConfig.of(problems, where=_sources(None, {}, stored), fix=HELP)
+    if problems := [*_key_mistakes(stored, ()), *_contradictions(stored, ())]:
+        raise BadConfig.of(problems, where="the run's config.toml", fix=HELP)
     return _made(dict(stored))
 
 
 def _made(merged: dict[str, Any]) -> BCConfig:
-    if not merged.keys() & set(BOUNDS):
+    if merged.keys().isdisjoint(BOUNDS):
         merged["epochs"] = BOUND_EPOCHS if {"until_return", "patience"} & merged.keys() else DEFAULT_EPOCHS
     return BCConfig.model_validate(merged)
-
-
-def _sources(file: str | PathLike[str] | None, given: Mapping[str, Any], stored: Mapping[str, Any] | None) -> str:
-    """Where the keys came from, as text."""
-    sources = {"options": given, "the run's config.toml": stored, str(file): file}
-    return " and ".join(name for name, used in sources.items() if used) or "options"
-
-
-def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What distinguishes the two, as text, except what no update depends on: trackers, gates, their bounds where the learning
-    rate is constant, and a limit on memory where nothing streams.
-    """
-    free = {"track", *GATES} if stored.streaming or wanted.streaming else {"track", *GATES, "memory_limit"}
-    if "constant" in (stored.lr_schedule, wanted.lr_schedule):  # else the rate of each update depends on the bound
-        free.update(BOUNDS)
-    before, now = flat(stored), flat(wanted)
-    names = [name for name in dict.fromkeys((*before, *now)) if name not in free]
-    pairs = ((name, before.get(name), now.get(name)) for name in names)
-    return [f"{name}: the run has {_shown(old)}, this call asks for {_shown(new)}" for name, old, new in pairs if old != new]
-
-
-def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
-    """Raise BadConfig where a run folder alone names an environment, or policies, that only its user may name.
-
-    `said`: what he does.
-    """
-    asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
-    if asked is None:
-        return
-    env, again = asked.id, list[str]()
-    what = f"the run's {CONFIG} names "
-    if ":" in env and "env" not in said:  # that is imported for the caller alone
-        what += f"an environment that is code, {env}; no code is imported because a run folder names it"
-        again.append(f"--env {shlex.quote(env)}")
-    policies = wanted.policy or ()
-    if "policy" not in said and any(is_code(text.partition("=")[2]) for text in policies):
-        what += f"{'; and ' if again else ''}policies that are code, {', '.join(policies)}"
-        again += [f"--policy {shlex.quote(text)}" for text in policies]
-    spec = EnvironmentSpec(env, wanted.env_kwargs or {}, tuple(asked.wrappers or ()))
-    wrong = dict(zip(("kwargs", "wrappers"), refused(spec), strict=True))
-    needed = {name: bool(wrong[name]) and key not in said for name, key in (("kwargs", "env_kwargs"), ("wrappers", "wrappers"))}
-    if any(needed.values()):
-        reasons = [reason for name in needed if needed[name] for reason in wrong[name]]
-        what += f"{'; and ' if again else ''}what is not taken from a run folder: {'; '.join(reasons)}"
-        again.append(spec.flags(**needed))
-    if again:
-        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
-
-
-def flat(config: BCConfig) -> dict[str, Any]:
-    """Each field, and each entry of a table as `table.key`."""
-    plain = dict(config)
-    found = {name: value for name, value in plain.items() if name not in TABLES}
-    found |= {name: value for name, value in config.as_dict().items() if name in ("env_kwargs", "wrappers")}  # without secrets
-    return found | {f"{table}.{key}": value for table in TABLES for key, value in plain[table].items()}
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)
 
 
 def read_config(file: str | PathLike[str]) -> dict[str, Any]:
@@ -220,16 +337,76 @@ def read_config(file: str | PathLike[str]) -> dict[str, Any]:
 
 def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A checked table with the defaults of its schema."""
-    if table == "network" and given["name"] == MLP and "memory" not in given:
+    is_mlp = given["name"] == MLP
+    if table == "network" and is_mlp and "memory" not in given:
         return dict(given)
     properties = KINDS[table](given["name"]).schema.get("properties", {})
     defaults = {name: key["default"] for name, key in properties.items() if "default" in key}
-    if given["name"] == MLP:  # the rest are keys of the file
-        defaults = {name: value for name, value in defaults.items() if name not in MLP_KEYS}
-    return {"name": given["name"], **defaults, **given}
+    return {
+        "name": given["name"],
+        **{name: one for name, one in defaults.items() if not (is_mlp and name in MLP_KEYS)},
+        **given,
+    }
+
+
+# ---- a stored configuration and a new one ----
+
+
+def flat(config: BCConfig) -> dict[str, Any]:
+    """Each field, and each entry of a table as `table.key`, without secrets."""
+    plain = dict(config)
+    found = {name: value for name, value in plain.items() if name not in TABLES}
+    found |= {name: value for name, value in config.as_dict().items() if name in ("env_kwargs", "wrappers")}
+    return found | {f"{table}.{key}": value for table in TABLES for key, value in plain[table].items()}
+
+
+def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
+    """What distinguishes the two, as text, except what no update depends on: trackers, gates, their bounds where the learning
+    rate is constant, and a limit on memory where nothing streams.
+    """
+    free = {"track", *GATES, *(() if stored.streaming or wanted.streaming else ("memory_limit",))}
+    free.update(BOUNDS if "constant" in (stored.lr_schedule, wanted.lr_schedule) else ())
+    before, now = flat(stored), flat(wanted)
+
+    def shown(value: Any) -> str:
+        return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)
+
+    return [
+        f"{name}: the run has {shown(before.get(name))}, this call asks for {shown(now.get(name))}"
+        for name in {**before, **now}
+        if name not in free and before.get(name) != now.get(name)
+    ]
+
+
+def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
+    """Raise BadConfig where a run folder alone names an environment, or policies, that only its user may name: code, and
+    arguments and wrappers that data may not say. `said`: the keys that he names.
+    """
+    asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
+    if asked is None:
+        return
+    spec = EnvironmentSpec(asked.id, wanted.env_kwargs or {}, tuple(asked.wrappers or ()))
+    reasons = dict(zip(("env_kwargs", "wrappers"), refused(spec), strict=True))
+    reasons = {name: [] if name in said else found for name, found in reasons.items()}
+    named, again = [text for found in reasons.values() for text in found], list[str]()
+    if ":" in asked.id and "env" not in said:
+        named.append(f"the environment {asked.id}")
+        again.append(f"--env {shlex.quote(asked.id)}")
+    if "policy" not in said and any(is_code(text.partition("=")[2]) for text in wanted.policy or ()):
+        named.append(f"the policies {', '.join(wanted.policy or ())}")
+        again += [f"--policy {shlex.quote(text)}" for text in wanted.policy or ()]
+    if any(reasons.values()):
+        again.append(spec.flags(kwargs=bool(reasons["env_kwargs"]), wrappers=bool(reasons["wrappers"])))
+    if named:
+        what = f"the run's {CONFIG} names what is not taken from a run folder: {'; '.join(named)}; no code is imported for it"
+        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
 
 
 # ---- mistakes ----
+
+
+def _spelled(name: str, options: Collection[str]) -> str:
+    return as_option(name) if name in options else name
 
 
 def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
@@ -244,54 +421,35 @@ def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[s
                 near = get_close_matches(name.replace("-", "_"), BCConfig.model_fields, n=1)
                 found.append(f"unknown key '{name}'" + (f", did you mean '{near[0]}'?" if near else ""))
             else:
-                found.append(f"{_spelled(name, name in options)}: {worded(one, config[name])}")
+                found.append(f"{_spelled(name, options)}: {worded(one, config[name])}")
     return list(dict.fromkeys(found))
 
 
-def _spelled(name: str, asked: bool) -> str:
-    return as_option(name) if asked else name
-
-
-def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> dict[str, bool]:
-    """Each as text, and whether options alone are at fault: then no file can resolve it."""
-    found = {}
+def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
+    """Keys that do not go together, or need another one."""
+    found = []
     if config.keys() >= set(BOUNDS):
-        asked = set(BOUNDS) <= set(options)
-        found[" and ".join(_spelled(name, asked) for name in BOUNDS) + ": give one of the two"] = asked
+        found.append(f"{' and '.join(_spelled(name, options) for name in BOUNDS)}: give one of the two")
     low, high = config.get("log_std_min"), config.get("log_std_max")
     if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
-        asked = {"log_std_min", "log_std_max"} <= set(options)
-        found[f"{_spelled('log_std_min', asked)} {low:g} is above {_spelled('log_std_max', asked)} {high:g}"] = asked
+        found.append(f"{_spelled('log_std_min', options)} {low:g} is above {_spelled('log_std_max', options)} {high:g}")
     for name, needed, what in NEEDS:
         if name in config and needed not in config:
-            asked = name in options
-            found[f"{_spelled(name, asked)}: needs {_spelled(needed, asked)}, {what}"] = asked
+            found.append(f"{_spelled(name, options)}: needs {as_option(needed) if name in options else needed}, {what}")
     network = config.get("network", {})
-    for name in MLP_KEYS:
-        if name in config and isinstance(network, Mapping) and network.get("name", MLP) != MLP:
-            found[f"{name}: an option of the network {MLP!r}; others have theirs in [network]"] = False
-        elif name in config and isinstance(network, Mapping) and name in network:
-            found[f"{name} and network.{name}: give one of the two"] = False
+    for name in MLP_KEYS if isinstance(network, Mapping) else ():
+        if name in config and network.get("name", MLP) != MLP:
+            found.append(f"{name}: an option of the network {MLP!r}; others have theirs in [network]")
+        elif name in config and name in network:
+            found.append(f"{name} and network.{name}: give one of the two")
     return found
 
 
-def allowed(key: Mapping[str, Any]) -> str:
-    """What a key may be, by its JSON Schema: `a number above 0 and below 1`."""
-    if "enum" in key:
-        return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
-    limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
-    kind = TYPES.get(key["type"]) if isinstance(key.get("type"), str) else None
-    if kind is None:
-        return f"as its schema says: {json.dumps(dict(key))}"
-    text = f"{kind} {limits}".rstrip()
-    if "required" in key:
-        return f"{text} with {' and '.join(key['required'])}"
-    return f"{text}, each item {allowed(key['items'])}" if "items" in key else text
-
-
-def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages: Collection[str]) -> list[str]:
+def _table_mistakes(
+    config: Mapping[str, Any], own: Collection[str], packages: Collection[str], options: Mapping[str, Any]
+) -> list[str]:
     """Every mistake of both tables. `own`: those that the user has written; what another one names is imported where it is
-    ours, or of `packages`.
+    ours, or of `packages`. `options`: of the algorithm, that were given on the command line, and are named so.
 
     Raises BadConfig for code that the user has not named, MissingPackage for a plug-in that cannot be imported.
     """
@@ -301,11 +459,11 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
         if not (isinstance(given, Mapping) and isinstance(given.get("name"), str)):
             continue  # the model has said so
         named = None if table in own else packages
-        options = {name: value for name, value in given.items() if name != "name"}
+        found = {name: value for name, value in given.items() if name != "name"}
         try:
             kind = KINDS[table](given["name"], named=named)
-            if given["name"] == MLP and isinstance(options.get("encoder"), str):
-                encoder_kind(options["encoder"], named=named)
+            if given["name"] == MLP and isinstance(found.get("encoder"), str):
+                encoder_kind(found["encoder"], named=named)
         except BadConfig as err:
             place = {f"{table}.name": f"{table}.name", "encoder.name": "network.encoder"}.get(err.where)
             if place is None:
@@ -313,16 +471,30 @@ def _table_mistakes(config: Mapping[str, Any], *, own: Collection[str], packages
             problems.append(f"{place}: {err.what} ({err.fix})")
             continue
         try:  # run folders keep them as JSON
-            json.dumps(options, allow_nan=False)
+            json.dumps(found, allow_nan=False)
         except (TypeError, ValueError) as err:
             problems.append(f"{table}: {err}; give finite numbers, and dates as text")
             continue
-        problems += mistakes_by(options, {"additionalProperties": False, **kind.schema}, within=table) if options else []
+        problems += mistakes_by(found, {"additionalProperties": False, **kind.schema}, within=table) if found else []
+    for number, text in enumerate(problems):
+        key = text.partition(":")[0].removeprefix("algorithm.")
+        if text.startswith("algorithm.") and key in options:
+            problems[number] = text.replace(f"algorithm.{key}", "--algorithm" if key == "name" else f"--set {key}", 1)
     return problems
 
 
-def _as_set(text: str, options: Mapping[str, Any]) -> str:
-    """A mistake in the table, as on the command line where it was made there."""
-    key = text.partition(":")[0].removeprefix("algorithm.")
-    is_given = text.startswith("algorithm.") and key in options
-    return text.replace(f"algorithm.{key}", "--algorithm" if key == "name" else f"--set {key}", 1) if is_given else text
+TYPES = {"integer": "a whole number", "number": "a number", "string": "text", "array": "a list"}
+TYPES |= {"boolean": "true or false", "object": "a table"}
+LIMITS: Final = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+
+
+def allowed(key: Mapping[str, Any]) -> str:
+    """What a key may be, by its JSON Schema: `a number above 0 and below 1`."""
+    if "enum" in key:
+        return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
+    if not isinstance(key.get("type"), str):
+        return f"as its schema says: {json.dumps(dict(key))}"
+    limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
+    text = f"{TYPES[key['type']]} {limits}".rstrip()
+    text += f" with {' and '.join(key['required'])}" if "required" in key else ""
+    return f"{text}, each item {allowed(key['items'])}" if "items" in key else text

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from offline_cli.applying.checked_values import place_of_first
+from offline_cli.applying.learner_batches import place_of_first
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.trees import Tree, flatten
@@ -30,8 +30,7 @@ class DataFacts:
     episodes: int = 0
     steps: int = 0
     invented: int = 0  # episodes that do not end at an observation that was recorded
-    nan_rewards: int = 0
-    infinite_rewards: int = 0
+    faults: Counter[str] = field(default_factory=Counter)  # rewards that are not finite, by kind as `validate` calls it
     all_zero: bool = True  # all rewards
     sources: str = ""  # where the episodes are from
     module: str | None = None  # whose episodes they are
@@ -47,7 +46,11 @@ class DataFacts:
         self.episodes, self.steps = self.episodes + len(episodes), self.steps + episodes.num_steps
         self.invented += int(np.count_nonzero(episodes.invented_ends))
         self._agents.update(filter(None, episodes.agent_ids or ()))
-        self._see_rewards(episodes)
+        self.all_zero = self.all_zero and not episodes.rewards.any()
+        for kind, wrong in (("nan", np.isnan(episodes.rewards)), ("infinite", np.isinf(episodes.rewards))):
+            if wrong.any():
+                self.faults[f"{kind}-in-rewards"] += int(np.count_nonzero(wrong))
+                self._first_fault = self._first_fault or place_of_first(episodes, ~np.isfinite(episodes.rewards))
         self._hash("ids", "".join(f"{id_}\n" for id_ in episodes.ids).encode("utf-8", "surrogatepass"))
         trees: dict[str, Tree] = {"lengths": episodes.lengths, Columns.OBS: episodes.obs, Columns.ACTIONS: episodes.actions}
         if self.every_leaf:
@@ -55,15 +58,6 @@ class DataFacts:
             trees |= {"extra": dict(episodes.extra)}
         for path, leaf in flatten(trees):
             self._hash(f"{path} {leaf.dtype}{leaf.shape[1:]}", np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"")
-
-    def _see_rewards(self, episodes: EpisodeBatch) -> None:
-        self.all_zero = self.all_zero and not episodes.rewards.any()
-        finite = np.isfinite(episodes.rewards)
-        if not finite.all():
-            nan = int(np.count_nonzero(np.isnan(episodes.rewards)))
-            self.nan_rewards += nan
-            self.infinite_rewards += int(np.count_nonzero(~finite)) - nan
-            self._first_fault = self._first_fault or place_of_first(episodes, ~finite)
 
     def _hash(self, name: str, data: Any) -> None:
         self._hashes.setdefault(name, hashlib.blake2b(digest_size=16)).update(data)
@@ -77,43 +71,30 @@ class DataFacts:
 
     def figures(self) -> dict[str, Any]:
         """What a checkpoint keeps, by which a difference can be said in words: JSON values."""
+        each = [f"{one['per_epoch']:,} of {one['steps']:,} steps of {name}" for name, one in self.weights.items()]
         told = {"sources": self.sources, "module": self.module, "episodes": self.episodes, "steps": self.steps}
-        return told | ({"weights": self.weights} if self.weights else {})
+        return {**told, "weights": ", ".join(each) or "every step once an epoch"}
 
-    @property
-    def faults(self) -> dict[str, int]:
-        """Rewards that are not finite, by kind as `validate` calls it; kinds that do not occur have no key."""
-        found = {"nan-in-rewards": self.nan_rewards, "infinite-in-rewards": self.infinite_rewards}
-        return {kind: count for kind, count in found.items() if count}
-
-    def note_on_agents(self) -> list[str]:
-        """Where several agents share the module that learns."""
-        if len(self._agents) < 2:
-            return []
-        named = ", ".join(f"{name} ({count:,} episodes)" for name, count in self._agents.most_common(8))
-        return [f"one policy learns from the episodes of {len(self._agents):,} agents, as their module is the same: {named}"]
-
-    def notes_on_rewards(self, *, unused_by: str | None) -> list[str]:
-        """`unused_by`: the algorithm, where it does not learn from rewards."""
+    def own_notes(self, algorithm: str, *, uses_rewards: bool) -> list[str]:
+        """On rewards, and on agents that share the module that learns."""
         notes = []
+        if len(self._agents) > 1:
+            named = ", ".join(f"{name} ({count:,} episodes)" for name, count in self._agents.most_common(8))
+            notes.append(
+                f"one policy learns from the episodes of {len(self._agents):,} agents, as their module is the same: {named}"
+            )
         if self.faults:
             named = ", ".join(f"{kind} {count:,}" for kind, count in self.faults.items())
-            why = "" if unused_by is None else f"; {unused_by} does not use them"
+            why = "" if uses_rewards else f"; {algorithm} does not use them"
             notes.append(f"rewards that are not finite, first in {self._first_fault}: {named}{why}")
-        if unused_by is None and self.all_zero:
+        if uses_rewards and self.all_zero:
             notes.append("all rewards are 0: by them no action is better than another")
         return notes
 
 
 def data_difference(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
     """What differs between data with different digests, by their `figures`."""
-    both = [{**one, "weights": _shares(one.get("weights"))} for one in (stored, wanted)]
-    names = [name for name in both[1] if both[0].get(name) != both[1][name]]
-    told = [f"{name}: the run has {both[0].get(name)}, this call {both[1][name]}" for name in names]
+    told = [
+        f"{name}: the run has {stored.get(name)}, this call {one}" for name, one in wanted.items() if stored.get(name) != one
+    ]
     return "; ".join(told) or "the same counts, and other episodes, values or another order"
-
-
-def _shares(told: Mapping[str, Any] | None) -> str:
-    if not told:
-        return "every step once an epoch"
-    return ", ".join(f"{one['per_epoch']:,} of {one['steps']:,} steps of {name}" for name, one in told.items())

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-import torch
+import gymnasium as gym
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -19,21 +19,19 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.meanings import Meanings, joined
-from offline_cli.modules.distributions import ActionHead
-from offline_cli.modules.images import reads_alike
-from offline_cli.modules.network import MLP, Mlp, Network, network_kind
+from offline_cli.modules.network import MLP, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.plugins import PYTHON
+from offline_cli.plugins import PYTHON, with_network
 from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
 from offline_cli.policies.run_policy import MEANINGS, NETWORK, LoadedPolicy, load_policy
-from offline_cli.spaces import Space, describe, same_space
+from offline_cli.spaces import Space, same_space
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
-from offline_cli.training.config_model import BCConfig
+from offline_cli.training.config import BCConfig, stored_config
 
-__all__ = ["Learner", "Setup", "Start", "cloning_learner", "saved_modules"]
+__all__ = ["Learner", "Setup", "Start", "cloning_learner", "policy_with_values"]
 
-ASIDE: Final = ("dropout", "max_seq_len", "burn_in", "images")  # options that no weight depends on; the last by what it reads
+ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # options of networks that no weight depends on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,22 +48,13 @@ class Setup:
     @classmethod
     def of(cls, config: BCConfig) -> Self:
         """What a resolved configuration names. Raises BadConfig for an algorithm that cannot stream."""
-        options = {name: value for name, value in config.algorithm.items() if name != "name"}
-        algorithm = algorithm_kind(config.algorithm["name"])(options)
+        algorithm = _algorithm(config)
         if config.streaming and algorithm.refresh_every is not None:
             what = f"{config.algorithm['name']} recomputes its columns from episodes in memory"
-            once = "--set refresh_every=0 to compute them once; or " * ("refresh_every" in options)
-            raise BadConfig(what, where="--streaming", fix=f"{once}leave out --streaming")
+            fix = "leave out --streaming, or have columns computed once, as by --set refresh_every=0"
+            raise BadConfig(what, where="--streaming", fix=fix)
         network = network_kind(config.network["name"])(config.network_options)
         return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
-
-    def starting(
-        self, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
-    ) -> Self:
-        """To begin as `config.init_from` says. Arguments, and what is raised: see `Start.of`."""
-        start = Start.of(config, storage_options, plugins, out=out, beside=beside)
-        trained = start.loaded.trained
-        return replace(self, start=start, learned=None if trained is None else trained.state)
 
     def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
         """Modules for these spaces, which follow from the seed, and from `start`. `pieces`: what the policy plays through.
@@ -92,17 +81,12 @@ class Setup:
         return {"run": self.start.url, "sha256": self.start.loaded.sha256, "modules": taken, "fresh": fresh}
 
 
-def saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The configuration of a run, unchecked, and the modules of its last checkpoint, by `module.name`; None: it has none.
+def _algorithm(config: BCConfig, **named: Any) -> Algorithm:
+    options = {name: value for name, value in config.algorithm.items() if name != "name"}
+    return algorithm_kind(config.algorithm["name"], **named)(options)
 
-    Raises BadData for broken files.
-    """
-    last = checkpoint_bytes(run)
-    try:
-        config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
-        return None if last is None else (config, part(load(last[1]), MODULES))
-    except (ValueError, SafetensorError) as err:
-        raise BadData(f"the run cannot be read: {err}", where=run.url, fix="train again, or name another run") from err
+
+# ---- modules of another run ----
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,39 +105,33 @@ class Start:
         """What `init_from` names. `out`: the URL of the run to be. `beside`: see `open_location`. Raises what `load_policy`
         raises, BadData for a broken checkpoint, UsageError for `out` itself.
         """
-        assert config.init_from is not None, "a run is named"
-        place = replace(open_location(config.init_from, storage_options, beside=beside), cache=None)
+        place = replace(open_location(config.init_from or "", storage_options, beside=beside), cache=None)
         if place.url == out:
             fix = "another --out; or --resume, to train that run for longer"
             raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
         name = config.network["name"]  # what the user named for this run, that run may have
         loaded = load_policy(place, storage_options, plugins=plugins, network=name if name.startswith(PYTHON) else None)
-        theirs, others = saved_modules(place) or ({}, {})
+        theirs, others = _saved_modules(place) or ({}, {})
         is_same = theirs.get("algorithm", {}).get("name", BC) == config.algorithm["name"]
         return cls(place.url, loaded, others if is_same else {}, {"name": name, **config.network_options})
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
         """Raise BadConfig, naming all that differs, where the run's policy is not one of this run's."""
-        told, theirs, trained = self.loaded.description, self.loaded.module, self.loaded.trained
+        theirs, told, trained = self.loaded.module, self.loaded.description, self.loaded.trained
         pairs: dict[str, tuple[Any, Any]] = {
-            "network": (_in_words(told[NETWORK]), _in_words(self.network)),
-            "action scale": (told["action_scale"], task.action_scale),
-            "form of Box actions": (_form(theirs.action_head), _form(learner.policy.action_head)),
-            "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
-        }
-        if isinstance(task.network, Mlp) and told[NETWORK]["name"] == MLP:
-            forms = Mlp(told[NETWORK]).images, task.network.images
-            if not reads_alike(task.observation_space, *forms):
-                pairs["images"] = forms[0].layout, forms[1].layout
-        spaces = {
             "observations": (theirs.observation_space, task.observation_space),
             "actions": (theirs.action_space, task.action_space),
+            "action scale": (told["action_scale"], task.action_scale),
+            "form of Box actions": (theirs.action_head.forms(), learner.policy.action_head.forms()),
+            "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
         }
-        for name, (one, other) in spaces.items():
-            if not same_space(one, other):
-                shown = describe(one), describe(other)
-                pairs[name] = shown if shown[0] != shown[1] else (str(one), str(other))
-        wrong = [f"{name}: the run has {one}, this one {other}" for name, (one, other) in pairs.items() if one != other]
+        options = {**dict.fromkeys((*told[NETWORK], *self.network)), **told[NETWORK]}
+        pairs |= {f"network {name}": (one, self.network.get(name)) for name, one in options.items() if name not in ASIDE}
+        wrong = [
+            f"{name}: the run has {one}, this one {other}"
+            for name, (one, other) in pairs.items()
+            if not (same_space(one, other) if isinstance(one, gym.Space) else one == other)
+        ]
         if wrong:
             fix = "train with the data, network and pipeline of that run, or leave out --init-from"
             raise BadConfig.of(wrong, where=f"--init-from {self.url}", fix=fix)
@@ -162,10 +140,8 @@ class Start:
         """Raise BadConfig, naming both and the first difference, where observations or actions of the data mean something else
         than those that the run learned from. Rewards may be others.
         """
-        theirs = Meanings.of(self.loaded.description.get(MEANINGS, {}), self.url)
-        joined(
-            [(place, one.of_columns(Columns.OBS, Columns.ACTIONS)) for place, one in ((self.url, theirs), (where, meanings))]
-        )
+        both = ((self.url, Meanings.of(self.loaded.description.get(MEANINGS, {}), self.url)), (where, meanings))
+        joined([(place, one.of_columns(Columns.OBS, Columns.ACTIONS)) for place, one in both])
 
     def shared(self, learner: Learner) -> dict[str, dict[str, Tensor]]:
         """The modules beside the policy that the run has in the same form, each as its tensors."""
@@ -177,13 +153,63 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
 
 
-def _in_words(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(options.items()) if name not in ASIDE)
+def _saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """The configuration of a run, unchecked, and the modules of its last checkpoint, by `module.name`; None: it has none.
+
+    Raises BadData for broken files.
+    """
+    last = checkpoint_bytes(run)
+    try:
+        config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
+        return None if last is None else (config, part(load(last[1]), MODULES))
+    except (ValueError, SafetensorError) as err:
+        raise BadData(f"the run cannot be read: {err}", where=run.url, fix="train again, or name another run") from err
 
 
-def _form(head: ActionHead) -> str:
-    forms = head.forms()
-    return f"{forms[0].mean} mean, log σ in {list(forms[0].log_std)}" if forms else "none"
+def policy_with_values(
+    place: Location,
+    storage_options: Mapping[str, Any] | None,
+    *,
+    plugins: Sequence[str] = (),
+    network: str | None = None,
+) -> LoadedPolicy:
+    """The policy of the run at `place`, whose module has `compute_values(batch)` where the run's algorithm gives pieces values.
+
+    Values are those of the last checkpoint; without one there are none. `plugins`, `network`, and what is raised: see
+    `load_policy`; BadConfig for an algorithm of a package that is not named, BadData for a broken checkpoint.
+    """
+    loaded = load_policy(place, storage_options, plugins=plugins, network=network)
+    saved = _saved_modules(replace(place, cache=None))
+    if saved is None:
+        return loaded
+    config, module = stored_config(saved[0]), loaded.module
+    algorithm, name = _algorithm(config, named=plugins), config.network["name"]
+    if type(algorithm).rl_module is Algorithm.rl_module:
+        return loaded
+    task = Task(
+        module.observation_space,
+        module.action_space,
+        loaded.description["action_scale"],
+        network_kind(name, named=None if name == MLP else with_network(plugins, network))(config.network_options),
+        weights=module.state_dict(),
+        log_std=(config.log_std_min, config.log_std_max),
+    )
+    learner = Learner.of(algorithm, task)
+    try:
+        for other, made in learner.modules.items():
+            if other != POLICY:
+                copy_into(made.state_dict(), part(saved[1], f"{other}."))
+    except (KeyError, RuntimeError) as err:
+        what = f"the checkpoint has no modules of the form that the algorithm makes: {err}"
+        raise BadData(what, where=place.url, fix="train again, or name another run") from err
+    given = algorithm.rl_module(learner.modules)
+    if hasattr(given, "compute_values"):
+        given.eval()
+        module.compute_values = given.compute_values
+    return loaded
+
+
+# ---- the modules of a run ----
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,17 +235,19 @@ class Learner:
             fix = "leave out memory, or learn with the algorithm bc"
             raise BadConfig(f"{kind} learns from single steps, and the network has a memory", where="[network]", fix=fix)
         groups = list(algorithm.groups(modules))
-        grouped = [name for group in groups for name in group.modules]
-        losses = [name for group in groups for name in group.losses]
-        wrong = [name for name in grouped if name not in modules]
-        wrong += [name for name in (*grouped, *losses) if grouped.count(name) > 1 or losses.count(name) > 1]
-        if wrong or not groups:
-            named = f"names {wrong[0]!r} twice, or there is no such module" if wrong else "gives none"
-            fix = f"modules among {', '.join(modules)}, each in one group, and another name for each loss"
-            raise BadConfig(f"{kind}.groups {named}", where=where, fix=fix)
         learner = cls(algorithm, modules, groups, task.made, task.made.is_stateful())
+        grouped = [name for group in groups for name in group.modules]
+        if (
+            not groups
+            or len({*grouped}) < len(grouped)
+            or len({*learner.losses}) < len(learner.losses)
+            or {*grouped} - {*modules}
+        ):
+            what = f"{kind}.groups gives groups of {grouped} with losses {learner.losses}"
+            fix = f"modules among {', '.join(modules)}, each in one group, and another name for each loss"
+            raise BadConfig(what, where=where, fix=fix)
         stepped = [parameter.data_ptr() for group in groups for _, parameter in learner.parameters_of(group)]
-        if len(set(stepped)) < len(stepped):
+        if len({*stepped}) < len(stepped):
             fix = "modules that share parameters belong in one group"
             raise BadConfig(f"{kind} has a parameter stepped by two groups", where=where, fix=fix)
         return learner
@@ -241,23 +269,18 @@ class Learner:
         """All modules as one, to count or move their weights."""
         return nn.ModuleList(self.modules.values())
 
-    def to(self, device: torch.device) -> None:
-        """Move every module there, ready to train."""
-        self.whole.to(device).train()
-
     def parameters_of(self, group: Group) -> list[tuple[str, nn.Parameter]]:
         """Each parameter that requires a gradient, once, with a name for errors. Raises BadConfig for none."""
-        prefixed = len(self.modules) > 1
-        named = [
-            (f"{module}.{name}" if prefixed else name, parameter)
+        named = {
+            id(parameter): (f"{module}.{name}" if len(self.modules) > 1 else name, parameter)
             for module in group.modules
             for name, parameter in self.modules[module].named_parameters()
             if parameter.requires_grad
-        ]
+        }
         if not named:
             what = f"the group of {', '.join(group.modules)} has no parameter to train"
             raise BadConfig(what, where=f"algorithm {type(self.algorithm).__name__}", fix="leave that group out")
-        return list({id(parameter): (name, parameter) for name, parameter in named}.values())
+        return list(named.values())
 
     def state(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers of all modules, by `module.name`, in place: `copy_` into them."""

@@ -27,10 +27,11 @@ import json
 import os
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import filelock
 import tomli_w
@@ -62,9 +63,8 @@ from offline_cli.policies.run_files import (
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
-from offline_cli.training.config_model import BCConfig
-from offline_cli.training.result import TrainResult
-from offline_cli.training.run_state import TrainState
+from offline_cli.training.config import BCConfig
+from offline_cli.training.run_state import TrainResult, TrainState
 
 __all__ = ["RunFolder"]
 
@@ -73,6 +73,7 @@ OURS: Final = b"offline-cli-policy"
 REPLACED: Final = (RESULT, TENSORS, STATE, WEIGHTS, LEARNED, METRICS, CURVE, TRACKERS, CONFIG)
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 SHARE: Final = 0.05  # of the time, that they may take there
+T = TypeVar("T")
 
 
 class RunFolder:
@@ -85,6 +86,7 @@ class RunFolder:
         self._rows = bytearray()  # of metrics.jsonl
         self._next = 0.0  # when another checkpoint is due, where storage is not a local disk
         self.url = self._place.url
+        self.local_path = Path(self._place.path).absolute() if self._place.is_local else None
 
     # ---- what is there ----
 
@@ -104,56 +106,43 @@ class RunFolder:
         if not (is_run and resume):  # a finished run is shown again wherever it is
             self._place.check_writable()
 
-    @contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
-        """Within it what a broken file leads to is BadData with the file's name."""
+    def _read(self, name: str, parse: Callable[[bytes], T]) -> T | None:
+        """The content of a file; None: it is not there. Raises BadData, with its name, where it is broken."""
+        content = whole_file(self._place.join(name))
         try:
-            yield
+            return None if content is None else parse(content)
         except (BadData, ValueError, TypeError, KeyError, RecursionError, SafetensorError) as err:
             raise BadData(f"{name} cannot be read: {err}", where=self.url, fix="train again with --overwrite") from err
 
     def config(self) -> dict[str, Any] | None:
         """The stored configuration, unchecked; None: there is none yet. Raises BadData."""
-        content = whole_file(self._place.join(CONFIG))
-        with self._reading(CONFIG):
-            return None if content is None else tomllib.loads(content.decode())
+        return self._read(CONFIG, lambda content: tomllib.loads(content.decode()))
 
     def result(self) -> TrainResult | None:
         """The result of a finished run; None: it is not finished. Raises BadData."""
-        content = whole_file(self._place.join(RESULT))
-        with self._reading(RESULT):
-            return None if content is None else TrainResult(**json_object(content))
+        return self._read(RESULT, lambda content: TrainResult(**json_object(content)))
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
-        place = self._place.join(LEARNED)
-        content = whole_file(place)
-        with self._reading(LEARNED):
-            told = json_object(whole_file(self._place.join(POLICY)) or b"").get("pipeline")
-            if content is None and told is None:
-                return None
-            return state_from_bytes(check_learned(content, told), where=place.url)
+        content, where = whole_file(self._place.join(LEARNED)), self._place.join(LEARNED).url
+
+        def parse(described: bytes) -> dict[str, Any] | None:
+            told = json_object(described).get("pipeline")
+            return None if content is None and told is None else state_from_bytes(check_learned(content, told), where=where)
+
+        return self._read(POLICY, parse)
 
     def load(self) -> tuple[TrainState, dict[str, Tensor]] | None:
         """The checkpoint; None: there is none. Raises BadData where it cannot be read."""
-        content = whole_file(self._place.join(TENSORS))
-        with self._reading(TENSORS):
-            return None if content is None else (TrainState.from_dict(state_in(content)), load(content))
+        return self._read(TENSORS, lambda content: (TrainState.from_dict(state_in(content)), load(content)))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, oldest first. Raises BadData."""
-        with self._reading(METRICS):
-            return [json_object(line) for line in (whole_file(self._place.join(METRICS)) or b"").splitlines()]
+        return self._read(METRICS, lambda content: [json_object(line) for line in content.splitlines()]) or []
 
     def trackers(self) -> dict[str, Any]:
         """The id of this run in each tracker that has followed it. Raises BadData."""
-        with self._reading(TRACKERS):
-            return dict(json_object(whole_file(self._place.join(TRACKERS)) or b"{}"))
-
-    @property
-    def local_path(self) -> Path | None:
-        """Where it is; None: on no local disk."""
-        return Path(self._place.path).absolute() if self._place.is_local else None
+        return self._read(TRACKERS, json_object) or {}
 
     # ---- writing ----
 
@@ -167,8 +156,7 @@ class RunFolder:
             yield
             return
         made = self._place.make_folder()
-        file = self._place.join(LOCK)
-        lock = filelock.FileLock(file.path, blocking=False)
+        lock = filelock.FileLock(self._place.join(LOCK).path, blocking=False)
         try:
             lock.acquire()
         except filelock.Timeout as err:
@@ -178,7 +166,7 @@ class RunFolder:
             yield
         finally:
             with suppress(OSError):
-                os.unlink(file.path)
+                os.unlink(lock.lock_file)
             lock.release()
             with suppress(OfflineCliError):
                 for folder in reversed(made):
@@ -189,31 +177,28 @@ class RunFolder:
 
         `learned`: the state of connector pieces; None: the policy plays without any.
         """
-        if not self._writes:
-            return
-        self._place.make_folder()
-        self._remove(*REPLACED)
-        self._rows = bytearray()
-        self._write(POLICY, json_bytes(policy))
-        if learned is not None:
-            self._write(LEARNED, learned)
-        self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
+        if self._writes:
+            self._place.make_folder()
+            self._remove(*REPLACED)
+            self._write(POLICY, json_bytes(policy))
+            if learned is not None:
+                self._write(LEARNED, learned)
+            self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
 
     def resume(self, config: BCConfig, metrics_bytes: int) -> None:
         """Prepare for the updates after a checkpoint; `config` may have another bound. A policy stays until it is replaced.
 
         Rows after the checkpoint, which had `metrics_bytes` of them, are cut off: they will be written again.
         """
-        if not self._writes:
-            return
-        self._remove(RESULT)
-        stored = whole_file(self._place.join(METRICS)) or b""
-        kept = stored[:metrics_bytes]
-        self._rows = bytearray(kept[: kept.rfind(b"\n") + 1])  # after a power cut there may be fewer, and half a row
-        if self._rows != stored:
-            self._write(METRICS, bytes(self._rows))
-        if config.as_dict() != self.config():
-            self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
+        if self._writes:
+            self._remove(RESULT)
+            stored = whole_file(self._place.join(METRICS)) or b""
+            kept = stored[:metrics_bytes]
+            self._rows = bytearray(kept[: kept.rfind(b"\n") + 1])  # after a power cut there may be fewer, and half a row
+            if self._rows != stored:
+                self._write(METRICS, bytes(self._rows))
+            if config.as_dict() != self.config():
+                self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
 
     def _remove(self, *names: str) -> None:
         """Remove these files, in this order, and half-written ones of a killed trainer."""
@@ -237,15 +222,13 @@ class RunFolder:
 
     def save(self, state: TrainState, tensors: Mapping[str, Tensor]) -> None:
         """Write the checkpoint, with the rows that belong to it before."""
-        if not self._writes:
-            return
-        began = time.monotonic()
-        self._flush_rows()
-        counters = json.dumps(state.as_dict())
-        self._write(TENSORS, tensor_bytes(tensors, counters))
-        self._write(STATE, counters.encode())
-        ended = time.monotonic()
-        self._next = ended + max(EVERY, (ended - began) / SHARE)
+        if self._writes:
+            began, counters = time.monotonic(), json.dumps(asdict(state))
+            self._flush_rows()
+            self._write(TENSORS, tensor_bytes(tensors, counters))
+            self._write(STATE, counters.encode())
+            ended = time.monotonic()
+            self._next = ended + max(EVERY, (ended - began) / SHARE)
 
     def keep_trackers(self, ids: Mapping[str, str]) -> None:
         """Write what `trackers` reads."""
@@ -257,14 +240,13 @@ class RunFolder:
 
     def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any], *, until_return: float | None = None) -> None:
         """Write the policy, draw the curve, then write the result that marks the run as finished."""
-        if not self._writes:
-            return
-        self._flush_rows()
-        self.keep_policy(weights)
-        curve = io.BytesIO()
-        draw_curve(self.metrics(), curve, until_return=until_return)
-        self._write(CURVE, curve.getvalue())
-        self._write(RESULT, json_bytes(result))
+        if self._writes:
+            self._flush_rows()
+            self.keep_policy(weights)
+            curve = io.BytesIO()
+            draw_curve(self.metrics(), curve, until_return=until_return)
+            self._write(CURVE, curve.getvalue())
+            self._write(RESULT, json_bytes(result))
 
     def _flush_rows(self) -> None:
         """Make sure that every row is in the file, and survives a crash of the machine."""

@@ -1,26 +1,27 @@
-"""The steps of a run, a tensor per leaf, in memory or mapped from files; their order; and minibatches of them.
+"""The steps of a run, in memory or in a file; their order; and minibatches of them.
 
 An epoch is a permutation of all rows that follows from (seed, epoch) alone, or, where sources have weights, as many draws from
 them. So the number of an update is the position in the data: nothing is saved to resume, and a resumed run continues with the
 batches that would have come next. In memory and streaming the order is the same.
 
-`--streaming` appends each leaf to a temporary file and maps it (`MappedColumns`). Pages that were read are released, once they
-may take their share of the memory limit; the system keeps them in its cache as far as there is room.
+`--streaming` keeps rows in a temporary file, all leaves of a row side by side, and reads each row that a batch asks for. The
+file is not mapped: what the system caches of it is no memory of this process, so that a limit on memory holds.
 """
 
 from __future__ import annotations
 
-import mmap
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from offline_cli.applying.frame_stacks import FrameStacks, expanded
+from offline_cli.applying.frame_stacks import FrameStacks, gather_stacks
 from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.modules.devices import fits_on
@@ -28,41 +29,178 @@ from offline_cli.policies.seeds import draw
 from offline_cli.storage.local_files import TempFile
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
-__all__ = ["WEIGHTS", "Batches", "MappedColumns", "Steps", "epoch_order"]
+__all__ = ["WEIGHTS", "Batches", "FileSteps", "Steps", "epoch_order"]
 
 WEIGHTS: Final = "weights"  # (N,) float32 of the N steps of a batch, sequences one after the other; sum 1; 0 on padding
-
 ORDER: Final = 11  # sets these seeds apart from others drawn from the same run seed
-ROWS, AGES, FRAMES = "rows", "ages", "_frames"
-AROUND: Final = 1 << 16  # bytes around a mapped row that the system may bring into memory with it
-RESIDENT: Final = 64 << 20  # of mapped files, unless a share of the memory limit is given
+AT_A_TIME: Final = 1 << 16  # rows that `parts` gives together
 
 
 @dataclass(slots=True, eq=False)
 class Steps:
-    """N rows: each is a step, or, for policies with memory, a sequence of steps."""
+    """N rows in memory: each is a step, or, for policies with memory, a sequence of steps."""
 
-    columns: Mapping[str, Any]  # by name: trees of tensors (N, ...) on the CPU, or FrameStacks that share their frames
+    columns: Mapping[str, Any]  # by name: trees of tensors (N, ...), or FrameStacks that share their frames
     sources: Tensor | None = None  # (N,) the source of each row, where sources have weights
     shares: Sequence[float] = ()  # of each source, of the rows of an epoch; sum 1
-    mapped: MappedColumns | None = None  # what holds the columns, where they are not in memory
 
     def __len__(self) -> int:
         return len(leaves(next(iter(self.columns.values())))[0])
 
     def rows(self, which: slice) -> dict[str, Tree]:
         """A range of rows as trees of tensors, stacks gathered."""
-        return expanded(self.columns, which)
+        return {
+            name: column.gathered(which) if isinstance(column, FrameStacks) else map_leaves(lambda leaf: leaf[which], column)
+            for name, column in self.columns.items()
+        }
 
-    def by_source(self, count: int) -> list[int]:
-        """The rows of each of so many sources, where these have weights."""
-        return [] if self.sources is None else self.sources.bincount(minlength=count).tolist()
+    def parts(self, names: Sequence[str]) -> Iterator[dict[str, Tree]]:
+        """Those columns of all rows, part by part."""
+        chosen = Steps({name: self.columns[name] for name in names if name in self.columns})
+        for first in range(0, len(self), AT_A_TIME) if chosen.columns else ():
+            yield chosen.rows(slice(first, first + AT_A_TIME))
+
+    def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
+        """Put the rows `chosen` (B,) into `targets`, a tensor (B, ...) for each leaf of all columns."""
+        left = iter(targets)
+        for leaf in (leaf for column in self.columns.values() for leaf in leaves(column)):
+            if isinstance(leaf, FrameStacks):
+                leaf.gather(chosen, [next(left) for _ in leaf.shapes])
+            else:
+                torch.index_select(leaf, 0, chosen, out=next(left))
+
+    def on(self, device: torch.device) -> tuple[Self, torch.device]:
+        """The same on `device` where it fits, else where it is; and where that is."""
+        stacks = [column for column in self.columns.values() if isinstance(column, FrameStacks)]
+        frames = {id(column.frames): column.frames for column in stacks}
+        held = [leaf for tree in (*self.columns.values(), *frames.values()) for leaf in leaves(tree)]
+        home = device if fits_on(device, sum(leaf.nbytes for leaf in held)) else torch.device("cpu")
+        there = {key: map_leaves(lambda leaf: leaf.to(home), tree) for key, tree in frames.items()}
+
+        def moved(leaf: Any) -> Any:
+            return leaf.to(home, there[id(leaf.frames)]) if isinstance(leaf, FrameStacks) else leaf.to(home)
+
+        return replace(self, columns={name: map_leaves(moved, tree) for name, tree in self.columns.items()}), home
 
     def close(self) -> None:
         """Release what is held on disk."""
-        if self.mapped is not None:
-            self.columns = {}
-            self.mapped.close()
+
+
+class RowFile(TempFile):
+    """Rows of several leaves in a temporary file without a name: a row is one read. Raises StorageError."""
+
+    def __init__(self, temp_dir: str | None, like: Sequence[Tensor]) -> None:
+        """`like`: the leaves of any rows. The file is made now, and ends with `close`."""
+        super().__init__(temp_dir, holding="steps")
+        forms = [(str(number), leaf[:0].numpy().dtype, tuple(leaf.shape[1:])) for number, leaf in enumerate(like)]
+        self._row, self.count = np.dtype(forms), 0
+        self.__enter__()
+
+    def add(self, rows: Sequence[Tensor]) -> None:
+        """Append rows, (n, ...) of each leaf."""
+        made = np.empty(len(rows[0]), self._row)
+        for number, leaf in enumerate(rows):
+            made[str(number)] = leaf.numpy()
+        self.append(made.view(np.uint8))
+        self.count += len(made)
+
+    def take(self, chosen: Tensor) -> list[Tensor]:
+        """The rows `chosen` (B,), a tensor (B, ...) for each leaf."""
+        return self._read(1, chosen.tolist())
+
+    def range(self, first: int, stop: int) -> list[Tensor]:
+        """The rows from `first` to `stop`."""
+        return self._read(stop - first, [first])
+
+    def close(self) -> None:
+        """Release the disk."""
+        self.__exit__(None, None, None)
+
+    def _read(self, together: int, rows: Sequence[int]) -> list[Tensor]:
+        """So many rows from each of `rows` on."""
+        size, file = self._row.itemsize, self._file.fileno()
+        with self._failures("reading steps of a temporary file"):
+            content = b"".join([os.pread(file, together * size, row * size) for row in rows])
+            if len(content) != len(rows) * together * size:
+                raise OSError(errno.EIO, "it has become shorter")
+        read = np.frombuffer(content, self._row)
+        return [torch.from_numpy(np.array(read[name], order="C")) for name in self._row.names or ()]
+
+
+@dataclass(slots=True, eq=False)
+class FileSteps(Steps):
+    """Rows that come in parts and are kept in files; `columns` are those of the last part, for their forms."""
+
+    temp_dir: str | None = None
+    file: RowFile | None = None
+    frames: RowFile | None = None  # of FrameStacks: each frame once
+
+    def __len__(self) -> int:
+        return 0 if self.file is None else self.file.count
+
+    def add(self, columns: Mapping[str, Any]) -> None:
+        """Append the rows of a part."""
+        stacks = [column for column in columns.values() if isinstance(column, FrameStacks)]
+        before = 0 if self.frames is None else self.frames.count
+        rows = [leaf for column in columns.values() for leaf in _row_leaves(column, before)]
+        if self.file is None:
+            self.file = RowFile(self.temp_dir, rows)
+            self.frames = RowFile(self.temp_dir, leaves(stacks[0].frames)) if stacks else None
+        self.file.add(rows)
+        if self.frames is not None:
+            self.frames.add(leaves(stacks[0].frames))
+        self.columns = dict(columns)
+
+    def rows(self, which: slice) -> dict[str, Tree]:
+        """See Steps."""
+        assert self.file is not None, "rows were added"
+        return self._expanded(self.file.range(*which.indices(len(self))[:2]))
+
+    def parts(self, names: Sequence[str]) -> Iterator[dict[str, Tree]]:
+        """See Steps."""
+        assert self.file is not None, "rows were added"
+        for first in range(0, len(self), AT_A_TIME >> 4):
+            yield self._expanded(self.file.range(first, min(first + (AT_A_TIME >> 4), len(self))), names)
+
+    def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
+        """See Steps."""
+        assert self.file is not None, "rows were added"
+        found = self._expanded(self.file.take(chosen))
+        for target, leaf in zip(targets, (leaf for tree in found.values() for leaf in leaves(tree)), strict=True):
+            target.copy_(leaf)
+
+    def on(self, device: torch.device) -> tuple[Self, torch.device]:
+        """See Steps: files stay where they are."""
+        return self, torch.device("cpu")
+
+    def close(self) -> None:
+        """See Steps."""
+        for file in (self.file, self.frames):
+            if file is not None:
+                file.close()
+
+    def _expanded(self, rows: Sequence[Tensor], names: Sequence[str] | None = None) -> dict[str, Tree]:
+        """Trees of tensors by column, from the leaves of rows; `names`: those wanted, None: all."""
+        left, found = iter(rows), dict[str, Tree]()
+        for name, column in self.columns.items():
+            own = [next(left) for _ in _row_leaves(column, 0)]
+            if names is not None and name not in names:
+                continue
+            if isinstance(column, FrameStacks):
+                assert self.frames is not None, "stacks have frames"
+                like = leaves(column.frames)
+                made = [leaf.new_empty((len(own[0]), *shape)) for leaf, shape in zip(like, column.shapes, strict=True)]
+                gather_stacks(self.frames.take, own[0], own[1], column.size, made)
+                found[name] = unflatten_like(column.frames, made)
+            else:
+                found[name] = unflatten_like(column, own)
+        return found
+
+
+def _row_leaves(column: Any, frames_before: int) -> list[Tensor]:
+    if isinstance(column, FrameStacks):
+        return [column.rows + frames_before, column.ages]
+    return leaves(column)
 
 
 def epoch_order(steps: Steps, seed: int, epoch: int) -> Tensor:
@@ -110,19 +248,19 @@ class Batches:
         self.steps = len(steps)
         self.batch_size = min(max(1, batch_size // per_row), self.steps)  # rows
         self.updates_per_epoch = -(-self.steps // self.batch_size)
-        self._store, self._seed, self._ranks, self._device = steps, seed, ranks, device
+        self._seed, self._ranks, self._device = seed, ranks, device
         self._own = -(-self.batch_size // ranks.count)  # rows of `batch`
         self._before = {
-            name: map_leaves(lambda leaf: torch.as_tensor(leaf).to(device), tree) for name, tree in (before or {}).items()
+            name: map_leaves(lambda leaf: torch.as_tensor(leaf, device=device), tree) for name, tree in (before or {}).items()
         }
-        self._columns, self._home = _placed(steps, device)
+        self._store, self._home = steps.on(device)
         self.batch: dict[str, Any] = {
             name: map_leaves(lambda leaf: leaf.new_empty((self._own, *leaf.shape[1:]), device=device), tree)
             for name, tree in first.items()
         }
-        self._targets = [leaf for name in self._columns for leaf in leaves(self.batch[name])]
+        self._targets = [leaf for tree in self.batch.values() for leaf in leaves(tree)]
         self._thread: ThreadPoolExecutor | None = None
-        if steps.mapped is not None or self._home != device:
+        if isinstance(steps, FileSteps) or self._home != device:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")
         self._ahead: tuple[int, Future[list[Tensor]]] | None = None  # the number of an update, and its batch
         self.batch |= self._repeated(self._own)
@@ -134,9 +272,6 @@ class Batches:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)
 
-    def _repeated(self, rows: int) -> dict[str, Any]:
-        return {name: map_leaves(lambda leaf: leaf.expand(rows, *leaf.shape), tree) for name, tree in self._before.items()}
-
     def fill(self, update: int) -> int | Tensor:
         """Put the batch of update number `update`, counted from 0, into `batch`; gives the steps in it that are learned from,
         of sequences as a tensor () on the device.
@@ -144,7 +279,8 @@ class Batches:
         if self._thread is None:
             self._gather(update, self._targets)
         else:
-            self._take_ahead(self._thread, update)
+            for target, held in zip(self._targets, self._taken(self._thread, update), strict=True):
+                target.copy_(held, non_blocking=True)  # torch keeps pinned memory until the copy has left it
         rows, own = self._part(update)
         if Columns.LOSS_MASK in self.batch:
             mask: Tensor = self.batch[Columns.LOSS_MASK]
@@ -157,15 +293,37 @@ class Batches:
             self._rows = rows
         return rows
 
-    def _take_ahead(self, thread: ThreadPoolExecutor, update: int) -> None:
+    def replace(self, columns: Mapping[str, Any]) -> None:
+        """Take other values of the same steps, of the same forms; they are in memory."""
+        if self._ahead is not None:
+            self._ahead[1].result()
+            self._ahead = None
+        for name, tree in columns.items():
+            for held, leaf in zip(leaves(self._store.columns[name]), leaves(tree), strict=True):
+                held.copy_(leaf)
+
+    def in_order(self) -> Iterator[tuple[dict[str, Any], int]]:
+        """This rank's share of all steps, in the order of the store, as batches of at most B rows on the device, with their
+        sizes."""
+        for number, first in enumerate(range(0, self.steps, self.batch_size)):
+            if number % self._ranks.count == self._ranks.rank:
+                batch = self._store.rows(slice(first, first + self.batch_size))
+                rows = min(self.batch_size, self.steps - first)
+                there = {name: map_leaves(lambda leaf: leaf.to(self._device), tree) for name, tree in batch.items()}
+                yield there | self._repeated(rows), rows
+
+    def _repeated(self, rows: int) -> dict[str, Any]:
+        return {name: map_leaves(lambda leaf: leaf.expand(rows, *leaf.shape), tree) for name, tree in self._before.items()}
+
+    def _taken(self, thread: ThreadPoolExecutor, update: int) -> list[Tensor]:
+        """The batch that was gathered ahead, or is now; the next one is begun."""
         if self._ahead is None or self._ahead[0] != update:
             if self._ahead is not None:
                 self._ahead[1].result()  # one gathers at a time
             self._ahead = update, thread.submit(self._gathered, update)
         gathered = self._ahead[1].result()
-        for target, held in zip(self._targets, gathered, strict=True):
-            target.copy_(held, non_blocking=True)  # torch keeps pinned memory until the copy has left it
         self._ahead = update + 1, thread.submit(self._gathered, update + 1)
+        return gathered
 
     def _gathered(self, update: int) -> list[Tensor]:
         pinned = self._device.type == "cuda"
@@ -188,127 +346,4 @@ class Batches:
         chosen = self._order[first + own.start : first + own.stop]
         if len(chosen) < self._own:
             chosen = torch.cat([chosen, self._order[: self._own - len(chosen)]])
-        size = len(chosen) if self._store.mapped is None else self._store.mapped.rows_at_once
-        for start in range(0, len(chosen), size):
-            part = slice(start, start + size)
-            left = iter(targets)
-            for leaf in (leaf for tree in self._columns.values() for leaf in leaves(tree)):
-                if isinstance(leaf, FrameStacks):
-                    leaf.gather(chosen[part], [next(left)[part] for _ in leaf.shapes])
-                else:
-                    torch.index_select(leaf, 0, chosen[part], out=next(left)[part])
-            if self._store.mapped is not None:
-                self._store.mapped.touched(len(chosen[part]))
-
-    def replace(self, columns: Mapping[str, Any]) -> None:
-        """Take other values of the same steps, of the same forms; they are in memory."""
-        if self._ahead is not None:
-            self._ahead[1].result()
-            self._ahead = None
-        for name, tree in columns.items():
-            for held, leaf in zip(leaves(self._columns[name]), leaves(tree), strict=True):
-                held.copy_(leaf)
-
-    def in_order(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """This rank's share of all steps, in the order of the store, as batches of at most B rows on the device, with their
-        sizes."""
-        for number, first in enumerate(range(0, self.steps, self.batch_size)):
-            if number % self._ranks.count == self._ranks.rank:
-                batch = expanded(self._columns, slice(first, first + self.batch_size))
-                rows = min(self.batch_size, self.steps - first)
-                there = {name: map_leaves(lambda leaf: leaf.to(self._device), tree) for name, tree in batch.items()}
-                yield there | self._repeated(rows), rows
-                if self._store.mapped is not None:
-                    self._store.mapped.touched(rows)
-
-
-def _placed(steps: Steps, device: torch.device) -> tuple[dict[str, Any], torch.device]:
-    """The columns on `device` where they fit, else where they are; and where that is."""
-    frames = {id(column.frames): column.frames for column in steps.columns.values() if isinstance(column, FrameStacks)}
-    held = [leaf for tree in (*steps.columns.values(), *frames.values()) for leaf in leaves(tree)]
-    home = device if steps.mapped is None and fits_on(device, sum(leaf.nbytes for leaf in held)) else torch.device("cpu")
-    there = {key: map_leaves(lambda leaf: leaf.to(home), tree) for key, tree in frames.items()}
-
-    def moved(leaf: Any) -> Any:
-        return leaf.to(home, there[id(leaf.frames)]) if isinstance(leaf, FrameStacks) else leaf.to(home)
-
-    return {name: map_leaves(moved, tree) for name, tree in steps.columns.items()}, home
-
-
-class MappedColumns:
-    """Columns that come in parts: a temporary file without a name for each leaf, mapped once all parts are there."""
-
-    def __init__(self, temp_dir: str | None, resident: int = RESIDENT) -> None:
-        """`resident`: bytes of the files that may be in this process's memory at a time."""
-        self._temp_dir, self._resident = temp_dir, resident
-        self._files: list[_LeafFile] = []
-        self._like: dict[str, Any] = {}
-        self._size = self._frames = 0  # frames in a stack; frames so far
-        self._maps: list[mmap.mmap] = []
-        self._touched = 0  # bytes that may be in memory
-
-    def add(self, columns: Mapping[str, Any]) -> None:
-        """Append the rows of a part. Raises StorageError, for instance where the disk is full."""
-        plain: dict[str, Any] = dict(columns)
-        stacks = {name: column for name, column in columns.items() if isinstance(column, FrameStacks)}
-        for name, column in stacks.items():
-            plain[name] = {ROWS: column.rows + self._frames, AGES: column.ages}
-            plain[FRAMES], self._size = column.frames, column.size
-        self._frames += len(leaves(plain[FRAMES])[0]) if stacks else 0
-        parts = leaves(plain)
-        if not self._files:
-            self._files = [_LeafFile(self._temp_dir, leaf) for leaf in parts]
-        for file, leaf in zip(self._files, parts, strict=True):
-            file.append(leaf.contiguous().numpy())
-        self._like = plain
-
-    def finish(self) -> Steps:
-        """The rows of all parts. Raises StorageError."""
-        made = []
-        for file in self._files:
-            found, leaf = file.mapped()
-            self._maps += [found] if found is not None else []
-            made.append(leaf)
-        columns = dict(unflatten_like(self._like, made))
-        frames = columns.pop(FRAMES, None)
-        for name, column in columns.items():
-            if frames is not None and isinstance(column, dict) and column.keys() == {ROWS, AGES}:
-                columns[name] = FrameStacks(frames, column[ROWS], column[AGES], self._size)
-        return Steps(columns, mapped=self)
-
-    @property
-    def rows_at_once(self) -> int:
-        """How many rows may be read before `touched` is called."""
-        return max(16, self._resident // 2 // AROUND)
-
-    def touched(self, rows: int) -> None:
-        """So many rows were read. Where more may be in memory than is allowed, all files give their pages back."""
-        sizes = [min(rows * (AROUND + file.row_bytes), file.size) for file in self._files]
-        self._touched += sum(sizes)
-        if self._touched > self._resident // 2 and hasattr(mmap, "MADV_DONTNEED"):
-            for mapped in self._maps:
-                mapped.madvise(mmap.MADV_DONTNEED)
-            self._touched = 0
-
-    def close(self) -> None:
-        """Release the disk; its space is free once nothing refers to the columns any more."""
-        for file in self._files:
-            file.__exit__(None, None, None)
-
-
-class _LeafFile(TempFile):
-    """The rows of one leaf."""
-
-    def __init__(self, temp_dir: str | None, leaf: Tensor) -> None:
-        super().__init__(temp_dir, holding="steps")
-        self._row = leaf[:0].numpy()
-        self.row_bytes = leaf[:1].nbytes
-        self.__enter__()
-
-    def mapped(self) -> tuple[mmap.mmap | None, Tensor]:
-        """All rows; and the map that is behind them, None where there is none."""
-        if not self.size:
-            return None, torch.from_numpy(self._row)
-        with self._failures("mapping steps of a temporary file"):
-            found = np.memmap(self._file, self._row.dtype, "r+").reshape(-1, *self._row.shape[1:])
-        return found._mmap, torch.from_numpy(found)  # type: ignore[attr-defined]  # numpy's name for its map
+        self._store.gather(chosen, targets)

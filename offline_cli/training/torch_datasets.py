@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,43 +16,32 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
-from offline_cli.trees import Tree, flatten, leaves, map_leaves
+from offline_cli.trees import flatten, leaves, map_leaves
 
 __all__ = ["StepDataset", "StepStream"]
 
-NUMBERS: Final = "biufc"
 Step = dict[str, Any]
 """Trees of tensors by column; of B steps, leaves (B, ...)."""
 
 
 class StepDataset(Dataset[Step]):
-    """N steps in memory. `dataset[i]` is one step: a dict of tensors; a slice or indices (B,) give B steps: leaves (B, ...).
-
-    Observations are kept once, though they are in `obs` and `new_obs`. For DataLoader with `shuffle`, workers, both.
-    """
+    """N steps in memory. `dataset[i]` is one step: a dict of tensors; a slice or indices (B,) give B steps: leaves (B, ...)."""
 
     def __init__(self, source: Any, columns: Sequence[str] | None = None) -> None:
         """`source`: a `Dataset` of ours. `columns`: see `Dataset.to_torch`."""
         with source.batches() as batches:
             found = list(batches)
-        whole = EpisodeBatch.concat(found) if found else source[0:0]
-        self._names, self._steps = _chosen(whole, columns), whole.num_steps
-        seen = {Columns.OBS: whole.step_rows(), Columns.NEXT_OBS: whole.step_rows() + 1}
-        self._rows = {name: torch.from_numpy(rows) for name, rows in seen.items() if name in self._names}
-        self._seen = _tensors(whole.obs, Columns.OBS) if self._rows else None
-        self._others = _columns(whole, [name for name in self._names if name not in seen])
+        self._columns = _columns(EpisodeBatch.concat(found) if found else source[0:0], columns)
 
     def __len__(self) -> int:
-        return self._steps
+        return _count(self._columns)
 
     def __getitem__(self, which: Any) -> Step:
         if isinstance(which, (list, tuple, np.ndarray)):
             which = torch.as_tensor(which)
-        if not isinstance(which, (slice, torch.Tensor)) and not -self._steps <= which < self._steps:
-            raise IndexError(f"step {which} of {self._steps}")
-        seen = {name: map_leaves(lambda leaf, at=rows[which]: leaf[at], self._seen) for name, rows in self._rows.items()}
-        found = _at(self._others, which) | seen
-        return {name: found[name] for name in self._names}
+        if not isinstance(which, (slice, torch.Tensor)) and not -len(self) <= which < len(self):
+            raise IndexError(f"step {which} of {len(self)}")
+        return _at(self._columns, which)
 
 
 class StepStream(IterableDataset[Step]):
@@ -92,56 +81,42 @@ class StepStream(IterableDataset[Step]):
         shards, key = list(self._source.shards), [self._seed, int(self._epoch)]
         if self._shuffle:
             shards = [shards[at] for at in np.random.default_rng(key).permutation(len(shards))]
+        chance, left = np.random.default_rng([*key, worker]), None
         apart = len(shards) >= workers  # else all read all shards, and take batches in turn
-        mine = shards[worker::workers] if apart else shards
-        chance = np.random.default_rng([*key, worker]) if self._shuffle else None
-        with self._source.of_shards(mine).batches() as batches:
-            yield from self._items(batches if apart else islice(batches, worker, None, workers), chance)
-
-    def _items(self, batches: Iterator[EpisodeBatch], chance: np.random.Generator | None) -> Iterator[Step]:
-        left: Step | None = None  # steps that are not a batch yet
-        for batch in batches:
-            steps, count = _columns(batch, _chosen(batch, self._wanted)), batch.num_steps
-            if chance is not None:
-                steps = _at(steps, torch.from_numpy(chance.permutation(count)))
-            if self._batch_size is None:
-                yield from (_at(steps, step) for step in range(count))
-                continue
-            if left is not None:
-                steps = {name: map_leaves(lambda *parts: torch.cat(parts), tree, steps[name]) for name, tree in left.items()}
-            count = len(leaves(next(iter(steps.values())))[0])
-            whole = count // self._batch_size * self._batch_size
-            yield from (_at(steps, slice(at, at + self._batch_size)) for at in range(0, whole, self._batch_size))
-            left = _at(steps, slice(whole, None)) if whole < count else None
-        if left is not None:
+        with self._source.of_shards(shards[worker::workers] if apart else shards).batches() as batches:
+            for batch in batches if apart else islice(batches, worker, None, workers):
+                steps = _columns(batch, self._wanted)
+                if self._shuffle:
+                    steps = _at(steps, torch.from_numpy(chance.permutation(batch.num_steps)))
+                if self._batch_size is None:
+                    yield from (_at(steps, step) for step in range(batch.num_steps))
+                    continue
+                if left is not None:  # steps that were not a batch yet
+                    steps = {name: map_leaves(lambda *parts: torch.cat(parts), one, steps[name]) for name, one in left.items()}
+                whole = _count(steps) // self._batch_size * self._batch_size
+                yield from (_at(steps, slice(at, at + self._batch_size)) for at in range(0, whole, self._batch_size))
+                left = _at(steps, slice(whole, None))
+        if left is not None and _count(left):
             yield left
 
 
-def _chosen(batch: EpisodeBatch, wanted: Sequence[str] | None) -> list[str]:
-    """Columns of `batch`. Raises BadConfig for others, and for what is no list."""
-    known = [Columns.OBS, Columns.NEXT_OBS, Columns.T, *batch.step_columns()]
-    if wanted is None:
-        return known
-    if isinstance(wanted, str) or not wanted or not set(wanted).issubset(known):
+def _columns(batch: EpisodeBatch, wanted: Sequence[str] | None) -> Step:
+    """Tensors (N, ...) of the columns that are wanted, None: of all. Raises BadConfig for others, and for texts."""
+    made = {Columns.OBS: batch.acted_obs, Columns.NEXT_OBS: batch.next_obs, Columns.T: batch.timesteps}
+    known = {**made, **batch.step_columns()}
+    if wanted is not None and (isinstance(wanted, str) or not wanted or not set(wanted).issubset(known)):
         fix = f"a list of columns among {', '.join(known)}; None: all"
         raise BadConfig(f"no such columns in these episodes: {wanted!r}", where="to_torch", fix=fix)
-    return list(wanted)
+    found = {name: made[name]() if name in made else known[name] for name in (known if wanted is None else wanted)}
+    if text := [f"{path} is {leaf.dtype}" for path, leaf in flatten(found) if leaf.dtype.kind not in "biufc"]:
+        raise BadConfig(f"{', '.join(text)}, which no tensor holds", where="to_torch", fix="to_torch(columns=...) without it")
+    return {
+        name: map_leaves(lambda leaf: torch.from_numpy(np.require(leaf, requirements="W")), one) for name, one in found.items()
+    }
 
 
-def _columns(batch: EpisodeBatch, names: Sequence[str]) -> Step:
-    """Leaves (N, ...) of these columns."""
-    made = {Columns.OBS: batch.acted_obs, Columns.NEXT_OBS: batch.next_obs, Columns.T: batch.timesteps}
-    known = batch.step_columns()
-    return {name: _tensors(made[name]() if name in made else known[name], name) for name in names}
-
-
-def _tensors(tree: Tree, name: str) -> Tree:
-    """Of arrays, which may be read-only. Raises BadConfig for what is not numeric."""
-    for path, leaf in flatten(tree, name):
-        if leaf.dtype.kind not in NUMBERS:
-            fix = "to_torch(columns=...) without it"
-            raise BadConfig(f"{path} is {leaf.dtype}, which no tensor holds", where="to_torch", fix=fix)
-    return map_leaves(lambda leaf: torch.from_numpy(leaf if leaf.flags.writeable else leaf.copy()), tree)
+def _count(steps: Step) -> int:
+    return len(leaves(next(iter(steps.values())))[0])
 
 
 def _at(steps: Step, which: Any) -> Step:

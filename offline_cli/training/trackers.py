@@ -109,8 +109,8 @@ def check_trackers(names: Sequence[str], folder: RunFolder) -> None:
     """Raise MissingPackage where a tracker is not installed, BadConfig where the run folder is not on a local disk."""
     for name in names:
         if sys.modules.get(name) is None and getattr(find_spec(name), "origin", None) is None:  # a mere folder has no origin
-            what, fix = f"the package {name} is not installed", f"pip install 'offline-cli[{name}]'"
-            raise MissingPackage(what, where=f"--track {name}", fix=fix)
+            fix = f"pip install 'offline-cli[{name}]'"
+            raise MissingPackage(f"the package {name} is not installed", where=f"--track {name}", fix=fix)
     if names and folder.local_path is None:
         fix = "a local --out; or leave out --track: metrics.jsonl has the same rows"
         raise BadConfig(f"trackers write below the run folder, and {folder.url} is on no local disk", where="--track", fix=fix)

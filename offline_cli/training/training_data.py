@@ -1,4 +1,4 @@
-"""What a run learns from: sources, checked and put through the learner pipeline, as steps in memory or mapped from disk.
+"""What a run learns from: sources, checked and put through the learner pipeline, as steps in memory or in files.
 
     sources -> chosen episodes -> checked -> learner pipeline -> Steps
 
@@ -12,8 +12,8 @@ Decisions:
   learned from, and may be anything. They are refused in rewards by algorithms that learn from these, and so are steps for which
   0 stands because no reward was recorded.
 * Extra model outputs that nothing uses are left out before sources are compared: without a pipeline of the user's all but those
-  that the algorithm learns from, and `loss_mask`, which marks rows that are not learned from. Pieces of a pipeline may use any
-  output, so all sources must have the same ones there.
+  that the algorithm learns from, and `loss_mask`. Pieces of a pipeline may use any output, so all sources must have the same
+  ones there.
 * Held-out episodes teach no piece anything.
 """
 
@@ -22,26 +22,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
-from offline_cli.applying.checked_values import UNREWARDED, check_finite_rewards, check_values
 from offline_cli.applying.frame_stacks import stack_by_rows
-from offline_cli.applying.learned_pieces import check_streamable, frozen_with, learn
+from offline_cli.applying.learned_pieces import check_streamable, freeze, learn
 from offline_cli.applying.learner_batches import (
-    check_known_scale,
+    UNREWARDED,
+    check_rewards,
+    check_values,
     in_learner_units,
     in_parts,
     learner_columns,
     learner_spaces,
-    nothing_left,
-    of_one_agent,
     of_one_module,
     with_steps,
 )
@@ -59,15 +57,15 @@ from offline_cli.modules.devices import use_threads
 from offline_cli.policies.play_spec import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space, check_supported, leaf_spaces
+from offline_cli.spaces import Space, check_supported
 from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import bootstraps, uses_rewards
 from offline_cli.training.chosen_episodes import HeldOut, Weights, best_episodes
-from offline_cli.training.config_model import BCConfig
+from offline_cli.training.config import BCConfig
 from offline_cli.training.data_facts import DataFacts
 from offline_cli.training.learner import Setup
-from offline_cli.training.steps import MappedColumns, Steps
-from offline_cli.trees import Tree, leaves
+from offline_cli.training.steps import FileSteps, Steps
+from offline_cli.trees import leaves
 
 __all__ = ["TrainingData", "load_data"]
 
@@ -108,11 +106,13 @@ def load_data(
     piece cannot take the spaces, BadConfig where either pipeline is wrong, or cannot stream; after that BadPiece for what a
     piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
-    setup, temp_dir, episode_limit, resident = setup or Setup.of(config), tables.temp_dir, None, 0
+    setup, temp_dir, episode_limit = setup or Setup.of(config), tables.temp_dir, None
     if config.streaming:
-        room = _room_for_streaming(config.memory_limit, device)
+        room = (config.memory_limit or DEFAULT[device]) - PROGRAM[device]
+        if room < LEAST_ROOM:
+            what = f"--memory-limit is too small: torch alone needs {PROGRAM[device] // MiB:,} MiB on this device"
+            raise BadConfig(what, where="--memory-limit", fix=f"give at least {(PROGRAM[device] + LEAST_ROOM) // MiB:,} MiB")
         tables, episode_limit = replace(tables, memory_limit=LEAST_MEMORY + room // 4), EpisodeLimit(room // COPIES)
-        resident = room // 4
     elif config.memory_limit is not None:
         tables = replace(tables, memory_limit=max(MEMORY_LIMIT, config.memory_limit))
     given, beside = PipelineSpec.of(pipeline, "learner"), PipelineSpec.of(env_to_module, "env_to_module", "learner")
@@ -134,72 +134,81 @@ def load_data(
     with Scope() as scope, ExitStack() as unfinished:
         stream = scope.enter(open_stream())
         data = TrainingData(stream, config, setup, given, beside, environment)
-        facts = data.facts
         if weights is not None and data.learner.is_stateful:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
-        room_for_episodes = None if config.memory_limit is None else config.memory_limit - PROGRAM[device]
-        recorded = Recorded(scope, stream, open_stream, data, module_id, weights, room_for_episodes)
+        recorded = Recorded(
+            scope, stream, open_stream, data, module_id, weights, config.memory_limit and config.memory_limit - PROGRAM[device]
+        )
         if config.top_fraction is not None:
-            facts.chosen = recorded.choose(config.top_fraction)
+            recorded.chosen, data.facts.chosen, notes = best_episodes(recorded.once(), config.top_fraction, data.where)
+            data.facts.notes += notes
         held_out = None
         if config.val_fraction is not None:
             held_out = HeldOut(recorded.once(), config.val_fraction, config.seed, data.where)
         if config.streaming:
             check_streamable(data.pieces)
-        data.learn(recorded, held_out)
-        stores = [_Store(MappedColumns(temp_dir, resident) if config.streaming else None) for _ in range(2)]
+        data.learn_pieces(recorded, held_out)
+        stores: list[Steps] = [FileSteps({}, temp_dir=temp_dir) if config.streaming else Steps({}) for _ in range(2)]
         for store in stores:
             unfinished.callback(store.close)
         with use_threads(1) if config.streaming else nullcontext():  # parts are small: more threads would wait for each other
-            _fill(stores, data, recorded, held_out)
+            _fill(stores, data, recorded, held_out, weights)
         unfinished.pop_all()  # the owner of the data closes it
-        data.train, data.val = stores[0].finish(weights), None if held_out is None else stores[1].finish()
-        if weights is not None:
-            facts.weights = weights.as_dict(data.train.by_source(len(weights.names)))
-        facts.module = module_id or recorded.module
-        facts.notes += [*stream.incomplete, *facts.note_on_agents()]
-        facts.invented = facts.invented if bootstraps(setup.algorithm) else 0
+        data.train, data.val = stores[0], None if held_out is None else stores[1]
+        data.facts.module = module_id or next(iter(recorded.modules), None)
+        data.facts.notes += stream.incomplete
+        data.facts.invented = data.facts.invented if bootstraps(setup.algorithm) else 0
     return data
 
 
-def _room_for_streaming(limit: int | None, device: str) -> int:
-    """Bytes of the limit (None: the default) beside the program. Raises BadConfig where it is too small."""
-    room = (DEFAULT[device] if limit is None else limit) - PROGRAM[device]
-    if room < LEAST_ROOM:
-        needed = f"torch alone needs {PROGRAM[device] // MiB:,} MiB on this device"
-        what = f"--memory-limit {(limit or 0) // MiB:,} MiB is too small: {needed}"
-        raise BadConfig(what, where="--memory-limit", fix=f"give at least {(PROGRAM[device] + LEAST_ROOM) // MiB:,} MiB")
-    return room
-
-
-def _fill(stores: Sequence[_Store], data: TrainingData, recorded: Recorded, held_out: HeldOut | None) -> None:
-    """Read all episodes, and put their columns into the stores.
+def _fill(
+    stores: Sequence[Steps], data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weights: Weights | None
+) -> None:
+    """Read all episodes, and put their columns into the stores: the second takes those that are held out.
 
     Raises NoData where nothing is left of them, and what reading and the pieces raise.
     """
-    counts = [0, 0]
-    for batch, of_episodes in recorded.parts():
-        checked = data.checked(batch)
-        data.facts.see(checked)
-        is_held = None if held_out is None else held_out.among(checked)
-        chosen = [slice(None)] if is_held is None else [np.flatnonzero(~is_held), np.flatnonzero(is_held)]
-        parts = [checked if is_held is None else checked.select(which) for which in chosen]
-        for number, (part, which) in enumerate(zip(parts, chosen, strict=True)):
-            if part.num_steps:
-                stores[number].add(data.columns(part), part, None if of_episodes is None else of_episodes[which])
-                counts[number] += part.num_steps
+    counts, of_rows = [0, 0], list[Tensor]()
+    for batch in recorded.parts():
+        episodes = data.checked(batch)
+        data.facts.see(episodes)
+        is_held = np.zeros(len(episodes), np.bool_) if held_out is None else held_out.among(episodes)
+        parts = [episodes] if held_out is None else [episodes.select(np.flatnonzero(is_held == held)) for held in (False, True)]
+        for number, (store, part) in enumerate(zip(stores, parts, strict=False)):
+            counts[number] += part.num_steps
+            columns = data.columns(part) if part.num_steps else {}
+            if weights is not None and columns and not number:
+                of_rows.append(_sources_of_rows(len(leaves(next(iter(columns.values())))[0]), part, recorded.sources_of(part)))
+            if columns and isinstance(store, FileSteps):
+                store.add(columns)
+            elif columns:
+                store.columns = columns
         if data.learner.algorithm.refresh_every is not None:  # which does not stream: this is all there is
             data.columns_anew = lambda parts=parts: [data.columns(part) for part in parts]
     used = 1 if held_out is None else 2
     if 0 in counts[:used]:
         what = "no step, or none to validate on, leads to an observation that was recorded"
         raise NoData(what, where=data.where, fix="record new_obs too, or --keep-invented to learn from copies of obs")
-    if not all(store.rows for store in stores[:used]):
-        raise nothing_left()
+    if not all(len(store) for store in stores[:used]):
+        raise BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
+    if weights is not None:
+        train = stores[0]
+        train.sources = torch.cat(of_rows)
+        steps = train.sources.bincount(minlength=len(weights.names)).tolist()
+        train.shares, data.facts.weights = weights.shares(steps), weights.as_dict(steps)
 
 
-# ---- reading ----
+def _sources_of_rows(rows: int, episodes: EpisodeBatch, of_episodes: Any) -> Tensor:
+    """(rows,) the source of each row of columns that were made of `episodes`. Raises BadConfig where they are not its steps."""
+    found = np.repeat(of_episodes, episodes.lengths)
+    mask = episodes.extra.get(Columns.LOSS_MASK)
+    if mask is not None and rows != len(found):
+        found = found[np.asarray(mask).astype(np.bool_)]
+    if rows != len(found):
+        what = f"the learner pipeline makes {rows:,} rows of {episodes.num_steps:,} steps: the source of each is not known"
+        raise BadConfig(what, where="--weight", fix="leave out the pieces that add or leave out steps, or the weights")
+    return torch.from_numpy(found)
 
 
 class Recorded:
@@ -222,81 +231,64 @@ class Recorded:
         self._scope, self._opened, self._open = scope, [stream], open_stream
         self._data, self._module_id, self._weights, self._room = data, module_id, weights, room
         self._whole: EpisodeBatch | None = None
-        self._chosen: Any = None  # (E,) of all that are read; None: all
         self._count: int | None = None  # all episodes, once they have been read
-        self._modules: Counter[str] = Counter()
-        self._of_sources: list[Any] = []  # (E,) the source of each episode, where sources have weights
-
-    @property
-    def module(self) -> str | None:
-        """The module whose episodes were read; None before they were."""
-        return next(iter(self._modules), None)
-
-    def choose(self, fraction: float) -> dict[str, Any]:
-        """Take the share with the highest returns from now on; figures of it. Raises NoData."""
-        chosen, told, notes = best_episodes(self.once(), fraction, self._data.where)
-        self._data.facts.notes += notes
-        if self._whole is not None:
-            self._whole = self._whole.select(np.flatnonzero(chosen))
-            self._of_sources = [of[chosen] for of in self._of_sources]
-        self._chosen = chosen
-        return told
+        self._sources: dict[str, int] = {}  # of each episode by id, where sources have weights
+        self.chosen: set[tuple[str, str | None]] | None = None  # ids with agents; None: all
+        self.modules: Counter[str] = Counter()  # episodes of each, once they were read
 
     def once(self) -> Iterator[EpisodeBatch]:
         """All of them. Raises what reading raises, NoData; BadConfig at the end of the data where it holds several modules or
         not the one wanted; BadData where the source has changed since an earlier reading."""
         if self._data.config.streaming:
-            yield from self._read()
+            yield from filter(len, map(self._only_chosen, self._read()))
             return
         if self._whole is None:
             batches = list(self._within_memory(self._read()))
             self._whole = batches.pop() if len(batches) == 1 else EpisodeBatch.concat(batches)
-            self._of_sources = [np.concatenate(self._of_sources)] if self._of_sources else []
             del batches
             give_back()
-        yield self._whole
+        yield self._only_chosen(self._whole)
 
-    def parts(self) -> Iterator[tuple[EpisodeBatch, Any]]:
-        """All of them, for the last time, as many at a time as go through the pipeline together; and, where sources have
-        weights, the source (E,) of each."""
+    def parts(self) -> Iterator[EpisodeBatch]:
+        """All of them, for the last time, as many at a time as go through the pipeline together."""
         if not self._data.config.streaming:
             (whole,) = self.once()
             self._whole = None
-            yield whole, self._of_sources[0] if self._of_sources else None
+            yield whole
             return
         for number, part in enumerate(in_parts(self.once())):
             if number % TIDY == TIDY - 1:
                 give_back()
-            of_sources = None
-            if self._weights is not None:  # known as far as was read, which may be farther than the part
-                known = np.concatenate(self._of_sources)
-                of_sources, self._of_sources = known[: len(part)], [known[len(part) :]]
-            yield part, of_sources
+            yield part
+
+    def sources_of(self, episodes: EpisodeBatch) -> Any:
+        """(E,) int32: the source of each episode, where sources have weights."""
+        return np.array([self._sources[id_] for id_ in episodes.ids], np.int32)
+
+    def _only_chosen(self, batch: EpisodeBatch) -> EpisodeBatch:
+        if self.chosen is None:
+            return batch
+        names = zip(batch.ids, batch.agent_ids or (None,) * len(batch), strict=True)
+        return batch.select(np.flatnonzero([name in self.chosen for name in names]))
 
     def _read(self) -> Iterator[EpisodeBatch]:
-        where, count, found = self._data.where, 0, False
+        config, where, count = self._data.config, self._data.where, 0
         with self._scope.part() as held:
             stream = held.enter(self._opened.pop() if self._opened else self._open())
             numbers = {} if self._weights is None else self._weights.by_location(stream.locations)
-            self._modules, self._of_sources = Counter(), []
-            agent = self._data.config.agent
-            batches = filter(len, map(with_steps, of_one_agent(self._data.rewarded(stream), agent, where=where)))
-            of = where if agent is None else f"{where}, agent {agent}"
-            for batch in of_one_module(batches, self._module_id, where=of, seen=self._modules):
+            self.modules = Counter()
+            batches = filter(len, map(with_steps, self._data.rewarded(stream)))
+            for batch in of_one_module(batches, config.agent, self._module_id, where=where, seen=self.modules):
                 count += len(batch)
-                if self._chosen is not None:
-                    batch = batch.select(np.flatnonzero(self._chosen[count - len(batch) : count]))
                 if self._weights is not None:
-                    self._of_sources.append(np.full(len(batch), numbers[stream.drawn_from()], np.int32))
-                if len(batch):
-                    found = True
-                    yield batch
+                    self._sources |= dict.fromkeys(batch.ids, numbers[stream.drawn_from()])
+                yield batch
                 del batch
         if self._count not in (None, count):
             what = f"the source changed while it was read: {count:,} episodes, and {self._count:,} before"
             raise BadData(what, where=where, fix="train on a copy of it")
         self._count = count
-        if not found:
+        if not count:
             raise NoData("no episode has any steps", where=where, fix="record again")
 
     def _within_memory(self, batches: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
@@ -311,9 +303,6 @@ class Recorded:
             yield batch
 
 
-# ---- what is learned from ----
-
-
 class TrainingData:
     """What an algorithm learns from, and what makes columns of episodes: spaces, pipeline, and the modules of the algorithm.
 
@@ -324,7 +313,7 @@ class TrainingData:
     train: Steps
     val: Steps | None = None  # None: nothing was held out
     trained: PipelineSpec | None = None  # what playing the policy takes, with its state; None: no pieces
-    columns_anew: Callable[[], Sequence[Mapping[str, Tree]]] | None = None  # of both stores, by the modules as they are then
+    columns_anew: Callable[[], Sequence[Mapping[str, Any]]] | None = None  # of both stores, by the modules as they are then
 
     def __init__(
         self,
@@ -339,14 +328,11 @@ class TrainingData:
         self.where = ", ".join(stream.locations)  # for messages
         self.action_scale = stream.action_scale  # "env" | "normalized"; "unknown" only where no action is a Box
         self.recorded_in = stream.recorded_in  # None: the environment is not known, or there are several
-        self.config, self.pipeline = config, given.name  # its name; empty: the default one
-        self.pipeline += "" if beside.is_default else f"; beside the environment {beside.name}"
+        self.pipeline = given.name + ("" if beside.is_default else f"; beside the environment {beside.name}")  # empty: default
         self.code = [*given.code(), *beside.code()]  # what makes the pieces that the user gave
-        self.meanings, self._given, self._environment = stream.meanings, given, environment
-        self._algorithm = algorithm = setup.algorithm
-        check_known_scale(stream)
-        said = stream.observation_space, stream.action_space
-        self.spaces = learner_spaces(said, environment, inferred=stream.spaces_inferred, where=self.where)
+        self.config, self.meanings = config, stream.meanings
+        self._given, self._environment, self._algorithm = given, environment, setup.algorithm
+        self.spaces = learner_spaces(stream, environment)
         self._setting = Setting(*self.spaces)
         self._made = given.build(self._setting)
         self.observation_space: Space = self._made.observation_space or self.spaces[0]  # what the policy sees
@@ -357,18 +343,21 @@ class TrainingData:
         self.play = None if environment is None or self._alone else beside_learner(given, beside)  # in the environment
         if environment is not None and self.play is not None:
             self.play.check(environment, *announced, where=PLACE)
-        algorithm.extend(self._made)
+        setup.algorithm.extend(self._made)
         self._check_recorded_rewards(stream)
         if setup.start is not None:
             setup.start.check_meanings(self.meanings, self.where)
         self.learner = setup.learner(*announced, stream.action_scale, "" if self._alone else given.in_words)
-        names = {name for name, _ in self._made.named()}  # of another pipeline, a resumed run is refused later
-        frozen_with(self._made, {name: one for name, one in (setup.learned or {}).items() if name in names})
+        learned = setup.learned or {}
+        for name, piece in self._made.named():
+            if name in learned:  # else, with another pipeline, a resumed run is refused later
+                piece.set_state(learned[name])
+                freeze(piece)
         if self.learner.is_stateful:
             self.play = self.play or (None if environment is None else PlaySpec())  # the default pieces give it states
-        elif Columns.OBS in algorithm.columns:
+        elif Columns.OBS in setup.algorithm.columns:
             stack_by_rows(self._made)
-        self.facts = DataFacts(not given.is_default or not {Columns.OBS, Columns.ACTIONS}.issuperset(algorithm.columns))
+        self.facts = DataFacts(not given.is_default or not {Columns.OBS, Columns.ACTIONS}.issuperset(setup.algorithm.columns))
         self.facts.sources = self.where
         if assumed := stream.tally.assumptions["meaning-assumed"]:
             self.facts.notes.append(f"{assumed} columns of sources are taken to mean what another source alone says of them")
@@ -405,27 +394,24 @@ class TrainingData:
         """`episodes`, with actions as a network learns them, and none of the steps that it is not to learn from. Raises BadData
         for values outside the spaces, and rewards that are not finite where they are learned from.
         """
-        observations, actions = self.spaces
         if bootstraps(self._algorithm) and not self.config.keep_invented:
             episodes = episodes.without_invented()
         if uses_rewards(self._algorithm):
-            check_finite_rewards(episodes, self.where)
-        are_images = all(isinstance(part, spaces.Box) for part in leaf_spaces(observations).values())
-        if not (are_images and all(leaf.dtype == np.uint8 for leaf in leaves(episodes.obs))):  # in which nothing can be wrong
-            check_values(episodes, episodes.acted_obs(), observations, "observations", self.where, self.meanings)
-        check_values(episodes, episodes.actions, actions, "actions", self.where, self.meanings)
+            check_rewards(episodes, self.where)
+        for name, space in zip(("observations", "actions"), self.spaces, strict=True):
+            check_values(episodes, space, name, self.where, self.meanings)
         if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
             extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
             episodes = replace(episodes, extra=extra)
-        return in_learner_units(episodes, actions, self.action_scale)
+        return in_learner_units(episodes, self.spaces[1], self.action_scale)
 
-    def columns(self, episodes: EpisodeBatch) -> dict[str, Tree]:
+    def columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
         """What the pipeline makes of checked episodes, which may be no rows: see `learner_columns`."""
         announced, asked = (self.observation_space, self.action_space), self._algorithm.columns
         module = self._algorithm.rl_module(self.learner.modules)
         return learner_columns(self._made, with_steps(episodes), announced, where=self.where, asked=asked, rl_module=module)
 
-    def learn(self, recorded: Recorded, held_out: HeldOut | None) -> None:
+    def learn_pieces(self, recorded: Recorded, held_out: HeldOut | None) -> None:
         """Have the pieces learn what they learn from the episodes that are not held out, and nothing afterwards.
 
         Raises what `learned_pieces.learn` raises; BadPiece for a state that cannot be saved, and whatever keeps the policy from
@@ -449,55 +435,3 @@ class TrainingData:
         if self._environment is not None and self.play is not None:
             self.play = replace(self.play, trained=self.trained)  # learned states have to find their pieces now, not later
             self.play.check(self._environment, self.observation_space, self.action_space, where=PLACE)
-
-
-# ---- columns to steps ----
-
-
-@dataclass(slots=True, eq=False)
-class _Store:
-    """Steps that come in parts; in memory there is one part."""
-
-    mapped: MappedColumns | None  # None: in memory
-    rows: int = 0
-    _columns: Mapping[str, Any] | None = None
-    _sources: list[Tensor] | None = None
-
-    def add(self, columns: Mapping[str, Any], episodes: EpisodeBatch, of_episodes: Any) -> None:
-        """Take the columns that were made of `episodes`, whose sources are `of_episodes` (E,), where sources have weights.
-
-        Raises BadConfig, StorageError.
-        """
-        rows = len(leaves(next(iter(columns.values())))[0])
-        if of_episodes is not None:
-            self._sources = [*(self._sources or []), _row_sources(rows, episodes, of_episodes)]
-        if self.mapped is not None:
-            self.mapped.add(columns)
-        else:
-            self._columns = columns
-        self.rows += rows
-
-    def finish(self, weights: Weights | None = None) -> Steps:
-        """All of them; `weights`: of their sources."""
-        steps = Steps(self._columns or {}) if self.mapped is None else self.mapped.finish()
-        if weights is not None:
-            steps.sources = torch.cat(self._sources or [])
-            steps.shares = weights.shares(steps.by_source(len(weights.names)))
-        return steps
-
-    def close(self) -> None:
-        """Release the disk."""
-        if self.mapped is not None:
-            self.mapped.close()
-
-
-def _row_sources(rows: int, episodes: EpisodeBatch, of_episodes: Any) -> Tensor:
-    """(rows,) the source of each row of columns that were made of `episodes`. Raises BadConfig where they are not its steps."""
-    found = np.repeat(of_episodes, episodes.lengths)
-    mask = episodes.extra.get(Columns.LOSS_MASK)
-    if mask is not None and rows != len(found):
-        found = found[np.asarray(mask).astype(np.bool_)]
-    if rows != len(found):
-        what = f"the learner pipeline makes {rows:,} rows of {episodes.num_steps:,} steps: the source of each is not known"
-        raise BadConfig(what, where="--weight", fix="leave out the pieces that add or leave out steps, or the weights")
-    return torch.from_numpy(found)

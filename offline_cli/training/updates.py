@@ -1,9 +1,8 @@
 """One update of an algorithm's modules: each group's losses, its gradient, its Adam; nothing in it waits for the device.
 
 On a GPU the update is captured as CUDA graphs: the same code on the same static batch. Capturing warms up first, as CUDA
-libraries need, and puts back every tensor that warming up has changed, so that a captured run starts from the same numbers.
-Groups that are stepped in every update, or in each k-th, are graphs of their own. With `--compile` their losses are what
-torch.compile makes of them.
+libraries need, and puts back every tensor that warming up has changed. With `--compile` losses are what torch.compile makes of
+them.
 
 Decision: the moving average of weights is a `lerp_` of ours. `swa_utils.AveragedModel` reads its counter back in each step,
 which waits for the GPU, and cannot be captured. `LambdaLR` counts its own steps; here the number of the update says all.
@@ -27,20 +26,17 @@ from offline_cli.errors import BadConfig, MissingPackage
 from offline_cli.modules.devices import autocast
 from offline_cli.plugins import plugin_behind
 from offline_cli.policies.run_files import MODULES, OF_POLICY, STEPPED, prefixed
-from offline_cli.training.algorithms.algorithm import Batch, Group
+from offline_cli.training.algorithms.algorithm import Group
 from offline_cli.training.learner import Learner
 
 __all__ = ["Update", "captured", "rate_factor"]
 
-BETAS = (0.9, 0.999)
-WARM_UPS = 3
+BETAS: Final = (0.9, 0.999)
+WARM_UPS: Final = 3
 UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
 LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # random numbers are torch's, which checkpoints keep
-NO_COMPILER = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler")
-SHORTAGE = ("allocat", "out of memory")  # words of errors that are of the machine
-
-Launch = Callable[[int], None]
-"""Runs update `n`, counted from 0."""
+NO_COMPILER: Final = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler")
+SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
 
 
 class GroupStep:
@@ -57,8 +53,10 @@ class GroupStep:
         self.device = self.parameters[0].device
         self.rate = lr if group.lr is None else group.lr
         self.lr = torch.tensor(float(self.rate), device=self.device)  # so that a captured graph reads it anew
+        without = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+        if without is not None:  # marked already: else torch imports its compiler to mark it
+            vars(without).setdefault("__dynamo_disable", without)
         how: dict[str, Any] = {"betas": BETAS, "weight_decay": weight_decay, "fused": True}
-        _without_compiler()
         self._adam = torch.optim.AdamW(self.parameters, lr=self.lr, capturable=self.device.type == "cuda", **how)
         for parameter in self.parameters:
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
@@ -66,32 +64,14 @@ class GroupStep:
         self.averages = [] if ema is None else [parameter.detach().clone() for parameter in self.parameters]
         self.sums = {name: torch.zeros((), device=self.device) for name in group.losses}
         self._inputs = None if len(update.learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
-        self._told: Tensor | None = None  # by all ranks, with the last step: losses, and whether one of them is to stop
-
-    def _losses(self, loss: Callable[[Batch], Mapping[str, Tensor]]) -> tuple[Mapping[str, Tensor], Tensor]:
-        with autocast(self.device, self.update.precision):
-            losses = loss(self.update.batch)
-            if not isinstance(losses, Mapping) or losses.keys() != self.sums.keys():
-                given = list(losses) if isinstance(losses, Mapping) else f"a {type(losses).__name__}"
-                what = f"announces the losses {list(self.sums)} of a group, and gives {given}"
-                raise self._wrong(what, "return a dict with each loss under the name that its Group has for it")
-            first, *others = losses.values()
-            return losses, sum(others, start=first)
-
-    def _wrong(self, what: str, fix: str) -> BadConfig:
-        kind = type(self.update.learner.algorithm).__name__
-        return BadConfig(f"algorithm {kind} {what}", where=f"algorithm {kind}", fix=fix)
 
     def __call__(self) -> None:
-        for parameter in self.parameters:
-            parameter.grad = None
-        losses, total = self._losses(self.loss)
-        total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        losses = self._backward(self.loss)
         for parameter in self.parameters:
             if parameter.grad is None:  # the loss does not depend on it in this step
                 parameter.grad = torch.zeros_like(parameter)
         if self.update.ranks.count > 1:
-            losses = self._exchange(losses)
+            losses = self._exchanged(losses)
         if self.update.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.update.clip_norm)
         with torch.no_grad():
@@ -101,6 +81,19 @@ class GroupStep:
                 self.sums[name] += loss
             if self.group.then is not None:
                 self.group.then()
+
+    def _backward(self, function: Callable[[Mapping[str, Any]], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        """The losses, by name, with gradients in the parameters. Raises ValueError for other names than the group has."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        with autocast(self.device, self.update.precision):
+            losses = function(self.update.batch)
+            if not isinstance(losses, Mapping) or losses.keys() != self.sums.keys():
+                raise ValueError(f"the group gives {losses}, and should give a dict of them by these names")
+            first, *others = losses.values()
+            total = sum(others, start=first)
+        total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return losses
 
     def _average(self) -> None:
         """After step n the average becomes d times itself plus 1 - d times the weights, d = min(ema, (1 + n) / (10 + n)): the
@@ -112,53 +105,45 @@ class GroupStep:
             for average, parameter in zip(self.averages, self.parameters, strict=True):
                 average.lerp_(parameter, share.to(parameter.dtype))
 
-    def _exchange(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gradient and losses of the whole batch, which are sums over the ranks; and whether one of them is to stop."""
+    def _exchanged(self, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The losses of the whole batch, sums over the ranks as its gradients become."""
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        stop = torch.tensor(float(self.update.stop), device=self.device)
-        told = torch.stack([*(losses[name].detach() for name in self.sums), stop])
-        exchanged = torch.cat([*(gradient.reshape(-1) for gradient in gradients), told.to(gradients[0].dtype)])
-        self.update.ranks.sum_(exchanged)
-        *parts, self._told = torch.split(exchanged, [*(gradient.numel() for gradient in gradients), len(told)])
+        told = torch.stack([losses[name].detach() for name in self.sums]).to(gradients[0].dtype)
+        together = self.update.ranks.sum_(torch.cat([*(gradient.reshape(-1) for gradient in gradients), told]))
+        *parts, told = torch.split(together, [*(gradient.numel() for gradient in gradients), len(told)])
         for owner, part in zip(self.parameters, parts, strict=True):
             owner.grad = part.view_as(owner)
-        return dict(zip(self.sums, self._told.unbind(), strict=False))
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a rank had to stop, as of the last step; waits for the device."""
-        return self._told is not None and bool(self._told[-1] > 0)
+        return dict(zip(self.sums, told.unbind(), strict=True))
 
     def check(self) -> None:
-        """Compute the losses and their gradients once, without a step. Raises BadConfig where these cannot be minimised."""
-        losses, total = self._losses(self.group.loss)
+        """Compute the losses and their gradients once, without a step, and compiled as well if they are to be.
+
+        Raises BadConfig where these cannot be minimised, or compiled; MissingPackage without a compiler.
+        """
+        kind = type(self.update.learner.algorithm).__name__
         try:
+            losses = self._backward(self.group.loss)
             if not all(loss.shape == () for loss in losses.values()):
                 raise RuntimeError(f"shapes { ({name: tuple(loss.shape) for name, loss in losses.items()}) }")
-            total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        except (RuntimeError, AttributeError) as err:
+        except (RuntimeError, AttributeError, ValueError) as err:
             if plugin_behind(err) is not None or any(word in str(err).lower() for word in SHORTAGE):
                 raise
+            what = f"algorithm {kind} has losses {list(self.sums)} that cannot be minimised: {err}"
             fix = 'scalars with a gradient: torch.dot(rows, batch["weights"]), without .item(), detach() or in-place operations'
-            raise self._wrong(f"has losses {list(losses)} that cannot be minimised: {err}", fix) from err
-        finally:
-            for parameter in self.parameters:
-                parameter.grad = None
-
-    def check_compiles(self) -> None:
-        """Compile the losses and their gradients. Raises MissingPackage without a compiler, BadConfig where torch cannot."""
+            raise BadConfig(what, where=f"algorithm {kind}", fix=fix) from err
         try:
-            _, total = self._losses(self.loss)
-            total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            if self.update.compile:
+                self._backward(self.loss)
         except Exception as err:  # without compiling they were computed a moment ago
             said = "".join(traceback.format_exception(err))
             if any(word in said.lower() for word in SHORTAGE):
                 raise
-            if any(name in said for name in NO_COMPILER):
-                fix = "install g++ or clang++ (CXX names another one), on a GPU triton; or leave out --compile"
-                raise MissingPackage("torch finds no compiler that works", where="--compile", fix=fix) from err
-            what = f"torch.compile cannot compile the losses {list(self.sums)}: {err}"
-            raise BadConfig(what, where="--compile", fix="leave out --compile") from err
+            lacks_compiler = any(name in said for name in NO_COMPILER)
+            fix = (
+                "leave out --compile" + "; or install g++ or clang++ (CXX names another one), on a GPU triton" * lacks_compiler
+            )
+            raised = MissingPackage if lacks_compiler else BadConfig
+            raise raised(f"torch.compile cannot compile the losses: {err}", where="--compile", fix=fix) from err
         finally:
             for parameter in self.parameters:
                 parameter.grad = None
@@ -167,13 +152,6 @@ class GroupStep:
         """Adam's state by `parameter.name`."""
         owners = zip(self.names, self.parameters, strict=True)
         return {f"{name}.{key}": tensor for name, owner in owners for key, tensor in self._adam.state[owner].items()}
-
-
-def _without_compiler() -> None:
-    """Keep `torch.optim` from importing torch's compiler to mark a method that it shall not compile."""
-    method = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
-    if method is not None:
-        vars(method).setdefault("__dynamo_disable", method)
 
 
 class Update:
@@ -197,7 +175,6 @@ class Update:
         """
         self.learner, self.batch, self.precision, self.clip_norm, self.ranks = learner, batch, precision, clip_norm, ranks
         self.compile = compile
-        self.stop = 0  # a signal that this process has got, which the ranks learn with the next step
         own = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
         self._averages: dict[str, Tensor] = {}  # of the policy's parameters, by name
         self.steps: list[GroupStep] = []
@@ -213,7 +190,7 @@ class Update:
     def __call__(self, number: int = 0) -> None:
         """The update of that number, counted from 0: every group that is due takes a step."""
         for every, steps in self.stages:
-            if is_due(number, every):
+            if (number + 1) % every == 0:
                 for step in steps:
                     step()
 
@@ -223,21 +200,13 @@ class Update:
             step.lr.fill_(step.rate * factor)
 
     def check(self) -> None:
-        """Raise BadConfig for losses that cannot be minimised, and what `GroupStep.check_compiles` raises.
+        """Raise BadConfig for losses that cannot be minimised, and what `GroupStep.check` raises.
 
         Once before training, so that updates need not look. Modules stay as they are; random numbers are drawn.
         """
         with unchanged([*self.learner.others().values()]):
             for step in self.steps:
                 step.check()
-        if self.compile:
-            with unchanged([*self.learner.others().values()]):
-                for step in self.steps:
-                    step.check_compiles()
-
-    def stopped(self, number: int) -> bool:
-        """Whether a rank had to stop in update `number`, counted from 0; the same answer for all of them."""
-        return any(step.stopped for every, steps in self.stages if is_due(number, every) for step in steps)
 
     # ---- the policy that is kept ----
 
@@ -302,11 +271,6 @@ def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float
     return rising * (0.5 + 0.5 * math.cos(math.pi * passed)) if schedule == "cosine" else rising
 
 
-def is_due(number: int, every: int) -> bool:
-    """Whether what is done in each `every`-th update is done in update `number`, counted from 0."""
-    return (number + 1) % every == 0
-
-
 @contextmanager
 def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
     """Whatever happens inside, `tensors` have their old values, in the same memory, afterwards."""
@@ -319,8 +283,8 @@ def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
                 tensor.copy_(value)
 
 
-def captured(update: Update) -> Launch:
-    """`update` as launches of CUDA graphs; needs losses that never read a value back."""
+def captured(update: Update) -> Callable[[int], None]:
+    """`update` as launches of CUDA graphs, one for the groups of each `every`; needs losses that never read a value back."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     chance = torch.cuda.get_rng_state()
     with unchanged([tensor.detach() for tensor in update.changing().values()]):
@@ -341,7 +305,7 @@ def captured(update: Update) -> Launch:
 
     def launch(number: int, _held: Update = update) -> None:  # graphs read and write tensors that nothing else may hold
         for every, graph in graphs:
-            if is_due(number, every):
+            if (number + 1) % every == 0:
                 graph.replay()
 
     return launch

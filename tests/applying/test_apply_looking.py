@@ -17,7 +17,6 @@ from offline_cli.applying.pipeline_view import PipelineView
 from offline_cli.connectors import MeanStdFilter, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
-from offline_cli.spaces import describe
 
 Dataset = Callable[..., str]
 Pipeline = Callable[..., str]
@@ -36,27 +35,27 @@ def test_pieces_are_shown_with_their_spaces_and_the_columns_that_a_batch_then_ha
     extra = {"action_logp": np.zeros(40, np.float32), "state": {"h": np.zeros((40, 2))}}
     source, file = dataset(replace(episodes, extra=extra)), pipeline_file(FILTER_AND_STACK)
     found = view(source, pipeline=file, show=True)
-    assert [piece.name for piece in found.pieces] == ["MeanStdFilter", "FrameStacking", *LEARNER_DEFAULTS]
-    assert [describe(getattr(found.pieces[1], f"{name}observation_space")) for name in ("input_", "")] == [
+    assert [piece["name"] for piece in found.pieces] == ["MeanStdFilter", "FrameStacking", *LEARNER_DEFAULTS]
+    assert [found.pieces[1][f"{name}observation_space_text"] for name in ("input_", "")] == [
         "Box(4, float32)",
         "Box(16, float32)",
     ]
-    assert [[one.name for one in piece.columns] for piece in found.pieces[:2]] == [[], ["obs"]]
+    assert [[one["name"] for one in piece["columns"]] for piece in found.pieces[:2]] == [[], ["obs"]]
     apply(source, str(tmp_path / "out"), pipeline=file)
     columns = json.loads((tmp_path / "out" / "batches.json").read_text(encoding="utf-8"))["columns"]
-    assert [{"name": one.name, "dtype": one.dtype, "shape": list(one.shape)} for one in found.pieces[-1].columns] == columns
+    assert [{key: one[key] for key in ("name", "dtype", "shape")} for one in found.pieces[-1]["columns"]] == columns
     assert {"name": "state.h", "dtype": "float32", "shape": [2]} in columns
 
 
 def test_an_environment_alone_is_enough_to_look(pipeline_file: Pipeline) -> None:
     found = view(env="CartPole-v1", pipeline=pipeline_file(FILTER_AND_STACK), show=True)
     assert (found.sources, found.steps) == ((), 5)
-    assert {one.name: (one.held, one.dtype, one.shape) for one in found.pieces[-1].columns} == {
-        "obs": ("tensor", "float32", (16,)),
-        "actions": ("tensor", "int64", ()),
-        "rewards": ("tensor", "float32", ()),
-        "terminateds": ("tensor", "bool", ()),
-        "truncateds": ("tensor", "bool", ()),
+    assert {one["name"]: (one["held"], one["dtype"], one["shape"]) for one in found.pieces[-1]["columns"]} == {
+        "obs": ("tensor", "float32", [16]),
+        "actions": ("tensor", "int64", []),
+        "rewards": ("tensor", "float32", []),
+        "terminateds": ("tensor", "bool", []),
+        "truncateds": ("tensor", "bool", []),
     }
 
 
@@ -65,17 +64,19 @@ def test_a_trace_tells_what_the_batch_holds_after_each_piece(
 ) -> None:
     found = view(dataset(episodes), pipeline=pipeline_file(FILTER_AND_STACK), trace=2)
     assert (found.episodes, found.steps) == (("episode-0", "episode-1"), 14)
-    np.testing.assert_allclose(found.start[0].first, episodes.obs.reshape(-1)[:8])
+    np.testing.assert_allclose(found.start[0]["first"], episodes.obs.reshape(-1)[:8])
     filtered, stacked, last = found.pieces[0], found.pieces[1], found.pieces[-1]
-    assert filtered.columns == ()
-    assert filtered.episodes[0].first != found.start[0].first  # it writes into the episodes
-    assert [(one.name, one.held, one.shape, one.rows) for one in stacked.columns] == [("obs", "array", (16,), 14)]
+    assert filtered["columns"] == []
+    assert filtered["episodes"][0]["first"] != found.start[0]["first"]  # it writes into the episodes
+    assert [[one[key] for key in ("name", "held", "shape", "rows")] for one in stacked["columns"]] == [
+        ["obs", "array", [16], 14]
+    ]
     spaces = episodes.observation_space, episodes.action_space
     pipeline = learner_pipeline(*spaces, custom=MeanStdFilter(as_learner_connector=True))  # type: ignore[arg-type]
     wanted = pipeline(episodes=episodes.select(slice(0, 2)))["obs"][0].tolist()
-    assert list(stacked.columns[0].first) == [0.0] * 12 + wanted
-    actions = next(one for one in last.columns if one.name == "actions")
-    assert (actions.held, actions.rows, list(actions.first)) == ("tensor", 14, episodes.actions[:8].tolist())
+    assert stacked["columns"][0]["first"] == [0.0] * 12 + wanted
+    actions = next(one for one in last["columns"] if one["name"] == "actions")
+    assert (actions["held"], actions["rows"], actions["first"]) == ("tensor", 14, episodes.actions[:8].tolist())
 
 
 PIECES = """

@@ -27,7 +27,7 @@ from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import no_progress
 from offline_cli.storage.locations import open_location
 from offline_cli.training.config import BCConfig
-from offline_cli.training.run_modules import policy_with_values
+from offline_cli.training.learner import policy_with_values
 from offline_cli.training.training_data import load_data
 from offline_cli.trees import flatten
 

@@ -81,7 +81,7 @@ def test_all_differences_are_named_at_once(write_dataset: Write, make_batch: Mak
         train(other, tmp_path / "run", init_from=tmp_path / "first", **{**OPTIONS, "hidden": (16,)})
     assert (caught.value.exit_code, [text.partition(":")[0] for text in caught.value.details["problems"]]) == (
         4,
-        ["network", "action scale", "form of Box actions", "actions"],
+        ["actions", "action scale", "form of Box actions", "network hidden"],
     )
     assert not (tmp_path / "run").exists()
 

@@ -87,7 +87,8 @@ MAPPED = {
 def test_equal_returns_take_the_first_episodes_and_say_so(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch(length=1)
     result = train(write_dataset(batch), tmp_path / "run", top_fraction=0.25, **OPTIONS)
-    assert result.notes[0] == "--top-fraction takes 3 episodes, the first ones: 9 more have the least return among them, 1"
+    assert result.chosen == {"episodes": 3, "of": 12, "least_return": 1.0}
+    assert "--top-fraction" in result.notes[0]
 
 
 def test_episodes_whose_return_is_not_a_number_are_not_chosen_and_named(

@@ -51,51 +51,46 @@ def test_two_bounds_in_one_file_are_a_mistake_of_the_file(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "option", [{"updates": 0}, {"epochs": 0}, {"batch_size": 0}, {"eval_episodes": 0}, {"val_fraction": 1.0}]
-)
-def test_a_number_out_of_range_is_refused_by_name(option: dict[str, object]) -> None:
-    with pytest.raises(BadConfig, match="--" + next(iter(option)).replace("_", "-")) as caught:
-        resolve_config(option)
-    assert caught.value.exit_code == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "problem", "kind"),
+    ("options", "kind"),
     [
-        ({"patience": 3}, "--patience: needs --val-fraction, episodes held out for validation", UsageError),
-        ({"max_val_loss": 1.0}, "--max-val-loss: needs --val-fraction, episodes held out for validation", UsageError),
-        ({"until_return": 450.0}, "--until-return: needs --env, an environment to play in", UsageError),
-        ({"updates": 5, "epochs": 3}, "--updates and --epochs: give one of the two", UsageError),
-        ({"val_fraction": 1.5}, "--val-fraction: 1.5 is not below 1", BadConfig),
-        ({"lr": 0.0}, "--lr: 0 is not above 0", BadConfig),
+        ({"patience": 3}, UsageError),
+        ({"max_val_loss": 1.0}, UsageError),
+        ({"until_return": 450.0}, UsageError),
+        ({"updates": 5, "epochs": 3}, UsageError),
+        ({"val_fraction": 1.5}, BadConfig),
+        ({"lr": 0.0}, BadConfig),
+        ({"updates": 0}, BadConfig),
+        ({"eval_episodes": 0}, BadConfig),
     ],
 )
-def test_a_mistake_in_options_is_told_in_their_words(
-    options: dict[str, float], problem: str, kind: type[OfflineCliError]
-) -> None:
+def test_a_mistake_in_options_names_them_as_on_the_command_line(options: dict[str, float], kind: type[OfflineCliError]) -> None:
     with pytest.raises(kind) as caught:
         resolve_config(options)
-    assert (caught.value.details["problems"], caught.value.where) == ([problem], "options")
-    assert "schema" not in caught.value.fix
+    (problem,) = caught.value.details["problems"]
+    assert all("--" + name.replace("_", "-") in problem for name in options)
+    assert (caught.value.where, caught.value.exit_code) == ("options", 2 if kind is UsageError else 4)
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
+    ("text", "key"),
     [
-        ("batch-size = 3", "unknown key 'batch-size', did you mean 'batch_size'?"),
-        ("zzz = 3", "unknown key 'zzz'"),
-        ("patience = 3", "patience: needs val_fraction, episodes held out for validation"),
-        ("batch_size = 0", "batch_size: 0 is less than 1"),
-        ('lr = "fast"', "lr: should be a valid number, not 'fast'"),
-        ("hidden = [0]", "hidden: 0 is less than 1"),
-        ('activation = "sine"', "activation: 'sine' is not one of relu, tanh, silu, gelu, linear"),
+        ("batch-size = 3", "did you mean 'batch_size'?"),
+        ("zzz = 3", "'zzz'"),
+        ("patience = 3", "patience: needs val_fraction"),
+        ("batch_size = 0", "batch_size: "),
+        ('lr = "fast"', "lr: "),
+        ("hidden = [0]", "hidden: "),
+        ('activation = "sine"', "activation: "),
     ],
 )
-def test_a_mistake_in_the_file_is_told_in_its_words(tmp_path: Path, text: str, problem: str) -> None:
+def test_a_mistake_in_the_file_names_its_key_as_it_stands_there(tmp_path: Path, text: str, key: str) -> None:
     (tmp_path / "c.toml").write_text(text)
     with pytest.raises(BadConfig) as caught:
         resolve_config({}, file=tmp_path / "c.toml")
-    assert (caught.value.details["problems"], caught.value.where) == ([problem], str(tmp_path / "c.toml"))
+    (problem,) = caught.value.details["problems"]
+    assert key in problem
+    assert "--" not in problem
+    assert caught.value.where == str(tmp_path / "c.toml")
 
 
 def test_a_missing_file_and_a_broken_one_are_named(tmp_path: Path) -> None:
@@ -109,11 +104,12 @@ def test_a_missing_file_and_a_broken_one_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("name", ["lr", "val_fraction", "until_return"])
 def test_a_number_that_is_not_finite_is_refused_as_an_option_and_in_a_file(tmp_path: Path, name: str, value: float) -> None:
-    told = f"should be a finite number, not {value}"
+    told = str(value)
     with pytest.raises(BadConfig) as caught:
         resolve_config({name: value, "env": "CartPole-v1"})
-    assert caught.value.details["problems"] == [f"--{name.replace('_', '-')}: {told}"]
+    assert caught.value.details["problems"][0].startswith(f"--{name.replace('_', '-')}: ")
+    assert told in caught.value.details["problems"][0]
     (tmp_path / "c.toml").write_text(f'{name} = {value}\nenv = "CartPole-v1"')
     with pytest.raises(BadConfig) as caught:
         resolve_config({}, file=tmp_path / "c.toml")
-    assert caught.value.details["problems"] == [f"{name}: {told}"]
+    assert caught.value.details["problems"][0].startswith(f"{name}: ")

@@ -21,11 +21,12 @@ from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.datasets.write_dataset import write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData
 from offline_cli.progress import no_progress
 from offline_cli.spaces import Space
 from offline_cli.training import training_data
 from offline_cli.training.config import resolve_config
-from offline_cli.training.steps import Batches
+from offline_cli.training.steps import Batches, FileSteps
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -132,7 +133,9 @@ def test_stacks_that_come_in_many_parts_are_the_same_on_disk_and_in_memory(
     source, pieces = written(recording([4, 7, 2, 5])), [FrameStacking(num_frames=3, as_learner_connector=True)]
     in_memory, streamed = loaded(source, pieces), loaded(source, pieces, streaming=True, memory_limit=16 << 30)
     with closing(in_memory), closing(streamed):
-        assert len(stacks_of(streamed).frames) == len(stacks_of(in_memory).frames)
+        assert isinstance(streamed.train, FileSteps)
+        assert streamed.train.frames is not None
+        assert streamed.train.frames.count == len(stacks_of(in_memory).frames)
         assert_equal(streamed, in_memory)
 
 
@@ -221,3 +224,18 @@ def test_the_observation_that_a_step_led_to_is_stacked_too(algorithm: str, writt
             wanted = [np.concatenate(padded[t + first : t + first + 3], axis=-1) for t in range(len(seen) - 1)]
             rows = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
             np.testing.assert_array_equal(columns[name][rows], wanted)
+
+
+def test_numbers_that_a_piece_breaks_before_the_stack_are_named_by_column(written: Callable[..., Path]) -> None:
+    class Breaks(ConnectorV2):
+        per_episode = True
+
+        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
+            for episode in self.single_agent_episode_iterator(episodes):
+                seen = np.asarray(episode.get_observations())
+                episode.set_observations(new_data=np.where(seen > 0, np.nan, seen).astype(np.float32))
+            return batch
+
+    pieces = [Breaks(), FrameStacking(num_frames=3, as_learner_connector=True)]
+    with pytest.raises(BadData, match="obs"):
+        loaded(written(recording([5, 4], LEAVES["vector"])), pieces)

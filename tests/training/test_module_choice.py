@@ -40,7 +40,7 @@ def weights(run: Path) -> bytes:
 def test_several_modules_are_refused_with_the_choice_before_anything_is_written(
     how: dict[str, Any], teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadConfig, match=r"2 modules, attacker \(6\), defender \(6\)") as caught:
+    with pytest.raises(BadConfig, match=r"attacker \(6\), defender \(6\)") as caught:
         train_bc(write_dataset(teams), tmp_path / "run", config=config, updates=2, **how)
     assert (caught.value.exit_code, caught.value.fix.partition(":")[0]) == (4, "--module-id attacker")
     assert not (tmp_path / "run").exists()
@@ -67,7 +67,7 @@ def test_modules_of_several_sources_are_told_apart_too(
         write_dataset(replace(batch, module_ids=(name,) * len(batch)), name=f"data-{seed}")
         for seed, (batch, name) in enumerate(zip(batches, names, strict=True))
     ]
-    with pytest.raises(BadConfig, match=r"2 modules, .*default_policy \(24\)"):
+    with pytest.raises(BadConfig, match=r"default_policy \(24\)"):
         train_bc(sources, tmp_path / "run", config=config, updates=2)
     assert train_bc(sources[1:], tmp_path / "run", config=config, updates=2).episodes == 24
     assert train_bc(sources, tmp_path / "named", config=config, updates=2, module_id="default_policy").episodes == 24

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.engines.ranks import Ranks, is_first
-from offline_cli.training.steps import WEIGHTS, Batches, MappedColumns, Steps
+from offline_cli.training.steps import WEIGHTS, Batches, FileSteps, Steps
 
 CPU = torch.device("cpu")
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "ranks_script.py"
@@ -35,9 +35,9 @@ def in_memory(steps: int) -> Steps:
 
 
 def on_disk(steps: int) -> Steps:
-    made = MappedColumns(None)
+    made = FileSteps({})
     made.add(in_memory(steps).columns)
-    return made.finish()
+    return made
 
 
 def learned(loader: Batches, update: int) -> list[tuple[int, float]]:

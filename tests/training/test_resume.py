@@ -192,3 +192,10 @@ def test_resuming_with_another_pipeline_is_refused_by_name(write_dataset: Write,
         train_bc(data, tmp_path / "run", config=config, on_progress=signal_at(30), **OPTIONS)
     with pytest.raises(BadConfig, match="the learner pipeline differs"):
         train_bc(data, tmp_path / "run", resume=True, pipeline=lambda obs, act: [])
+
+
+def test_a_target_met_in_the_last_update_is_kept_whatever_the_bound(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data, how = write_dataset(), {"env": "Sign-v0", "until_return": -1000.0, "eval_every": 1000, "eval_episodes": 2}
+    first = train_bc(data, tmp_path / "run", config=config, **{**OPTIONS, **how, "updates": 7})
+    again = train_bc(data, tmp_path / "run", resume=True, updates=20)
+    assert (first.stopped_by, again.as_dict()) == ("target", first.as_dict())

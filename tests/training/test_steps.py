@@ -1,4 +1,4 @@
-"""Batches: every step once an epoch, in an order of seed and epoch alone, in memory and mapped from files alike."""
+"""Batches: every step once an epoch, in an order of seed and epoch alone, in memory and in a file alike."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.training import steps as stores
-from offline_cli.training.steps import WEIGHTS, Batches, MappedColumns, Steps, epoch_order
+from offline_cli.training.steps import WEIGHTS, Batches, FileSteps, Steps, epoch_order
 from offline_cli.trees import leaves
 
 CPU = torch.device("cpu")
@@ -28,15 +28,15 @@ def in_memory(count: int) -> Steps:
     return Steps(columns_of(torch.arange(count)))
 
 
-def mapped(count: int) -> Steps:
+def in_file(count: int) -> Steps:
     """The same, appended in parts."""
-    made = MappedColumns(None)
+    made = FileSteps({})
     for rows in torch.split(torch.arange(count), 7):
         made.add(columns_of(rows))
-    return made.finish()
+    return made
 
 
-BOTH = pytest.mark.parametrize("make", [in_memory, mapped])
+BOTH = pytest.mark.parametrize("make", [in_memory, in_file])
 
 
 def seen(batches: Batches, update: int) -> list[int]:
@@ -90,8 +90,8 @@ def test_two_epochs_have_two_orders_and_two_seeds_too(batches: Callable[..., Bat
     assert len({tuple(seen(one, 0)), tuple(seen(one, 1)), tuple(seen(other, 0))}) == 3
 
 
-def test_batches_can_begin_anywhere_and_are_the_same_in_memory_and_mapped(batches: Callable[..., Batches]) -> None:
-    through, jumped = batches(123, 16), batches(123, 16, mapped)
+def test_batches_can_begin_anywhere_and_are_the_same_in_memory_and_in_a_file(batches: Callable[..., Batches]) -> None:
+    through, jumped = batches(123, 16), batches(123, 16, in_file)
     orders = [seen(through, update) for update in range(30)]
     for update in (19, 2, 3, 3, 29, 0, 7, 8):  # on, back, the same again, over the end of an epoch
         assert seen(jumped, update) == orders[update]

@@ -88,7 +88,7 @@ OURS: Final = {
     "marwil": ("offline_cli.training.algorithms.marwil", "MARWIL"),
     "iql": ("offline_cli.training.algorithms.iql", "IQL"),
     "td3-bc": ("offline_cli.training.algorithms.td3_bc", "TD3BC"),
-    "rebrac": ("offline_cli.training.algorithms.rebrac", "ReBRAC"),
+    "rebrac": ("offline_cli.training.algorithms.td3_bc", "ReBRAC"),
 }
 
 
@@ -150,17 +150,11 @@ class Task:
         if self.log_std == (None, None):
             return form
         low, high = (own if asked is None else asked for asked, own in zip(self.log_std, form.log_std, strict=True))
-        wrong = ""
-        if not any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(self.action_space).values()):
-            wrong = f"they limit the spread of Box actions, and actions are {describe(self.action_space)}"
-        elif form.log_std[0] == form.log_std[1]:
-            wrong = "the algorithm learns no spread of actions"
-        elif low > high:
-            wrong = f"a log standard deviation from {low:g} to {high:g}; the algorithm's is from {{:g}} to {{:g}}".format(
-                *form.log_std
-            )
-        if wrong:
-            raise BadConfig(f"log_std_min, log_std_max: {wrong}", where="the policy", fix="leave them out, or change them")
+        has_boxes = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(self.action_space).values())
+        if not has_boxes or form.log_std[0] == form.log_std[1] or low > high:
+            what = f"log_std_min, log_std_max: actions are {describe(self.action_space)}"
+            what += ", and the algorithm learns their log σ between {:g} and {:g}".format(*form.log_std) * has_boxes
+            raise BadConfig(what, where="the policy", fix="leave them out, or change them")
         return replace(form, log_std=(low, high))
 
     def critic(self, *, of_actions: bool = False, outputs: int = 1, layer_norm: bool = False) -> Critic:

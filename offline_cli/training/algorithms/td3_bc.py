@@ -44,7 +44,7 @@ from offline_cli.training.algorithms.algorithm import (
 from offline_cli.training.steps import WEIGHTS
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = ["TD3BC"]
+__all__ = ["TD3BC", "ReBRAC"]
 
 CRITICS, TARGET_POLICY, TARGET_CRITICS = "critics", "target_policy", "target_critics"
 Q, CLONING = "q", "cloning"
@@ -152,6 +152,29 @@ class TD3BC(Algorithm):
         every, lr = self.options["policy_every"], self.options.get("actor_lr")
         last = Group((POLICY,), (POLICY, CLONING), policy_losses, every=every, lr=lr, then=follow)
         return [Group((CRITICS,), (Q,), critic_loss, lr=self.options.get("critic_lr")), last]
+
+
+class ReBRAC(TD3BC):
+    """`td3-bc` with the defaults of Tarasov et al. 2023 for D4RL's halfcheetah-medium-v2; `actor_bc` and `critic_bc` they tuned
+    for each dataset. docs/algorithms.md lists what differs.
+    """
+
+    name = "rebrac"
+    settings: ClassVar[Mapping[str, Any]] = {"hidden": [256, 256, 256], "activation": "relu", "batch_size": 1024, "lr": 1e-3}
+    published: ClassVar[Mapping[str, Any]] = {
+        "alpha": 1.0,
+        "policy_q": "min",
+        "actor_bc": 0.001,
+        "critic_bc": 0.01,
+        "distance": "sum",
+        "critic_layer_norm": True,
+    }
+    schema: ClassVar[Mapping[str, Any]] = {
+        "properties": {
+            **TD3BC.schema["properties"],
+            **{option: {**TD3BC.schema["properties"][option], "default": value} for option, value in published.items()},
+        }
+    }
 
 
 def acted(policy: nn.Module, observations: Tree) -> Tree:
