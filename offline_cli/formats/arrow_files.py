@@ -20,13 +20,12 @@ __all__ = ["arrow_schema_of", "record_batches", "without_leaves"]
 
 DAMAGE: Final = (ArithmeticError, EOFError, LookupError, MemoryError, TypeError, ValueError)
 ROWS: Final = 1 << 16  # of a batch of Parquet
-FIX: Final = "copy it again, or write it again with the program that made it"
 
 
 def arrow_schema_of(file: Location) -> pa.Schema:
     """The columns of an Arrow file. Raises BadData."""
     with _failures(file), file.open() as stream:
-        return _opened(stream).schema
+        return _opened(stream)[0]
 
 
 def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterator[pa.RecordBatch]:
@@ -34,8 +33,7 @@ def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterat
     most = EpisodeLimit.within(memory_limit).most
     with scope.part() as held:
         with _failures(file):
-            found = _opened(held.enter(file.open()))
-            batches = _batches_of(found)
+            batches = _opened(held.enter(file.open()))[1]
         while True:
             with _failures(file):
                 batch = next(batches, None)
@@ -48,36 +46,27 @@ def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterat
             yield batch
 
 
-def _opened(stream: Any) -> Any:
-    """A reader for a file of Arrow, a stream of it, or Parquet, by the first bytes."""
+def _opened(stream: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The columns and batches of a file of Arrow, a stream of it, or Parquet, by the first bytes."""
     magic = stream.read(4)
     stream.seek(0)
     if magic == b"PAR1":
-        return _Parquet(pq.ParquetFile(stream))
-    found = pa.ipc.open_file(stream) if magic == b"ARRO" else pa.ipc.open_stream(stream)
-    for column in found.schema:
-        _check_names(column)
-    return found
+        parquet = pq.ParquetFile(stream)
+        return parquet.schema_arrow, iter(parquet.iter_batches(batch_size=ROWS))
+    if magic != b"ARRO":
+        found = pa.ipc.open_stream(stream)
+        _check_names(found.schema)
+        return found.schema, iter(found)
+    file = pa.ipc.open_file(stream)
+    _check_names(file.schema)
+    return file.schema, (file.get_batch(number) for number in range(file.num_record_batches))
 
 
-def _check_names(field: pa.Field) -> str:
+def _check_names(fields: Any) -> None:
     """Raise UnicodeDecodeError where the name of a column, or of a part of it, is not UTF-8."""
-    for at in range(field.type.num_fields):
-        _check_names(field.type.field(at))
-    return str(field.name)
-
-
-class _Parquet:
-    def __init__(self, file: pq.ParquetFile) -> None:
-        self.file, self.schema = file, file.schema_arrow
-
-
-def _batches_of(found: Any) -> Iterator[pa.RecordBatch]:
-    if isinstance(found, _Parquet):
-        return iter(found.file.iter_batches(batch_size=ROWS))
-    if isinstance(found, pa.RecordBatchFileReader):
-        return (found.get_batch(number) for number in range(found.num_record_batches))
-    return iter(found)
+    for field in fields:
+        assert field.name is not None
+        _check_names([field.type.field(at) for at in range(field.type.num_fields)])
 
 
 @contextmanager
@@ -92,15 +81,15 @@ def _failures(file: Location) -> Iterator[None]:
         except (*DAMAGE, pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise BadData(f"a damaged file: {str(error)[:300]}", where=file.url, fix=FIX) from error
+            fix = "copy it again, or write it again with the program that made it"
+            raise BadData(f"a damaged file: {str(error)[:300]}", where=file.url, fix=fix) from error
 
 
 def without_leaves(array: Any, field: pa.Field, path: str, drop: Collection[str]) -> tuple[Any, pa.Field]:
     """A column of structs, called `path`, without the parts at some dotted paths; any other column as it is."""
     if not pa.types.is_struct(field.type) or not any(name.startswith(f"{path}.") for name in drop):
         return array, field
-    whole = pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
-    parts = [(part, field.type.field(at)) for at, part in enumerate(whole.flatten())]
+    parts = [(part, field.type.field(at)) for at, part in enumerate(array.flatten())]
     kept = [without_leaves(part, one, f"{path}.{one.name}", drop) for part, one in parts if f"{path}.{one.name}" not in drop]
     struct = pa.StructArray.from_arrays([part for part, _ in kept], fields=[one for _, one in kept])
     return struct, field.with_type(struct.type)

@@ -13,7 +13,6 @@ from typing import Any, Final
 import gymnasium as gym
 import gymnasium.wrappers
 
-from offline_cli.datasets.manifest import Environment
 from offline_cli.environments import EnvironmentSpec, check_registered
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.import_path import call_of
@@ -27,6 +26,7 @@ PLAIN_TEXT: Final = re.compile(r"[\w +,=()-]*")
 CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 OF_A_PLACE: Final = re.compile(r"(?:^|_)(?:paths?|files?|filename|folders?|dirs?|directory|urls?|uri)(?:_|$)", re.IGNORECASE)
 LARGEST: Final = 4096  # number that data may give an environment, but for limits of steps: stacks and sizes take memory
+PARTS: Final = ("kwargs", "wrappers")
 
 _log = logging.getLogger(__name__)
 
@@ -68,49 +68,43 @@ class AskedEnvironment:
         """
         known = [(place, spec) for place, spec in declared if spec is not None]
         same = [(place, spec) for place, spec in known if self._is(spec)]
-        said_of = {self._note(spec): place for place, spec in reversed(known)}  # the first place of each note
-        notes = [blanked(f"{place} is of {note}") for note, place in reversed(said_of.items()) if note]
-        given: dict[str, Any] = {"kwargs": self.kwargs, "wrappers": self.wrappers}
-        asks = {name: value is None for name, value in given.items()}
-        if not same or not any(asks.values()):
-            return EnvironmentSpec(self.id, self.kwargs or {}, tuple(self.wrappers or ())), notes
-        place, said = same[0]
-        for other, spec in same:
-            apart = {name: asks[name] and getattr(spec, name) != getattr(said, name) for name in asks}
-            if any(apart.values()):
-                what = f"the data is of {self.id} made in two ways"
-                raise BadConfig(what, where=f"{place} and {other}", fix=f"say in which, for example {said.flags(**apart)}")
-        wrong = dict(zip(asks, refused(said), strict=True))
-        needed = {name: asks[name] and bool(wrong[name]) for name in asks}
-        if any(needed.values()):
-            reasons = [f"{reason}: not taken from data" for name in asks if needed[name] for reason in wrong[name]]
-            raise BadConfig.of(reasons, where=place, fix=f"if you trust it, give it yourself: {said.flags(**needed)}")
-        taken = {name: asks[name] and bool(getattr(said, name)) for name in asks}
-        if any(taken.values()):
-            notes.append(blanked(f"--env {self.id} is made as {place} says: {said.flags(**taken)}"))
-        given |= {name: getattr(said, name) for name in asks if asks[name]}
-        return EnvironmentSpec(self.id, given["kwargs"], tuple(given["wrappers"])), notes
+        notes = {self._note(spec): place for place, spec in reversed(known)}  # the first place of each note
+        lines = [blanked(f"{place} is of {note}") for note, place in reversed(notes.items()) if note]
+        given: dict[str, Any] = {name: getattr(self, name) for name in PARTS}
+        asks = {name: bool(same) and given[name] is None for name in PARTS}
+        if any(asks.values()):
+            place, said = same[0]
+            for other, spec in same:
+                apart = {name: asks[name] and getattr(spec, name) != getattr(said, name) for name in PARTS}
+                if any(apart.values()):
+                    fix = f"say in which, for example {said.flags(**apart)}"
+                    raise BadConfig(f"the data is of {self.id} made in two ways", where=f"{place} and {other}", fix=fix)
+            wrong = {name: reasons for name, reasons in zip(PARTS, refused(said), strict=True) if asks[name] and reasons}
+            if wrong:
+                reasons = [f"{reason}: not taken from data" for part in wrong.values() for reason in part]
+                flags = said.flags(**{name: name in wrong for name in PARTS})
+                raise BadConfig.of(reasons, where=place, fix=f"if you trust it, give it yourself: {flags}")
+            given |= {name: getattr(said, name) for name in PARTS if asks[name]}
+            taken = {name: asks[name] and bool(given[name]) for name in PARTS}
+            if any(taken.values()):
+                lines.append(blanked(f"--env {self.id} is made as {place} says: {said.flags(**taken)}"))
+        return EnvironmentSpec(self.id, given["kwargs"] or {}, tuple(given["wrappers"] or ())), lines
 
     def _is(self, spec: EnvironmentSpec) -> bool:
         """Whether data is of this environment, of which it says a file, and not its folder."""
         return bool(without_folders(spec.id) == without_folders(self.id))
 
     def _note(self, spec: EnvironmentSpec) -> str:
-        """What data says otherwise than was asked for: another environment, or this one made otherwise; empty: nothing."""
+        """What data says otherwise than was asked for; empty: nothing."""
+        has = {name: bool(getattr(spec, name)) for name in PARTS}
         if not self._is(spec):
-            left = {
-                "kwargs": self.kwargs is None and bool(spec.kwargs),
-                "wrappers": self.wrappers is None and bool(spec.wrappers),
-            }
-            more = f": the data's {_words(left)} are not taken; if they belong here, add {spec.flags(**left)}"
-            return f"{spec.id}, and --env is {self.id}{more if any(left.values()) else ''}"
-        said, mine = Environment.of(spec), Environment(self.id, self.kwargs or {}, tuple(self.wrappers or ()))
-        assert said is not None, "of a record"
-        differs = {
-            "kwargs": self.kwargs is not None and mine.kwargs != said.kwargs,
-            "wrappers": self.wrappers is not None and [*map(_call, mine.wrappers)] != [*map(_call, said.wrappers)],
-        }
-        return f"{self.id} with other {_words(differs)}: {said.flags(**differs)}" if any(differs.values()) else ""
+            left = {name: has[name] and getattr(self, name) is None for name in PARTS}
+            more = (
+                f", which is not made as the data says; if it should be, add {spec.flags(**left)}" if any(left.values()) else ""
+            )
+            return f"{spec.id}, and --env is {self.id}{more}"
+        differs = {name: getattr(self, name) not in (None, getattr(spec, name)) for name in PARTS}
+        return f"{self.id} made in another way: {spec.flags(**differs)}" if any(differs.values()) else ""
 
     def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
         """`chosen`, with the notes logged."""
@@ -118,17 +112,6 @@ class AskedEnvironment:
         for note in notes:
             _log.warning("note: %s", note)
         return found
-
-
-def _call(text: str) -> Any:
-    """A wrapper with its arguments, however these are written; a text that is no call as it stands."""
-    name, arguments, mistakes = call_of(text)
-    return text if mistakes else (name, arguments)
-
-
-def _words(parts: Mapping[str, bool]) -> str:
-    """Those parts of a record that are true, for people."""
-    return " and ".join({"kwargs": "arguments"}.get(name, name) for name, is_meant in parts.items() if is_meant)
 
 
 def refused(spec: EnvironmentSpec) -> tuple[list[str], list[str]]:
@@ -166,10 +149,10 @@ def _not_plain(value: Any, name: str = "") -> Iterator[str]:
         yield "render_mode = 'human' opens windows"
     elif isinstance(value, int | float) and not name.endswith("_steps") and abs(value) > LARGEST:
         yield f"{name} = {value} is beyond {LARGEST}, and may cost memory or time"
-    elif isinstance(value, str) and OF_A_PLACE.search(CAMEL.sub("_", name.replace(".", "_"))):
-        yield f"{name} = {value!r} names a place"
-    elif isinstance(value, str) and not PLAIN_TEXT.fullmatch(value):
-        yield f"{name} = {value!r} could be a path, a URL or a module"
+    elif isinstance(value, str) and (
+        OF_A_PLACE.search(CAMEL.sub("_", name.replace(".", "_"))) or not PLAIN_TEXT.fullmatch(value)
+    ):
+        yield f"{name} = {value!r} could name a path, a URL or a module"
 
 
 def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -47,10 +47,9 @@ class DroppedLeaves(WrappedSource):
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`. Spaces of an environment have the leaves, and are not for a reader of the others."""
         pair = options.spaces
-        without = (
-            None if pair is None else (_space(pair[0], Columns.OBS, self.names), _space(pair[1], Columns.ACTIONS, self.names))
-        )
-        self.source.prepare(replace(options, spaces=without))
+        if pair is not None:
+            pair = _space(pair[0], Columns.OBS, self.names), _space(pair[1], Columns.ACTIONS, self.names)
+        self.source.prepare(replace(options, spaces=pair))
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`. Raises UsageError, once the first fragments are read, for a leaf that is not there."""
@@ -58,8 +57,8 @@ class DroppedLeaves(WrappedSource):
         for fragments in self.source.fragments(tally, rejects):
             batch = fragments.batch
             there = [*paths(batch.obs, Columns.OBS), *paths(batch.actions, Columns.ACTIONS), *batch.extra]
-            there += [Columns.INFOS] if batch.infos is not None else []
-            found = [name for name in sorted(self.names) if any(one == name or one.startswith(f"{name}.") for one in there)]
+            there += [Columns.INFOS] * (batch.infos is not None)
+            found = [name for name in sorted(self.names) if any(f"{one}.".startswith(f"{name}.") for one in there)]
             for name in found:
                 tally.drop_column(name, LEFT_OUT)
             unknown = self.names.difference(found, tally.dropped_columns)

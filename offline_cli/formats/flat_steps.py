@@ -14,7 +14,7 @@ from offline_cli.formats.left_out import count_finals
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 
-__all__ = ["ACTIONS", "NEXT", "OBS", "REWARDS", "TERMINALS", "TIMEOUTS", "FlatSteps", "blocks"]
+__all__ = ["ACTIONS", "NEXT", "OBS", "REWARDS", "TERMINALS", "TIMEOUTS", "FlatSteps", "blocks", "narrow"]
 
 OBS, ACTIONS, REWARDS, TERMINALS = "observations", "actions", "rewards", "terminals"
 NEXT, TIMEOUTS = "next_observations", "timeouts"
@@ -31,6 +31,13 @@ def blocks(starts: NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int
         stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
         yield begin, stop
         begin = stop
+
+
+def narrow(rewards: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
+    """As float32, as other programs write them, where that changes none."""
+    with np.errstate(over="ignore"):
+        cast = rewards.astype(np.float32)
+    return cast if np.array_equal(cast.astype(np.float64), rewards, equal_nan=True) else rewards
 
 
 class FlatSteps:

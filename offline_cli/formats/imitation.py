@@ -8,7 +8,7 @@ that is not `terminal` was truncated.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.arrow_files import arrow_schema_of, record_batches, without_leaves
-from offline_cli.formats.arrow_leaves import tree_of
+from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
@@ -52,21 +52,20 @@ def open_imitation(files: Sequence[Location], context: OpenContext) -> Source:
 def _data_files(files: Sequence[Location]) -> list[Location]:
     """Those that `state.json` lists, in its order; without it all Arrow files. Raises BadData."""
     arrow = {file.name: file for file in files if file.name.endswith(".arrow")}
-    states = [file for file in files if file.name == STATE]
-    if not states:
+    state = next((file for file in files if file.name == STATE), None)
+    if state is None:
         return list(arrow.values()) or list(files)
     try:
-        if len(states) > 1 or states[0].size() > MAX_STATE:
-            raise ValueError(f"{len(states)} datasets are here" if len(states) > 1 else "too large")
-        names = [str(one["filename"]) for one in from_json(states[0].read_bytes())["_data_files"]]
+        if state.size() > MAX_STATE:
+            raise ValueError("too large")
+        names = [str(one["filename"]) for one in from_json(state.read_bytes())["_data_files"]]
+        return [arrow[name] for name in dict.fromkeys(names)] or [arrow["data files"]]
     except (ValueError, TypeError, KeyError) as error:
-        fix = "name one dataset, saved by datasets"
-        raise BadData(f"no list of data files: {error}", where=states[0].url, fix=fix) from error
-    lost = next((name for name in names if name not in arrow), None)
-    if lost is not None or not names:
-        what = f"the data file {str(lost)[:80]!r} is missing" if names else "no data files"
-        raise BadData(what, where=states[0].url, fix="copy the folder again")
-    return [arrow[name] for name in dict.fromkeys(names)]
+        what, fix = (
+            f"its list of data files is none, or one of them is missing: {error}",
+            "copy the folder of one dataset again",
+        )
+        raise BadData(what, where=state.url, fix=fix) from error
 
 
 @dataclass(slots=True)
@@ -85,10 +84,9 @@ class ImitationSource(FileSource):
                 for batch in record_batches(file, self.scope, memory_limit=self.read_options.memory_limit):
                     tally.rows_in += batch.num_rows
                     _count_left_out(batch, tally)
-                    for first, found in self._episodes(batch, file.url, row, tally, rejects):
-                        ids = tuple(f"{prefix}-{number + first + at}" for at in range(len(found)))
-                        rows = row + first + np.arange(len(ids))
-                        yield Fragments(replace(found, ids=ids), Origins((file.url,), np.zeros(len(ids), np.int64), rows))
+                    for at, found in self._episodes(batch, f"{prefix}-", number, f"{file.url} row {row}", tally, rejects):
+                        rows = row + at + np.arange(len(found))
+                        yield Fragments(found, Origins((file.url,), np.zeros(len(found), np.int64), rows))
                     row, number = row + batch.num_rows, number + batch.num_rows
             except BadData as error:
                 rejects.add(error)
@@ -96,29 +94,30 @@ class ImitationSource(FileSource):
             self.done += file.size()
 
     def _episodes(
-        self, batch: pa.RecordBatch, url: str, row: int, tally: Tally, rejects: Rejects
+        self, batch: pa.RecordBatch, prefix: str, number: int, where: str, tally: Tally, rejects: Rejects
     ) -> Iterator[tuple[int, EpisodeBatch]]:
-        """Trajectories of a record batch, which begins at a row of its file, and which of them is the first."""
+        """Trajectories of a record batch, the first of which has a number; and which of the batch is their first."""
         try:
-            yield 0, self._made(batch, f"{url} row {row}", tally)
-            return
-        except BadData:
-            singles = [batch.slice(at, 1) for at in range(batch.num_rows)]
-        for at, single in enumerate(singles):
-            try:
-                yield at, self._made(single, f"{url} row {row + at}", tally)
-            except BadData as error:
+            made = self._made(batch, prefix, number, where, tally)
+        except BadData as error:
+            if batch.num_rows == 1:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
+            for at in range(batch.num_rows) if batch.num_rows > 1 else ():
+                place = f"{where}, trajectory {at}"
+                yield from (
+                    (at, one) for _, one in self._episodes(batch[at : at + 1], prefix, number + at, place, tally, rejects)
+                )
+            return
+        yield 0, made
 
-    def _made(self, batch: pa.RecordBatch, where: str, tally: Tally) -> EpisodeBatch:
-        """The episodes, without ids."""
+    def _made(self, batch: pa.RecordBatch, prefix: str, number: int, where: str, tally: Tally) -> EpisodeBatch:
         lengths, has_rewards = _lengths(batch, ACTS, where), REWS in batch.schema.names
-        for name, more in ((OBS, 1), (REWS, 0)):
-            have = _lengths(batch, name, where) - more if has_rewards or name == OBS else lengths
+        for name in (OBS, REWS) if has_rewards else (OBS,):
+            have = _lengths(batch, name, where) - (name == OBS)
             if (have != lengths).any():
                 at = int(np.argmax(have != lengths))
-                what = f"{have[at]} {'observations, less one,' if more else 'rewards'} for {lengths[at]} actions"
+                what = f"{have[at]} {'observations, less one,' if name == OBS else 'rewards'} for {lengths[at]} actions"
                 raise BadEpisode(what, where=where, fix=FIX)
         if TERMINAL not in batch.schema.names or batch[TERMINAL].null_count or not pa.types.is_boolean(batch[TERMINAL].type):
             raise BadEpisode("terminal is no flag", where=where, fix=FIX)
@@ -126,7 +125,7 @@ class ImitationSource(FileSource):
         rewards = np.asarray(self._values(batch, REWS, where, tally)) if has_rewards else np.zeros(starts[-1])
         terminal = np.asarray(batch[TERMINAL].to_numpy(zero_copy_only=False))
         made = EpisodeBatch(
-            ids=("",) * len(lengths),
+            ids=tuple(f"{prefix}{number + at}" for at in range(len(lengths))),
             starts=starts,
             obs=self._values(batch, OBS, where, tally),
             actions=choices(self._values(batch, ACTS, where, tally)),
@@ -167,6 +166,4 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _are_empty(texts: pa.Array) -> bool:
-    kind = texts.type
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return not len(texts) or (is_text and not texts.null_count and bool(pc.all(pc.equal(texts, pa.scalar("{}", kind))).as_py()))
+    return not len(texts) or (is_text(texts.type) and set(texts.unique().to_pylist()) == {"{}"})

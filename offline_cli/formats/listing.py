@@ -2,14 +2,16 @@
 
 Files are recognised by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV
 by its first two lines, HDF5 and NumPy archives by the names in them. Texts and pictures beside the data are passed over. Of
-many files in a bucket, or named `.parquet`, some are looked at. Each question is answered once.
+many files some are looked at. Each question is answered once.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
@@ -29,7 +31,7 @@ from offline_cli.scopes import Scope
 from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 
-__all__ = ["KINDS", "LOOKED_AT", "NO_DATA", "Listing"]
+__all__ = ["KINDS", "NO_DATA", "Listing"]
 
 NO_DATA: Final = "none"
 KINDS: Final = {
@@ -58,6 +60,12 @@ KINDS: Final = {
 }
 """Possible values of `Listing.kind`, with their descriptions."""
 LAYOUTS: Final = ("minari", "lerobot", "rlds", "hf-arrow")  # whose folders have files of several kinds
+HDF5_LAYOUTS: Final = {
+    "d3rlpy": {"columns", "num_episodes", "version"},
+    "robomimic": {"data"},
+    "d4rl": {"observations", "actions", "rewards", "terminals"},
+}
+"""The names in a file of each layout."""
 OGBENCH_ARRAYS: Final = frozenset(("observations", "actions", "terminals"))
 OGBENCH_OWN: Final = frozenset(("masks", "qpos", "qvel", "button_states"))  # that no other archive has
 OGBENCH_NAME: Final = re.compile(r"-v\d+(-val)?\.npz$")  # of a dataset: cube-single-play-v0-val.npz
@@ -71,10 +79,9 @@ MAGIC: Final = {
     b"PK\x05\x06": "lines",
 }
 SETTINGS: Final = (".toml", ".ini", ".cfg")
-PARQUET: Final = ".parquet"
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
-LOOKED_AT: Final = 512  # remote files whose first bytes are read, and local ones named .parquet; of more, evenly spread ones
+LOOKED_AT: Final = 512  # files whose first bytes are read, of twice as many or more with one ending
 LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
 THREADS: Final = 8
 
@@ -94,7 +101,7 @@ class Listing:
         if kind == "parquet":
             return _parquet_kind(self._of(kind), as_tables=self.as_tables)
         if kind == "hf-arrow":
-            return "arrow" if self.as_tables else _dataset_kind(self._of("arrow"))
+            return "arrow" if self.as_tables else _arrow_kind(self._of("arrow"), "hf-arrow", "imitation")
         if kind in CLOSER and not (self.as_tables and kind == "arrow"):
             return CLOSER[kind](self._of(kind))
         return kind
@@ -111,11 +118,6 @@ class Listing:
         return [file for file in self.files if file.path not in passed_over]
 
     @cached_property
-    def starts_with_parquet(self) -> bool:
-        """Whether the first file is Parquet, which is the only one checked."""
-        return _kind(self.files[0]) == "parquet"
-
-    @cached_property
     def _kinds(self) -> list[tuple[str, Location]]:
         """Of those files that were checked: parquet, lines, other, or one of `KINDS`."""
         kinds = _kinds(self.files)
@@ -129,20 +131,20 @@ class Listing:
 
 
 def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
-    if not files[0].is_local:
-        return _kinds_of_all(files[:: max(1, len(files) // LOOKED_AT)])
-    named = [file for file in files if file.path.endswith(PARQUET) and file.size()]
-    if len(named) < 2 * LOOKED_AT:
-        return _kinds_of_all(files)
-    seen = _kinds_of_all([*named[: -1 : len(named) // LOOKED_AT], named[-1]])  # the last one may be of another writing
-    if any(kind != "parquet" for kind, _ in seen):
-        return _kinds_of_all(files)
-    known = {file.path for file in named}
-    others = [file for file in files if file.path not in known]
-    return [*seen, *_kinds_of_all(others)]
+    """Of many files with one ending some are looked at; if these differ, and are on this machine, all."""
+    ending, count = Counter(PurePath(file.name).suffix for file in files).most_common(1)[0]
+    if count < 2 * LOOKED_AT:
+        return _kinds_of(files)
+    alike = [file for file in files if PurePath(file.name).suffix == ending]
+    outermost = min(alike[1:-1], key=lambda file: len(file.path))  # it may describe all others
+    seen = _kinds_of([*alike[: -1 : count // LOOKED_AT], outermost, alike[-1]])
+    if files[0].is_local and len({kind for kind, _ in seen}) > 1:
+        return _kinds_of(files)
+    known = {file.path for file in alike}
+    return [*seen, *_kinds_of([file for file in files if file.path not in known])]
 
 
-def _kinds_of_all(chosen: Sequence[Location]) -> list[tuple[str, Location]]:
+def _kinds_of(chosen: Sequence[Location]) -> list[tuple[str, Location]]:
     with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
         return list(zip(pool.map(_kind, chosen), chosen, strict=True))
 
@@ -206,28 +208,30 @@ def _two_formats(known: Mapping[str, Location]) -> BadData:
     )
 
 
-# ---- by columns, by the first line ----
+# ---- by columns, by the first line, by the names in HDF5 files and archives ----
+
+
+def _one_of(found: Mapping[str, Location]) -> str:
+    """The one kind. Raises BadData for two: a folder may have been written to twice."""
+    if len(found) > 1:
+        raise _two_formats(found)
+    return next(iter(found))
 
 
 def _parquet_kind(parquet: Sequence[Location], *, as_tables: bool) -> str:
-    """By the first file, and by the last, because a folder may have been written to twice."""
+    """By the first file, and by the last."""
     if as_tables or packing_of(parquet[0].start(4)[0]):  # a table is read by its own reader, packed or not
         return "parquet-table"
-    first, *others = [_columns_kind(schema_of(file)) for file in dict.fromkeys((parquet[0], parquet[-1]))]
-    if others and others[0] != first:
-        raise _two_formats({first: parquet[0], others[0]: parquet[-1]})
-    return first
+    return _one_of({_columns_kind(schema_of(file)): file for file in dict.fromkeys((parquet[0], parquet[-1]))})
 
 
 def _columns_kind(schema: pa.Schema) -> str:
     names = set(schema.names)
-    if Columns.ITEM in names and _is_bytes(schema.field(Columns.ITEM).type):
-        return "episodes"
+    if Columns.ITEM in names:
+        kind = schema.field(Columns.ITEM).type
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            return "episodes"
     return "columns" if names.issuperset(NEEDED) else "parquet-table"
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def _lines_kind(files: Sequence[Location]) -> str:
@@ -245,37 +249,21 @@ def _lines_kind(files: Sequence[Location]) -> str:
             continue
         if line is not None and is_batch(line):
             return "sample-batch"
-        starts |= {_first_letter(file)}
+        starts.add(unpacked_head(file).removeprefix(BOM).lstrip()[:1])
     if damaged is not None:
         raise damaged
     return "json" if b"{" in starts else "zip" if b"P" in starts else "json-array"
 
 
-def _first_letter(file: Location) -> bytes:
-    return unpacked_head(file).removeprefix(BOM).lstrip()[:1]
-
-
-# ---- by the names in HDF5 files and archives, and the columns of Arrow files ----
-
-
 def _hdf5_kind(files: Sequence[Location]) -> str:
-    """By the first file and the last ones. Raises BadData for files of two layouts; MissingPackage without h5py."""
+    """By the first file and the last ones. Raises MissingPackage without h5py."""
     found: dict[str, Location] = {}
     for file in dict.fromkeys((files[0], *files[-2:])):
         with Hdf5File(file) as opened:
             names = set(opened.members())
-        if {"columns", "num_episodes", "version"} <= names:
-            kind = "d3rlpy"
-        elif "data" in names:
-            kind = "robomimic"
-        elif {"observations", "actions", "rewards", "terminals"} <= names:
-            kind = "d4rl"
-        else:
-            kind = "minari" if any(name.startswith("episode_") for name in names) else "hdf5"
-        found[kind] = file
-    if len(found) > 1:
-        raise _two_formats(found)
-    return next(iter(found))
+        kind = next((kind for kind, needed in HDF5_LAYOUTS.items() if needed <= names), "hdf5")
+        found["minari" if kind == "hdf5" and any(name.startswith("episode_") for name in names) else kind] = file
+    return _one_of(found)
 
 
 def _npz_kind(files: Sequence[Location]) -> str:
@@ -292,28 +280,17 @@ def _npz_kind(files: Sequence[Location]) -> str:
     return "ogbench" if names >= OGBENCH_ARRAYS and known and not flat else "npz"
 
 
-def _arrow_kind(files: Sequence[Location]) -> str:
-    """imitation's have the columns of trajectories, which are lists; others are tables, whose reader says what is wrong."""
+def _arrow_kind(files: Sequence[Location], other: str = "arrow", damaged: str = "arrow") -> str:
+    """imitation's have the columns of trajectories, which are lists; `other` are tables. A reader says what is damaged."""
     try:
-        return "imitation" if _holds_trajectories(arrow_schema_of(files[0])) else "arrow"
-    except BadData:
-        return "arrow"
-
-
-def _dataset_kind(files: Sequence[Location]) -> str:
-    """Of a Hugging Face dataset; the reader of imitation's says which of its files are damaged, or missing."""
-    try:
-        return "imitation" if not files or _holds_trajectories(arrow_schema_of(files[0])) else "hf-arrow"
-    except BadData:
-        return "imitation"
-
-
-def _holds_trajectories(schema: pa.Schema) -> bool:
-    names = ("obs", "acts", "terminal")
-    if not set(names) <= set(schema.names):
-        return False
-    obs, acts, terminal = (schema.field(name).type for name in names)
-    return all(pa.types.is_list(kind) or pa.types.is_large_list(kind) for kind in (obs, acts)) and pa.types.is_boolean(terminal)
+        schema = arrow_schema_of(files[0])
+        obs, acts, terminal = (schema.field(name).type for name in ("obs", "acts", "terminal"))
+    except (BadData, IndexError):
+        return damaged
+    except KeyError:
+        return other
+    are_lists = all(pa.types.is_list(kind) or pa.types.is_large_list(kind) for kind in (obs, acts))
+    return "imitation" if are_lists and pa.types.is_boolean(terminal) else other
 
 
 CLOSER: Final[Mapping[str, Callable[[Sequence[Location]], str]]] = {

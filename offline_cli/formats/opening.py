@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.datasets.dataset import Dataset, holds_dataset
-from offline_cli.datasets.file_names import BATCHES, RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.file_names import BATCHES, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
@@ -33,7 +33,6 @@ from offline_cli.tally import Rejects, Tally
 __all__ = ["OwnSource", "info_of", "infos_of_manifests", "open_sources"]
 
 TABLE: Final = "table"
-UNSAID: Final = TableOptions()
 
 
 def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
@@ -44,22 +43,65 @@ def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
                 yield info_of(Manifest.read(place), place.url)
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """The caller's options for reading."""
+@dataclass(slots=True)
+class _Opening:
+    """The caller's options for reading, and the readers that were chosen."""
 
     from_: str
-    reader: Reader | None  # that it names; None: the most certain one
+    reader: Reader | None  # that the caller names; None: the most certain one
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
     drop: frozenset[str]
     choice: ReaderChoice = field(default_factory=ReaderChoice)
-    takes_mapping: list[bool] = field(default_factory=list)  # of each source that was opened
+    takes_mapping: bool = False  # whether one of the readers does
 
-    @property
-    def is_mapped(self) -> bool:
-        """Whether a mapping says that the sources are tables."""
-        return self.tables.mapping is not None or self.tables.rows_as_episodes
+    def folder(self, location: Location) -> Source:
+        """A dataset of ours, or what is in a folder."""
+        if holds_dataset(location):
+            own = OwnSource.open(location, memory_limit=self.tables.memory_limit)
+            if self.from_ not in (AUTO, own.info.format):
+                what = f"--from {self.from_} for a dataset of {own.info.format}"
+                raise UsageError(what, where=location.url, fix="leave out --from")
+            return own
+        files = [file for file in location.files() if _is_data(file, location)]
+        if not files:
+            fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset that convert wrote"
+            raise NoData("the folder holds no data files", where=location.url, fix=fix)
+        if any(file.path == location.join(BATCHES).path for file in files):
+            fix = "name the recordings that they were made from (provenance in batches.json)"
+            raise NoData("train batches are here, not recordings", where=location.url, fix=fix)
+        runs = [file for file in files if file.path.endswith(f"/{RUN_POLICY}")]
+        if runs and all(file.path.startswith(tuple(run.path.removesuffix(RUN_POLICY) for run in runs)) for file in files):
+            run = shlex.quote(runs[0].url.removesuffix(f"/{RUN_POLICY}"))
+            fix = f"record with it: offline-cli record ENV --policy {run} --out D; or evaluate it, or train on with --resume"
+            raise NoData("this is a run of train-bc, not recordings", where=run, fix=fix)
+        return self.files(files, location.url)
+
+    def files(self, files: Sequence[Location], location: str) -> Source:
+        """Files that are one source."""
+        is_mapped = self.tables.mapping is not None or self.tables.rows_as_episodes
+        listing = Listing(files, location, as_tables=self.from_ == TABLE or is_mapped)
+        reader = self.reader or self.choice.reader_for(listing)
+        self.takes_mapping |= reader.takes_mapping
+        context = OpenContext(listing, self.tables, self.storage_options, self.drop)
+        if reader not in OURS.values():  # what is not data to us may be data to another package
+            return PluginSource(reader.open(files, context), reader.name)
+        return reader.open(files if self.reader else listing.data, context)
+
+    def refuse_mapping(self, sources: Sequence[Source]) -> None:
+        """Raise UsageError for a mapping where none of the sources is a table: it is for those among them that are."""
+        option = (
+            "--mapping" if self.tables.mapping is not None else "--rows-as-episodes" if self.tables.rows_as_episodes else ""
+        )
+        if option and not self.takes_mapping:
+            kinds = dict.fromkeys(
+                "a dataset of offline-cli" if isinstance(one, OwnSource) else KINDS.get(one.info.format, one.info.format)
+                for one in sources
+            )
+            where = ", ".join(source.info.location for source in sources)
+            raise UsageError(
+                f"{option} is for tables, and this is {' and '.join(kinds)}", where=where, fix=f"leave out {option}"
+            )
 
 
 def open_sources(
@@ -78,84 +120,27 @@ def open_sources(
     recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files, UsageError for
     an unknown `from_`, and for a mapping where no source is a table; BadMapping for a table that no mapping explains.
     """
-    asked = _Asked(from_, None if from_ == AUTO else reader_named(from_), tables or UNSAID, storage_options, frozenset(drop))
+    reader = None if from_ == AUTO else reader_named(from_)
+    opening = _Opening(from_, reader, tables or TableOptions(), storage_options, frozenset(drop))
     found: list[Source] = []
     numbers = count()
     places = expand(placed(sources), storage_options)
     for (is_folder, _), group in groupby(places, key=lambda one: (one.is_dir(), next(numbers) if apart else 0)):
         if is_folder:
-            found += [_of_folder(location, asked) for location in group]
+            found += [opening.folder(location) for location in group]
         else:
             files = list(group)
             more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-            found.append(_of_files(files, files[0].url + more, asked))
+            found.append(opening.files(files, files[0].url + more))
     if not found:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
-    _refuse_mapping(asked, found)
-    return [DroppedLeaves(source, asked.drop) for source in found] if asked.drop else found
-
-
-def _of_folder(location: Location, asked: _Asked) -> Source:
-    if holds_dataset(location):
-        own = OwnSource.open(location, memory_limit=asked.tables.memory_limit)
-        if asked.from_ not in (AUTO, own.info.format):
-            raise UsageError(
-                f"--from {asked.from_} for a dataset of {own.info.format}", where=location.url, fix="leave out --from"
-            )
-        asked.takes_mapping.append(False)
-        return own
-    files = [file for file in location.files() if _is_data(file, location)]
-    if not files:
-        fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset that convert wrote"
-        raise NoData("the folder holds no data files", where=location.url, fix=fix)
-    if any(file.path == location.join(BATCHES).path for file in files):
-        fix = "name the recordings that they were made from (provenance in batches.json)"
-        raise NoData("train batches are here, not recordings", where=location.url, fix=fix)
-    _refuse_runs(files)
-    return _of_files(files, location.url, asked)
-
-
-def _refuse_runs(files: Sequence[Location]) -> None:
-    """Raise NoData where all files are those of training runs, whose metrics look like a table."""
-    paths = {file.path: file for file in files}
-    runs = [path.removesuffix(RUN_POLICY) for path in paths if path.endswith(f"/{RUN_POLICY}")]
-    runs = [run for run in runs if f"{run}{RUN_CONFIG}" in paths]
-    if runs and all(path.startswith(tuple(runs)) for path in paths):
-        run = paths[f"{runs[0]}{RUN_POLICY}"].url.removesuffix(f"/{RUN_POLICY}")
-        run = shlex.quote(run)
-        fix = (
-            f"play it with offline-cli evaluate {run} --env ENV, record with it: offline-cli record ENV --policy {run} --out D,"
-            f" or train on: offline-cli train-bc D --out {run} --resume"
-        )
-        raise NoData("this is a run of train-bc, not recordings", where=run, fix=fix)
+    opening.refuse_mapping(found)
+    return [DroppedLeaves(source, opening.drop) for source in found] if opening.drop else found
 
 
 def _is_data(file: Location, folder: Location) -> bool:
     below = file.path.removeprefix(folder.path.rstrip("/")).strip("/")
     return not any(part.startswith((".", "_")) for part in below.split("/")) and not below.endswith(".crc")
-
-
-def _of_files(files: Sequence[Location], location: str, asked: _Asked) -> Source:
-    listing = Listing(files, location, as_tables=asked.from_ == TABLE or asked.is_mapped)
-    reader = asked.reader or asked.choice.reader_for(listing)
-    is_ours = reader in OURS.values()
-    asked.takes_mapping.append(reader.takes_mapping)
-    context = OpenContext(listing, asked.tables, asked.storage_options, asked.drop)
-    passes_over = asked.reader is None and is_ours  # what is not data to us may be data to another package
-    source = reader.open(listing.data if passes_over else files, context)
-    return source if is_ours else PluginSource(source, reader.name)
-
-
-def _refuse_mapping(asked: _Asked, sources: Sequence[Source]) -> None:
-    """Raise UsageError for a mapping where none of the sources is a table: it is for those among them that are."""
-    if asked.is_mapped and not any(asked.takes_mapping):
-        option = "--mapping" if asked.tables.mapping is not None else "--rows-as-episodes"
-        kinds = dict.fromkeys(
-            "a dataset of offline-cli" if isinstance(source, OwnSource) else KINDS.get(source.info.format, source.info.format)
-            for source in sources
-        )
-        where = ", ".join(source.info.location for source in sources)
-        raise UsageError(f"{option} is for tables, and this is {' and '.join(kinds)}", where=where, fix=f"leave out {option}")
 
 
 # ---- our own datasets ----
@@ -177,13 +162,8 @@ class OwnSource:
     def open(cls, location: Location, *, memory_limit: int = MEMORY_LIMIT) -> OwnSource:
         """The dataset at `location`; `memory_limit`: see `Dataset.batches`. Raises Uncommitted, BadData, StorageError."""
         dataset = Dataset.open(location)
-        manifest = dataset.manifest
-        return cls(
-            dataset=dataset,
-            info=info_of(manifest, location.url),
-            size=manifest.counts.episodes if manifest.format == "episodes" else manifest.counts.steps,
-            memory_limit=memory_limit,
-        )
+        info, counts = info_of(dataset.manifest, location.url), dataset.manifest.counts
+        return cls(dataset, info, counts.episodes if info.format == "episodes" else counts.steps, memory_limit)
 
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`."""

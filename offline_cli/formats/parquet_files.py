@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -127,18 +127,6 @@ def _damage(file: Location) -> Iterator[None]:
 # ---- many files to chunks ----
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one file."""
-
-    table: pa.Table
-    url: str
-    nbytes: int  # of the file, as it is stored: its share of them
-    first: int = 0  # number of its first row in the file
-    is_last: bool = True  # no rows of the file follow
-    lost_before: str = ""
-
-
 def chunks(
     files: Sequence[Location],
     rejects: Rejects,
@@ -155,49 +143,47 @@ def chunks(
     thousands of small files. `on_cut`: called with a file of which the rest is damaged, after the chunk of its last rows that
     are not. `scope` owns files and threads while they are read.
     """
-    waiting: list[_Part] = []
+    waiting: list[Chunk] = []
     rows = size = 0
     most = ROWS if first_rows is None else min(ROWS, first_rows)
     for part in _parts(files, rejects, columns, workers, part_of(scope)):
         follows = not isinstance(part, str) and (not waiting or _follows(part, waiting[0]))
         if waiting and (not follows or rows >= most or size >= BYTES):
-            yield _chunk(waiting)
+            yield _joined(waiting)
             waiting, rows, size, most = [], 0, 0, min(ROWS, GROWTH * most)
-        if isinstance(part, str):
-            if on_cut is not None:
-                on_cut(part)
-            continue
-        waiting.append(part)
-        rows, size = rows + part.table.num_rows, size + int(part.table.nbytes)
+        if not isinstance(part, str):
+            waiting.append(part)
+            rows, size = rows + part.table.num_rows, size + int(part.table.nbytes)
+        elif on_cut is not None:
+            on_cut(part)
     if waiting:
-        yield _chunk(waiting)
+        yield _joined(waiting)
 
 
-def _follows(part: _Part, before: _Part) -> bool:
+def _follows(part: Chunk, before: Chunk) -> bool:
     """Whether both can be in one chunk: they have the same columns, also by the metadata of fields (Ray's tensors)."""
     same = part.table.schema.equals(before.table.schema, check_metadata=True)
     return bool(same) and not part.first and not part.lost_before
 
 
-def _chunk(parts: list[_Part]) -> Chunk:
+def _joined(parts: list[Chunk]) -> Chunk:
     starts = np.cumsum([0, *(part.table.num_rows for part in parts)]).astype(np.int64)
-    table = pa.concat_tables([part.table for part in parts])
-    first = parts[0]
-    return Chunk(
-        table, tuple(part.url for part in parts), starts, first.first, sum(part.nbytes for part in parts), first.lost_before
-    )
+    table, files = pa.concat_tables([part.table for part in parts]), tuple(part.files[0] for part in parts)
+    return replace(parts[0], table=table, files=files, starts=starts, nbytes=sum(part.nbytes for part in parts))
 
 
 def _parts(
     files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int, scope: Scope
-) -> Iterator[_Part | str]:
-    """Parts; and the place of a file whose rest is damaged. The next part, and the first of the next files, are read ahead."""
+) -> Iterator[Chunk | str]:
+    """Rows of one file each; and the place of a file whose rest is damaged. The next rows, and the first of the next files, are
+    read ahead.
+    """
     with scope:
         held = scope.part()  # is closed after the threads have ended
         pool = scope.enter(ReadingPool(min(workers, max(1, len(files)))))
         alone = len(files) == 1  # else each thread of the pool has a file
         pending = (_parts_of(file, columns, held, use_threads=alone) for file in files)
-        ahead: deque[tuple[Iterator[_Part], Future[_Part | None]]] = deque()
+        ahead: deque[tuple[Iterator[Chunk], Future[Chunk | None]]] = deque()
         lost = ""
         while True:
             ahead.extend((parts, pool.submit(next, parts, None)) for parts in islice(pending, AHEAD * workers - len(ahead)))
@@ -207,11 +193,9 @@ def _parts(
             is_begun = False
             try:
                 while (part := coming.result()) is not None:
-                    coming = Future() if part.is_last else pool.submit(next, parts, None)
+                    coming = pool.submit(next, parts, None)
                     yield replace(part, lost_before=lost) if lost else part
                     lost, is_begun = "", True
-                    if part.is_last:
-                        break
             except BadData as error:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
@@ -220,47 +204,35 @@ def _parts(
                     yield lost
 
 
-def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use_threads: bool) -> Iterator[_Part]:
-    """The rows of a file, all at once or batch by batch; each of them may be read by another thread."""
+def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use_threads: bool) -> Iterator[Chunk]:
+    """The rows of a file, all at once or, if they may take more than `BIG` bytes, batch by batch; by any thread."""
     with _damage(file), held.part() as opened:
         stream = opened.enter(file.open())
         source = opened.enter(arrow_file(stream))
         threads = threads_may_read(source)
         parquet = ParquetFile(source, pre_buffer=False)
         metadata = parquet.metadata
-        stored, total = stream.seek(0, io.SEEK_END), metadata.num_rows
+        stored, total, groups = stream.seek(0, io.SEEK_END), metadata.num_rows, range(metadata.num_row_groups)
         names = _schema(parquet, file.url).names
         wanted = None if columns is None else [name for name in names if name in columns]
-        if _may_be_big(metadata, stored):
+        declared, most = sum(metadata.row_group(group).total_byte_size for group in groups), 0
+        if total * max(declared, stored) > BIG:  # they might, were each row all that the file declares
             check_footer(metadata)
-            opening, groups = partial(nullcontext, stream), range(metadata.num_row_groups)
-            most = most_bytes(opening, metadata, wanted, groups, enough=BIG)
-            if most > BIG:
-                yield from _batches(source, metadata, wanted, file.url, stored, max(1, total * BYTES // most))
-                return
-        table = parquet.read(columns=wanted, use_threads=use_threads and threads)
-        if total:
-            yield _part(table, file.url, stored)
+            most = most_bytes(partial(nullcontext, stream), metadata, wanted, groups, enough=BIG)
+        if most <= BIG:
+            if total:
+                yield _chunk(parquet.read(columns=wanted, use_threads=use_threads and threads), file.url, stored)
+            return
+        first, rows = 0, min(ROWS, max(1, total * BYTES // most))
+        for group in groups:
+            # a reader that fetches row groups ahead keeps what it has of all of them until the last one is read
+            parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES)
+            for batch in parquet.iter_batches(rows, [group], wanted, use_threads=threads):
+                yield _chunk(pa.Table.from_batches([batch]), file.url, stored * batch.num_rows // total, first)
+                first += batch.num_rows
 
 
-def _part(table: pa.Table, url: str, nbytes: int, first: int = 0, *, is_last: bool = True) -> _Part:
+def _chunk(table: pa.Table, url: str, nbytes: int, first: int = 0) -> Chunk:
     table.validate(full=True)  # text that is not UTF-8 is the file's fault
-    return _Part(without_objects(table).replace_schema_metadata(None), url, nbytes, first, is_last)
-
-
-def _may_be_big(metadata: Any, stored: int) -> bool:
-    """Whether the rows might take more than `BIG` bytes, were each of them all that the file declares."""
-    declared = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
-    return bool(metadata.num_rows * max(declared, stored) > BIG)
-
-
-def _batches(source: Any, metadata: Any, wanted: Sequence[str] | None, url: str, stored: int, rows: int) -> Iterator[_Part]:
-    first, total = 0, metadata.num_rows
-    for group in range(metadata.num_row_groups):
-        # a reader that fetches row groups ahead keeps what it has of all of them until the last one is read
-        parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES)
-        for batch in parquet.iter_batches(min(rows, ROWS), [group], wanted, use_threads=threads_may_read(source)):
-            last = first + batch.num_rows
-            nbytes = stored * batch.num_rows // total
-            yield _part(pa.Table.from_batches([batch]), url, nbytes, first, is_last=last >= total)
-            first = last
+    plain = without_objects(table).replace_schema_metadata(None)
+    return Chunk(plain, (url,), np.array([0, table.num_rows], np.int64), first, nbytes)

@@ -1,17 +1,10 @@
-"""A reader of a format: its name, whether files look like its own, and how it opens them as a source.
-
-The fragments of another package's reader are checked on their way (`PluginSource`), so that its mistakes are reported as its
-own. Our own sources are trusted: few places make their fragments. A wrong array of a plug-in would be found much later, in a
-place unrelated to its cause, or be written into a dataset that no command reads.
-"""
+"""A reader of a format: its name, whether files look like its own, and how it opens them as a source."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
-
-import numpy as np
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData
@@ -29,11 +22,6 @@ LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
 
 MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
-FIX: Final = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
-PER_EPISODE: Final = {"terminated": "b", "truncated": "b", "t_started": "i", "start_kind": "u", "final_missing": "b"}
-ARRAYS: Final = {"starts": "i", "rewards": "f", **PER_EPISODE}
-"""Those of a batch, by kind of their dtype."""
-WORDS: Final = {"b": "booleans", "i": "integers", "f": "decimals", "u": "uint8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +61,7 @@ class Reader:
 
 @dataclass(slots=True)
 class PluginSource(WrappedSource):
-    """`source`, of another package's reader `name`."""
+    """`source`, of another package's reader `name`, whose mistakes are reported as its own."""
 
     name: str
 
@@ -85,37 +73,18 @@ class PluginSource(WrappedSource):
             raise BadConfig(what, where=f"reader {self.name}", fix="derive it from offline_cli.formats.source.FileSource")
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`. Raises BadData for invalid fragments."""
+        """See `Source`. Raises BadData for fragments of another form."""
         for fragments in self.source.fragments(tally, rejects):
-            fault = _fault(fragments)
-            if fault:
-                raise BadData(f"the reader {self.name!r} yields {fault}", where=self.source.info.location, fix=FIX)
+            batch: Any = getattr(fragments, "batch", None)
+            if not isinstance(fragments, Fragments) or not isinstance(batch, EpisodeBatch):
+                raise self._bad(f"{type(fragments).__name__} of {type(batch).__name__}, not Fragments of an EpisodeBatch")
+            trees = {"obs": batch.obs, "actions": batch.actions, "rewards": batch.rewards, **batch.extra}
+            for path, leaf in flatten(trees):
+                kind = getattr(getattr(leaf, "dtype", None), "kind", "")
+                if kind not in tuple("biuf") or (path == "rewards" and (kind, leaf.ndim) != ("f", 1)):
+                    raise self._bad(f"{path} that are no array of the numbers it has to hold")
             yield fragments
 
-
-def _fault(fragments: Any) -> str:
-    """What is wrong with an item, as text; empty where nothing is."""
-    batch: Any = getattr(fragments, "batch", None)
-    if not isinstance(fragments, Fragments):
-        return f"{type(fragments).__name__}, not Fragments(batch)"
-    if not isinstance(batch, EpisodeBatch):
-        return f"Fragments of {type(batch).__name__}, not of an EpisodeBatch"
-    if not (isinstance(batch.ids, tuple) and all(isinstance(name, str) for name in batch.ids)):
-        return f"ids that are no tuple of texts: {str(batch.ids)[:80]!r}"
-    for name, kind in ARRAYS.items():
-        value = getattr(batch, name)
-        if (value is not None or name in ("starts", "rewards")) and _form(value) != (kind, 1):
-            return f"{name} that are no array (N,) of {WORDS[kind]}: {_in_words(value)}"
-    trees = (("obs", batch.obs), ("actions", batch.actions), *batch.extra.items())
-    for path, leaf in (pair for name, tree in trees for pair in flatten(tree, name)):
-        if _form(leaf)[0] not in "biuf":
-            return f"{path} that hold no numbers: {_in_words(leaf)}"
-    return ""
-
-
-def _form(value: Any) -> tuple[str, int]:
-    return (value.dtype.kind, value.ndim) if isinstance(value, np.ndarray) else ("", 0)
-
-
-def _in_words(value: Any) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+    def _bad(self, what: str) -> BadData:
+        fix = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
+        return BadData(f"the reader {self.name!r} yields {what}", where=self.source.info.location, fix=fix)

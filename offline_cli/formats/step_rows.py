@@ -1,19 +1,12 @@
-"""Rows of steps, as arrays, to a batch of fragments: ids of agents, end flags, and where an episode may end.
+"""Rows of steps, as arrays, to a batch of fragments: which agent's rows they are, which flags end an episode, where it is cut.
 
-* `SharedIds`, `agent_episode_id`: ids for the agents of one episode: each has an episode of its own, and no two episodes have
-  one id. An agent's episode that shares its `eps_id` with another's is named `<eps_id>-<module>-<agent>`, and keeps `eps_id` as
-  the id of the multi-agent episode.
-* `chained`: whether one row continues another by its observations, whole columns at a time; NaN equals NaN.
-* `end_flags`: which steps ended their episode. Where there is no `terminateds`, an end by the legacy `dones` (or `done`) that
-  is no truncation is a termination. Beside `terminateds` the legacy column is not needed, and is only compared; flags that
-  differ are never chosen between silently.
-* `fragments_of_rows`: cuts by whole arrays: where the id changes, after a row with an end flag, where a timestep does not
-  follow the one before, and where a file ends unless the observations chain over it.
+Rows are cut where the id changes, after an end flag, where a timestep does not follow the one before, and where a file ends,
+unless the observations chain over it. Of flags that differ none is chosen silently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -39,6 +32,7 @@ __all__ = [
     "equal_rows",
     "fragments_of_rows",
     "timesteps",
+    "with_finals",
 ]
 
 NO_MODULE: Final = "default_policy"  # RLlib's names for what a recording leaves out
@@ -130,7 +124,7 @@ class Keys:
     multi_agent_ids: tuple[str | None, ...] | None = None  # None: no episode is shared by several agents
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRows:
     """N rows in the order of their source."""
 
@@ -143,10 +137,10 @@ class StepRows:
     truncateds: NDArray[np.bool_]  # (N,)
     t: NDArray[np.int64] | None  # (N,)
     extra: Mapping[str, Tree]  # leaves (N, ...)
-    infos: Sequence[Mapping[str, Any]] | None  # (N,) of the observation that each step led to
-    reset_infos: Sequence[Mapping[str, Any]] | None  # (N,) used at first steps
-    file: NDArray[np.int64]  # (N,) a number that changes where a file ends, or rows between two were lost
-    follows: bool  # the first row stands right after an unfinished row of the same key
+    infos: Sequence[Mapping[str, Any]] | None = None  # (N,) of the observation that each step led to
+    reset_infos: Sequence[Mapping[str, Any]] | None = None  # (N,) used at first steps
+    file: NDArray[np.int64] | None = None  # (N,) a number that changes where a file ends, or rows between two were lost
+    follows: bool = False  # the first row stands right after an unfinished row of the same key
     where: Callable[[int], str] | None = None  # the place of a row, in words; None: the episode and its step tell it
     final_assumed: NDArray[Any] | None = None  # (N,) whether a last row's `next_obs` is none that was recorded
 
@@ -171,58 +165,45 @@ def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()
 
     `lost`: ids of episodes known to have lost rows, whose chains are broken for that reason and are not counted.
     """
-    ended = rows.terminateds | rows.truncateds
-    same = (rows.keys.code[1:] == rows.keys.code[:-1]) & ~ended[:-1]
+    ended, code = rows.terminateds | rows.truncateds, rows.keys.code
+    same_key = code[1:] == code[:-1]
+    follows = same_key & ~ended[:-1]
     if rows.t is not None:
-        same &= rows.t[1:] == rows.t[:-1] + 1
+        follows &= rows.t[1:] == rows.t[:-1] + 1
+    file_ends = np.zeros(len(follows), np.bool_) if rows.file is None else rows.file[1:] != rows.file[:-1]
     chains = None if rows.next_obs is None else chained(rows.obs, rows.next_obs)
-    file_ends = rows.file[1:] != rows.file[:-1]
-    joined = same if rows.t is not None else same & ~file_ends if chains is None else same & (chains | ~file_ends)
+    joined = follows if rows.t is not None else follows & (~file_ends if chains is None else chains | ~file_ends)
     tally.fragments_stitched += int((joined & file_ends).sum())
     if chains is not None:
-        broken = _without_lost(joined & ~chains, rows.keys, lost)
-        tally.assume("broken-chain", int(broken.sum()), places=lambda: _steps_in_words(rows, np.flatnonzero(broken) + 1))
+        broken = np.flatnonzero(joined & ~chains) + 1
+        if len(broken) and lost:
+            broken = broken[[rows.keys.eps_ids[key] not in lost for key in code[broken].tolist()]]
+        tally.assume("broken-chain", len(broken), places=lambda: (_in_words(rows, row) for row in broken.tolist()))
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
-    return _batch(rows, first, None if rows.t is not None else _start_kinds(rows, first, same, chains)), first
+    kinds = None
+    if rows.t is None:
+        continues = np.concatenate([[rows.follows], follows])[first]
+        kinds = np.where(continues, StartKind.CONTINUES, StartKind.UNKNOWN).astype(np.uint8)
+        if chains is not None:
+            kinds[np.concatenate([[False], ended[:-1] & chains & same_key])[first]] = StartKind.AFTER_END
+    return _batch(rows, first, kinds), first
 
 
-def _without_lost(broken: NDArray[np.bool_], keys: Keys, lost: Container[str]) -> NDArray[np.bool_]:
-    if not broken.any():
-        return broken
-    known = np.fromiter((name in lost for name in keys.eps_ids), np.bool_, len(keys.eps_ids))
-    return np.asarray(broken & ~known[keys.code[1:]])
-
-
-def _steps_in_words(rows: StepRows, numbers: NDArray[np.int64]) -> Iterator[str]:
-    for row in numbers.tolist():
-        name = f"episode {rows.keys.eps_ids[int(rows.keys.code[row])]}"
-        name = name if rows.t is None else f"{name}, step {rows.t[row]}"
-        yield name if rows.where is None else f"{rows.where(row)}, {name}"
-
-
-def _start_kinds(
-    rows: StepRows, first: NDArray[np.int64], same: NDArray[np.bool_], chains: NDArray[np.bool_] | None
-) -> NDArray[np.uint8]:
-    """(E,) `StartKind` of each run of rows without timesteps."""
-    goes_on = np.concatenate([[rows.follows], same])[first]
-    kinds = np.where(goes_on, StartKind.CONTINUES, StartKind.UNKNOWN).astype(np.uint8)
-    if chains is not None:
-        ended = (rows.terminateds | rows.truncateds)[:-1]
-        over_an_end = ended & chains & (rows.keys.code[1:] == rows.keys.code[:-1])
-        kinds[np.concatenate([[False], over_an_end])[first]] = StartKind.AFTER_END
-    return kinds
+def _in_words(rows: StepRows, row: int) -> str:
+    name = f"episode {rows.keys.eps_ids[int(rows.keys.code[row])]}"
+    name = name if rows.t is None else f"{name}, step {rows.t[row]}"
+    return name if rows.where is None else f"{rows.where(row)}, {name}"
 
 
 def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:
     starts = np.concatenate([first, [len(rows.rewards)]]).astype(np.int64)
-    last = starts[1:] - 1
-    codes = rows.keys.code[first].tolist()
+    last, keys, codes = starts[1:] - 1, rows.keys, rows.keys.code[first].tolist()
     finals = rows.obs if rows.next_obs is None else rows.next_obs
     assumed = [] if rows.final_assumed is None else rows.final_assumed[last].tolist()
     return EpisodeBatch(
-        ids=tuple(rows.keys.eps_ids[code] for code in codes),
+        ids=tuple(keys.eps_ids[code] for code in codes),
         starts=starts,
-        obs=map_leaves(lambda acted, final: _with_finals(acted, final, starts), rows.obs, finals),
+        obs=map_leaves(lambda acted, final: with_finals(acted, final, starts), rows.obs, finals),
         actions=rows.actions,
         rewards=rows.rewards,
         terminated=rows.terminateds[last],
@@ -233,14 +214,14 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
         start_kind=start_kind,
         final_missing=np.ones(len(first), np.bool_) if rows.next_obs is None else None,
         custom_data=tuple({Columns.FINAL_OBS_ASSUMED: True} if one else {} for one in assumed) if any(assumed) else None,
-        agent_ids=_names(rows.keys.agent_ids, codes),
-        module_ids=_names(rows.keys.module_ids, codes),
-        multi_agent_ids=None if rows.keys.multi_agent_ids is None else _names(rows.keys.multi_agent_ids, codes),
+        agent_ids=_names(keys.agent_ids, codes),
+        module_ids=_names(keys.module_ids, codes),
+        multi_agent_ids=None if keys.multi_agent_ids is None else _names(keys.multi_agent_ids, codes),
     )
 
 
-def _with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """(N+E, ...) the observations acted on, and after those of each run the final one of its last row."""
+def with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """(N+E, ...) the observations acted on, and after those of each run the row of `final` (N, ...) of its last step."""
     runs = np.arange(len(starts) - 1)
     out = np.empty((len(acted) + len(runs), *acted.shape[1:]), acted.dtype)
     if len(acted) >= LONG * len(runs):  # run by run: indices of their rows would take more than rows of a few numbers

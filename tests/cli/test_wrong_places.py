@@ -36,7 +36,7 @@ def test_a_run_of_train_bc_is_called_that_by_every_command_that_reads_recordings
         error = told["error"]
         assert (code, error["code"], error["what"]) == (3, "no-data", "this is a run of train-bc, not recordings"), command
         assert error["where"] == str(run_folder)
-        for wanted in ("evaluate", "record ENV --policy", "--resume", str(run_folder)):
+        for wanted in ("record ENV --policy", "--resume", str(run_folder)):
             assert wanted in error["fix"]
     code, told = call_json("validate", run_folder)
     assert (code, [problem["code"] for problem in told["problems"]]) == (3, ["unreadable-source"])

@@ -15,10 +15,7 @@ from offline_cli import DatasetWriter, open_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping, OutputExists, UnsafeData
-from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.opening import open_sources
-from offline_cli.scopes import Scope
-from offline_cli.storage.locations import open_location
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata" / "ogbench"
 PLAY = TESTDATA / "cube-single-play-v0.npz"
@@ -221,32 +218,29 @@ def zipped(file: Path, **members: bytes) -> Path:
     return file
 
 
-def opened(file: Path) -> NpzArchive:
-    with Scope() as scope:
-        return NpzArchive(open_location(str(file)), scope, memory_limit=1 << 30)
+def opened(file: Path) -> None:
+    open_sources(str(file), from_="npz")
 
 
 SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "words"),
+    "data",
     [
-        (npy(SHAPE % "4611686018427387904, 4"), BadData, "says"),
-        (npy(SHAPE % "3,", bytes(8)), BadData, "says .* has 8 bytes"),
-        (npy(SHAPE % "-3,", bytes(8)), BadData, "says"),
-        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': __import__('os').system('x')}"), BadData, "damaged"),
-        (npy("[" * 5000), BadData, "damaged"),
-        (npy(" " * 20_000), BadData, "damaged"),
-        (npy(SHAPE % "1,", bytes(4), b"\x09\x00"), BadData, "version"),
-        (npy(SHAPE % ("1, " * 40)), BadData, "damaged|says"),
-        (b"PK", BadData, "damaged"),
+        npy(SHAPE % "4611686018427387904, 4"),
+        npy(SHAPE % "3,", bytes(8)),
+        npy(SHAPE % "-3,", bytes(8)),
+        npy("{'descr': '<f4', 'fortran_order': False, 'shape': __import__('os').system('x')}"),
+        npy("[" * 5000),
+        npy(" " * 20_000),
+        npy(SHAPE % "1,", bytes(4), b"\x09\x00"),
+        npy(SHAPE % ("1, " * 70), bytes(4)),
+        b"PK",
     ],
 )
-def test_a_header_that_lies_is_refused_before_anything_is_allocated(
-    tmp_path: Path, data: bytes, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=words):
+def test_a_header_that_lies_is_refused_before_anything_is_allocated(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(BadData):
         opened(zipped(tmp_path / "log.npz", **{"observations.npy": data}))
 
 

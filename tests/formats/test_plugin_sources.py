@@ -48,25 +48,19 @@ def read(item: Any) -> list[Fragments]:
     return list(PluginSource(source, "given").fragments(Tally(), Rejects()))
 
 
-FAULTS: dict[str, tuple[Any, str]] = {
-    "a bare batch": (WHOLE, "yields EpisodeBatch, not Fragments"),
-    "something else in it": (Fragments("a"), "Fragments of str"),  # type: ignore[arg-type]
-    "a column of rewards": (Fragments(replace(WHOLE, rewards=np.ones((STEPS, 1)))), r"rewards .* float64 \[2, 1\]"),
-    "whole rewards": (Fragments(replace(WHOLE, rewards=np.ones(STEPS, np.int64))), "rewards that are no array"),
-    "one text as ids": (Fragments(replace(WHOLE, ids="a")), "ids that are no tuple"),  # type: ignore[arg-type]
-    "numbers as ids": (Fragments(replace(WHOLE, ids=(1,))), "ids that are no tuple"),  # type: ignore[arg-type]
-    "a list of flags": (Fragments(replace(WHOLE, terminated=[True])), "terminated that are no array"),  # type: ignore[arg-type]
-    "a list of starts": (Fragments(replace(WHOLE, t_started=[0])), "t_started that are no array"),  # type: ignore[arg-type]
-    "objects": (Fragments(replace(WHOLE, actions=np.array([None, 1], object))), "actions that hold no numbers"),
+FAULTS: dict[str, Any] = {
+    "a bare batch": WHOLE,
+    "something else in it": Fragments("a"),  # type: ignore[arg-type]
+    "a column of rewards": Fragments(replace(WHOLE, rewards=np.ones((STEPS, 1)))),
+    "whole rewards": Fragments(replace(WHOLE, rewards=np.ones(STEPS, np.int64))),
+    "objects": Fragments(replace(WHOLE, actions=np.array([None, 1], object))),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fragments_of_another_form_are_refused_by_reader_and_array(fault: str) -> None:
-    item, words = FAULTS[fault]
-    with pytest.raises(BadData, match=words) as caught:
-        read(item)
-    assert "the reader 'given'" in caught.value.what
+def test_fragments_of_another_form_are_refused_by_reader(fault: str) -> None:
+    with pytest.raises(BadData, match="the reader 'given'"):
+        read(FAULTS[fault])
 
 
 @pytest.fixture

@@ -21,11 +21,6 @@ from offline_cli.errors import BadData
 @pytest.mark.parametrize("final", [True, False])
 def test_a_file_goes_out_and_comes_back_equal(final: bool, tmp_path: Path) -> None:
     file = robomimic(tmp_path / "a.hdf5", final=final)
-    with h5py.File(file, "a") as opened:
-        for demo in opened["data"].values():
-            rewards = demo["rewards"][()].astype(np.float32)
-            del demo["rewards"]
-            demo["rewards"] = rewards
     result = convert(file, tmp_path / "D")
     assert dict(result.assumptions) == ({} if final else {"missing-final-observation": 11})
     convert(tmp_path / "D", tmp_path / "b.hdf5", to="robomimic")

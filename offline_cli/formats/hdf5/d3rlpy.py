@@ -17,14 +17,16 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
-from offline_cli.formats.hdf5.episodes import Hdf5Source, one_episode, with_final
-from offline_cli.formats.hdf5.our_metadata import OURS, dtypes_of, in_dtype, metadata_text, read_metadata
+from offline_cli.formats.action_shapes import one_number_each
+from offline_cli.formats.flat_steps import narrow
+from offline_cli.formats.hdf5.episodes import Hdf5Source, JoinedEpisodes, StoredEpisode
 from offline_cli.formats.hdf5.safe import Hdf5File
-from offline_cli.formats.hdf5.writing import Hdf5Sink, check_hdf5
+from offline_cli.formats.hdf5.writing import Hdf5Sink, check_hdf5, read_metadata
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
+from offline_cli.formats.step_rows import with_finals
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
@@ -41,12 +43,8 @@ FIX: Final = "write the file again with d3rlpy, or leave the episode out with --
 def open_d3rlpy(files: Sequence[Location], context: OpenContext) -> Hdf5Source:
     """The files. Raises BadData for one that is damaged."""
     with Hdf5File(files[0]) as file:
-        ours, dtypes = read_metadata(file.attributes(), file.url), dict[str, str]()
-        if {"rewards_0", "terminated_0"} <= set(file.members()):
-            for name in ("rewards", "terminated"):
-                dtypes |= dtypes_of(file.node(f"{name}_0"), {name: ""})
-    declared = ({"format": FORMAT, "dtypes": dtypes},)
-    info = SourceInfo(format=FORMAT, location=context.location, declared=declared, **{"action_scale": ENV_SCALE, **ours})
+        ours = read_metadata(file.attributes(), file.url)
+    info = SourceInfo(format=FORMAT, location=context.location, **{"action_scale": ENV_SCALE, **ours})
     return Hdf5Source(files, context.location, info, layout=_Episodes)
 
 
@@ -55,55 +53,71 @@ class _Episodes:
 
     def __init__(self, file: Hdf5File, prefix: str, tally: Tally) -> None:
         self._file, self._prefix, self._tally = file, prefix, tally
-        self._members = set(file.members())
+        self._datasets = file.datasets()
 
     def names(self) -> range:
         """Numbers. Raises BadData for another version."""
-        said, names = (np.ravel(self._file.node(name).read()).tolist() for name in ("version", "columns"))
+        lost = [name for name in ("version", "columns", "num_episodes") if name not in self._datasets]
+        if lost:
+            raise BadData(f"no dataset {lost[0]}", where=self._file.url, fix=FIX)
+        said, names = (np.ravel(self._datasets[name].read()).tolist() for name in ("version", "columns"))
         version, columns = "".join(map(str, said)), set(map(str, names))
-        if not version.startswith(READ) or not columns.issuperset(COLUMNS):
-            missing = f", without {', '.join(sorted(set(COLUMNS) - columns))}" if not columns.issuperset(COLUMNS) else ""
+        lacking = sorted(set(COLUMNS) - columns)
+        if not version.startswith(READ) or lacking:
             fix = "load it with the version of d3rlpy that wrote it, and dump it with d3rlpy 2"
-            raise BadData(f"a file of version {version[:20]!r}{missing}", where=self._file.url, fix=fix)
+            what = f"a file of version {version[:20]!r}" + f", without {', '.join(lacking)}" * bool(lacking)
+            raise BadData(what, where=self._file.url, fix=fix)
         for column in columns - set(COLUMNS):
             self._tally.drop_column(column, "d3rlpy has no such column")
-        count = self._file.node("num_episodes").rows()
-        if count.dtype.kind not in "iu" or count.ndim or not 0 <= int(count) <= len(self._members):
+        count = self._datasets["num_episodes"].rows()
+        if count.dtype.kind not in "iu" or count.ndim or not 0 <= int(count) <= len(self._datasets):
             raise BadData("num_episodes is not a number of episodes", where=self._file.url, fix=FIX)
         return range(int(count))
 
-    def episode(self, number: int) -> tuple[int, EpisodeBatch]:
+    def stored(self, number: int) -> StoredEpisode:
+        """See `EpisodeLayout`: arrays by column, parts of a Tuple as `column/0`. Raises BadEpisode without one."""
+        where, values = f"{self._file.url} episode {number}", {}
+        for column in COLUMNS:
+            path, part = f"{column}_{number}", 0
+            if path in self._datasets:
+                values[column] = np.atleast_1d(self._datasets[path].rows())
+            while path not in self._datasets and f"{path}_{part}" in self._datasets:
+                values[f"{column}/{part}"] = np.atleast_1d(self._datasets[f"{path}_{part}"].rows())
+                part += 1
+            if column not in values and not part:
+                raise BadEpisode(f"{path} is not in the file, whose num_episodes counts it", where=where, fix=FIX)
+        return StoredEpisode(number, where, values, {})
+
+    def batch(self, joined: JoinedEpisodes) -> EpisodeBatch:
         """See `EpisodeLayout`."""
-        where = f"{self._file.url} episode {number}"
-        trees = {column: self._column(f"{column}_{number}", where) for column in COLUMNS}
-        rewards, flag = trees["rewards"], trees["terminated"]
-        if isinstance(rewards, tuple) or isinstance(flag, tuple) or flag.shape or not rewards.ndim:
-            raise BadEpisode("rewards or terminated of another form", where=where, fix=FIX)
-        terminated = bool(flag)
-        return number, one_episode(
-            f"{self._prefix}{number}",
-            len(rewards),
-            where=where,
-            tally=self._tally,
-            obs=with_final(trees["observations"], None, where),
-            actions=trees["actions"],
-            rewards=rewards,
-            terminated=terminated,
-            truncated=not terminated,
-            final_missing=np.array([True]),
+        if "rewards" not in joined.values or "terminated" not in joined.values:
+            raise BadEpisode("rewards or terminated of several parts", where=joined.where, fix=FIX)
+        steps, once = joined.rows["rewards"], np.ones(len(joined), np.int64)
+        joined.check_rows([path for path in joined.values if path != "terminated"], steps)
+        joined.check_rows(["terminated"], once)
+        if not steps.all():
+            raise BadEpisode("no steps", where=joined.where, fix=FIX)
+        rewards, ended = (
+            one_number_each(np.asarray(joined.values[name]), name, where=joined.where, fix=FIX)
+            for name in ("rewards", "terminated")
+        )
+        starts, obs = joined.starts(steps), _column(joined, "observations")
+        return EpisodeBatch(
+            ids=tuple(f"{self._prefix}{one.number}" for one in joined.episodes),
+            starts=starts,
+            obs=map_leaves(lambda leaf: with_finals(leaf, leaf, starts), obs),
+            actions=_column(joined, "actions"),
+            rewards=rewards.astype(np.float64),
+            terminated=ended.astype(np.bool_),
+            truncated=~ended.astype(np.bool_),
+            final_missing=once == 1,
         )
 
-    def _column(self, path: str, where: str) -> Tree:
-        """A column of an episode: one dataset, or one for each part of a Tuple. Raises BadEpisode without any."""
-        names = [path]
-        if path not in self._members:
-            names = []
-            while f"{path}_{len(names)}" in self._members:
-                names.append(f"{path}_{len(names)}")
-        if not names:
-            raise BadEpisode(f"{path} is not in the file, whose num_episodes counts it", where=where, fix=FIX)
-        parts = tuple(self._file.node(name).rows() for name in names)
-        return parts[0] if names == [path] else parts
+
+def _column(joined: JoinedEpisodes, column: str) -> Tree:
+    """A column: one array, or one for each part of a Tuple."""
+    parts = tuple(values for path, values in joined.values.items() if path.startswith(f"{column}/"))
+    return parts or joined.values[column]
 
 
 class D3rlpySink(Hdf5Sink):
@@ -125,15 +139,14 @@ class D3rlpySink(Hdf5Sink):
             for column, tree in trees.items():
                 for part, leaf in enumerate(tree) if isinstance(tree, tuple) else [(None, tree)]:
                     self.root[f"{column}_{number}" if part is None else f"{column}_{number}_{part}"] = leaf[rows]
-            rewards, terminated = batch.rewards[rows].reshape(-1, 1), batch.terminated[at]
-            self.root[f"rewards_{number}"] = in_dtype(rewards, self.dtypes.get("rewards"))
-            self.root[f"terminated_{number}"] = in_dtype(np.asarray(terminated), self.dtypes.get("terminated"))
+            self.root[f"rewards_{number}"] = narrow(batch.rewards[rows]).reshape(-1, 1)
+            self.root[f"terminated_{number}"] = bool(batch.terminated[at])
         self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
         self.root.update({"columns": list(COLUMNS), "num_episodes": self.episodes, "version": WRITTEN})
-        self.root.attrs[OURS] = metadata_text(self.context)
+        self.put_metadata(self.root)
         return self.store()
 
 

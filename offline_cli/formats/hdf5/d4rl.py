@@ -24,20 +24,19 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.flat_steps import ACTIONS, NEXT, OBS, REWARDS, TERMINALS, TIMEOUTS, FlatSteps, blocks
-from offline_cli.formats.hdf5.our_metadata import OURS, dtypes_of, in_dtype, metadata_text, read_metadata
-from offline_cli.formats.hdf5.safe import TEXT, Hdf5File
-from offline_cli.formats.hdf5.writing import Hdf5Sink, check_hdf5
+from offline_cli.formats.flat_steps import ACTIONS, NEXT, OBS, REWARDS, TERMINALS, TIMEOUTS, FlatSteps, blocks, narrow
+from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
+from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, check_hdf5, read_metadata
 from offline_cli.formats.leaf_names import heads, tree_of_names
-from offline_cli.formats.left_out import count_left_out, why_no_column
+from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, SourceInfo
-from offline_cli.formats.step_rows import END_FLAGS, Keys, StepRows, chained, fragments_of_rows
+from offline_cli.formats.step_rows import END_FLAGS, chained, with_finals
 from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Rejects, Tally
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["D4RL_SINK", "open_d4rl"]
 
@@ -45,7 +44,6 @@ FORMAT: Final = "d4rl"
 OLD_ENDS: Final = "episode_terminals"  # of d3rlpy's first version, whose files are otherwise the same
 NEEDED: Final = (OBS, ACTIONS, REWARDS, TERMINALS)
 KNOWN: Final = (*NEEDED, NEXT, TIMEOUTS, OLD_ENDS)
-TYPED: Final = (REWARDS, TERMINALS, TIMEOUTS)  # whose dtypes are written back
 LOGP: Final = {"action_log_probs": "action_logp"}  # theirs to ours
 RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS, Columns.ITEM})
 LOOKED_AT: Final = 1 << 16  # rows whose observations are compared at a time
@@ -56,9 +54,9 @@ FIX: Final = "write the file again with as many rows in each array"
 def open_d4rl(files: Sequence[Location], context: OpenContext) -> D4rlSource:
     """The files, each with arrays of its own that are looked at when it is read. Raises BadData."""
     with Hdf5File(files[0]) as file:
-        node, ours = _Arrays(file, context.drop).node, read_metadata(file.attributes(), file.url)
-    declared = ({"format": FORMAT, "dtypes": dtypes_of(node, {name: name for name in TYPED})},)
-    info = SourceInfo(format=FORMAT, location=context.location, declared=declared, **{"action_scale": ENV_SCALE, **ours})
+        _Arrays(file, context.drop)
+        ours = read_metadata(file.attributes(), file.url)
+    info = SourceInfo(format=FORMAT, location=context.location, **{"action_scale": ENV_SCALE, **ours})
     return D4rlSource(files, context.location, info, drop=context.drop)
 
 
@@ -76,20 +74,19 @@ class D4rlSource(FileSource):
             with self.scope.part() as held:
                 opened = held.enter(Hdf5File(file, self.read_options.memory_limit))
                 arrays = _Arrays(opened, self.drop)
-                arrays.count_left_out(opened, tally)
-                terminateds, truncateds = arrays.ends(tally)
-                starts = np.concatenate([[0], np.flatnonzero(terminateds | truncateds) + 1])
+                attributes = {f"@{name}": "an attribute of the file" for name in opened.attributes("", tally) if name != OURS}
+                for name, why in {**arrays.left_out, **attributes}.items():
+                    tally.drop_column(name, why)
+                ends = arrays.ends(tally)
+                starts = np.concatenate([[0], np.flatnonzero(ends[0] | ends[1]) + 1])
                 for begin, stop in blocks(starts, arrays.row_bytes):
                     names = tuple(f"{prefix}-{number + at}" for at in range(begin, stop))
-                    first, last = int(starts[begin]), int(starts[stop])
-                    flags = terminateds[first:last], truncateds[first:last]
-                    rows = arrays.steps(first, last, names, starts[begin : stop + 1] - first, flags)
+                    batch = arrays.episodes(starts[begin : stop + 1], names, ends, tally)
                     if self.info.action_space is None:
-                        rows = replace(rows, actions=choices(rows.actions))
-                    batch, at = fragments_of_rows(rows, tally)
-                    tally.rows_in += last - first
-                    zeros, numbers = np.zeros(last - first, np.int64), np.arange(first, last)
-                    yield Fragments(batch, Origins.of_rows((file.url,), zeros, numbers, at))
+                        batch = replace(batch, actions=choices(batch.actions))
+                    tally.rows_in += batch.num_steps
+                    whole = np.ones(len(names), np.bool_)
+                    yield Fragments(batch, Origins((file.url,), np.zeros(len(names), np.int64), starts[begin:stop], whole))
                     self.done += batch.nbytes
                 number += len(starts) - 1
         self.done = self.size or self.done
@@ -100,47 +97,46 @@ class _Arrays:
 
     def __init__(self, file: Hdf5File, drop: frozenset[str]) -> None:
         """Raises BadData where arrays that are needed are missing, or disagree. `drop`: see `OpenContext`."""
-        self.node, self.names, self.left_out = file.node(), list[str](), dict[str, str]()
-        self.rows = next(iter(self.node.datasets.get(REWARDS, ("", ()))[1]), -1)
-        wrong = []
-        for name, (kind, shape) in self.node.datasets.items():
-            is_known, path = name.partition("/")[0] in KNOWN, _dotted(name)
+        found, self.left_out, wrong = file.datasets(), dict[str, str](), list[str]()
+        self.where, self.datasets = file.url, dict[str, Dataset]()
+        self.rows = found[REWARDS].shape[0] if REWARDS in found and found[REWARDS].shape else -1
+        for name, one in found.items():
+            path, is_known = _dotted(name), name.partition("/")[0] in KNOWN
             if path in drop:
                 self.left_out[path] = LEFT_OUT
-            elif self.node.has_rows(name, self.rows) and (is_known or _extra_name(name) not in RESERVED):
-                self.names.append(name)
-            elif self.node.has_rows(name, self.rows):
+            elif one.has_rows(self.rows) and (is_known or _extra_name(name) not in RESERVED):
+                self.datasets[name] = one
+            elif one.has_rows(self.rows):
                 self.left_out[name] = "its name means something else in a dataset"
-            elif is_known and kind == TEXT and shape[:1] == (self.rows,) and "." in path:
+            elif is_known and one.said == "text" and one.shape[:1] == (self.rows,) and "." in path:
                 fix = f"leave it out: convert ... --drop {path}"
                 raise BadData(f"{name} holds texts, which episodes do not hold", where=file.url, fix=fix)
             else:
-                self.left_out[name] = why_no_column(kind, shape, self.rows)
-                wrong += [f"{name} is {kind} {list(shape)}, and rewards have {self.rows} rows"] * is_known
-        self.keys = heads(self.names)
+                self.left_out[name] = one.why_no_column(self.rows)
+                wrong += [f"{name} is {one.said} {list(one.shape)}, and rewards have {self.rows} rows"] * is_known
+        self.keys = heads(self.datasets)
         wrong = wrong or [f"no {key} are in the file" for key in NEEDED if key not in self.keys]
+        obs, following = (
+            {name.removeprefix(key): one.shape for name, one in self.datasets.items() if name.partition("/")[0] == key}
+            for key in (OBS, NEXT)
+        )
+        if following and obs != following:
+            wrong.append(f"{NEXT} are of another form than {OBS}")
         if wrong:
             raise BadData("; ".join(wrong), where=file.url, fix=FIX)
-
-    def count_left_out(self, file: Hdf5File, tally: Tally) -> None:
-        """Name what becomes no part of an episode."""
-        attributes = {f"@{name}": "an attribute of the file" for name in file.attributes("", tally) if name != OURS}
-        for name, why in {**self.left_out, **attributes}.items():
-            tally.drop_column(name, why)
 
     @property
     def row_bytes(self) -> int:
         """Of one row of all arrays."""
-        forms = (self.node.datasets[name] for name in self.names)
-        return sum(np.dtype(kind).itemsize * math.prod(shape[1:]) for kind, shape in forms)
+        return sum(one.row_bytes for one in self.datasets.values())
 
     def ends(self, tally: Tally) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """(N,) which steps terminate, and which are truncated: the last one in any case."""
-        terminateds = self._flags(TERMINALS)
+        terminateds = self._numbers(TERMINALS) != 0
         if TIMEOUTS in self.keys:
-            truncateds = self._flags(TIMEOUTS)
+            truncateds = self._numbers(TIMEOUTS) != 0
         elif OLD_ENDS in self.keys:
-            truncateds = self._flags(OLD_ENDS) & ~terminateds
+            truncateds = (self._numbers(OLD_ENDS) != 0) & ~terminateds
         elif NEXT in self.keys:
             edges = [*range(0, self.rows, LOOKED_AT), self.rows]  # each part with one row more, to which its last one may lead
             parts = ((first, min(stop + 1, self.rows)) for first, stop in pairwise(edges))
@@ -154,41 +150,42 @@ class _Arrays:
             tally.assume(UNFINISHED)
         return terminateds, truncateds
 
-    def _flags(self, key: str) -> NDArray[np.bool_]:
-        return one_number_each(self.node.rows(key), key, where=self.node.where, fix=FIX).astype(np.bool_)
+    def _numbers(self, name: str, first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        if name not in self.datasets:
+            raise BadData(f"{name} is no array of the file", where=self.where, fix=FIX)
+        return one_number_each(self.datasets[name].rows(first, stop), name, where=self.where, fix=FIX)
 
     def tree(self, key: str, first: int, stop: int) -> Tree:
         """Rows of the array of that name, or a Dict of those below it."""
-        if key in self.names:
-            return self.node.rows(key, first, stop)
-        below = [name for name in self.names if name.startswith(f"{key}/")]
-        return tree_of_names({name[len(key) + 1 :]: self.node.rows(name, first, stop) for name in below})
+        if key in self.datasets:
+            return self.datasets[key].rows(first, stop)
+        below = {name[len(key) + 1 :]: one for name, one in self.datasets.items() if name.startswith(f"{key}/")}
+        return tree_of_names({name: one.rows(first, stop) for name, one in below.items()})
 
-    def steps(
-        self,
-        first: int,
-        stop: int,
-        names: tuple[str, ...],
-        starts: NDArray[np.int64],
-        flags: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-    ) -> StepRows:
-        """Rows [first, stop), which are whole episodes of these names; `starts`: (E+1,) of these rows."""
-        rewards = one_number_each(self.node.rows(REWARDS, first, stop), REWARDS, where=self.node.where, fix=FIX)
-        extra = [name for name in self.names if name.partition("/")[0] not in KNOWN]
-        return StepRows(
-            keys=Keys(np.repeat(np.arange(len(names)), np.diff(starts)), names, (None,) * len(names), (None,) * len(names)),
-            obs=self.tree(OBS, first, stop),
-            next_obs=self.tree(NEXT, first, stop) if NEXT in self.keys else None,
+    def episodes(
+        self, starts: NDArray[np.int64], names: tuple[str, ...], ends: tuple[NDArray[np.bool_], NDArray[np.bool_]], tally: Tally
+    ) -> EpisodeBatch:
+        """The episodes of these names, which begin at `starts` (E+1,) in the file; `ends` (N,) are of all rows."""
+        first, stop, last = int(starts[0]), int(starts[-1]), starts[1:] - 1
+        obs = self.tree(OBS, first, stop)
+        following = self.tree(NEXT, first, stop) if NEXT in self.keys else obs
+        whole = map_leaves(lambda acted, after: with_finals(acted, after, starts - first), obs, following)
+        if following is not obs:
+            broken = ~chained(obs, following)
+            broken[last[:-1] - first] = False  # where the next episode begins
+            rows = np.flatnonzero(broken) + first + 1
+            tally.assume("broken-chain", len(rows), places=lambda: (f"{self.where} row {row}" for row in rows.tolist()))
+        extra = {name: one for name, one in self.datasets.items() if name.partition("/")[0] not in KNOWN}
+        return EpisodeBatch(
+            ids=names,
+            starts=starts - first,
+            obs=whole,
             actions=self.tree(ACTIONS, first, stop),
-            rewards=rewards.astype(np.float64),
-            terminateds=flags[0],
-            truncateds=flags[1],
-            t=np.arange(stop - first) - np.repeat(starts[:-1], np.diff(starts)),
-            extra={_extra_name(name): self.node.rows(name, first, stop) for name in extra},
-            infos=None,
-            reset_infos=None,
-            file=np.zeros(stop - first, np.int64),
-            follows=False,
+            rewards=self._numbers(REWARDS, first, stop).astype(np.float64),
+            terminated=ends[0][last],
+            truncated=ends[1][last],
+            extra={_extra_name(name): one.rows(first, stop) for name, one in extra.items()},
+            final_missing=None if following is not obs else np.ones(len(names), np.bool_),
         )
 
 
@@ -225,21 +222,18 @@ class D4rlSink(Hdf5Sink):
 
     def _dataset(self, name: str, values: NDArray[np.generic]) -> Any:
         """A dataset of these values, to which rows can be added."""
-        rows = max(1, CHUNK // max(1, values.itemsize * math.prod(values.shape[1:])))
-        shape = values.shape[1:]
-        return self.root.create_dataset(name, data=values, maxshape=(None, *shape), chunks=(rows, *shape))
+        row = values.shape[1:]
+        chunk = (max(1, CHUNK // max(1, values.itemsize * math.prod(row))), *row)
+        return self.root.create_dataset(name, data=values, maxshape=(None, *row), chunks=chunk)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
         if not self._steps.are_finals_known():
             self.root.pop(NEXT, None)
-        for name in set(TYPED).intersection(self.root):
-            values = self.root[name][()]
-            typed = in_dtype(values, self.dtypes.get(name))
-            if typed.dtype != values.dtype:
-                del self.root[name]
-                self._dataset(name, typed)
-        self.root.attrs[OURS] = metadata_text(self.context)
+        if REWARDS in self.root:
+            rewards = self.root.pop(REWARDS)[()]
+            self._dataset(REWARDS, narrow(rewards))
+        self.put_metadata(self.root)
         return self.store()
 
 

@@ -1,13 +1,15 @@
-"""Episodes of files that keep each in a group, or in datasets, of its own: the one loop over them.
+"""Episodes that a file keeps each by itself, in a group or a folder: the one loop over them.
 
-A layout (`EpisodeLayout`) names the episodes of an open file, and reads one as an `EpisodeBatch`; here bad ones are set aside,
-and those of one structure are joined.
+A layout (`EpisodeLayout`) names the episodes of an open file, reads the arrays of one, and makes a batch of the joined arrays
+of many. Episodes of one form are joined before they are looked at; a batch that is bad is made anew one by one, so that the bad
+episodes alone are set aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -15,19 +17,71 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.action_shapes import choices, one_number_each
+from offline_cli.formats.action_shapes import choices
 from offline_cli.formats.hdf5.safe import Hdf5File, Values
-from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.source import FileSource, Fragments, Origins
+from offline_cli.formats.stored_arrays import StoredArray
 from offline_cli.formats.tables.episodes import source_hash
-from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
-from offline_cli.trees import Tree, flatten, map_leaves
+from offline_cli.tally import Lost, Rejects, Tally
 
-__all__ = ["EpisodeLayout", "Hdf5Source", "episodes_of", "numbered", "one_episode", "why_left_out", "with_final"]
+__all__ = ["EpisodeLayout", "Hdf5Source", "JoinedEpisodes", "StoredEpisode", "episodes_of", "numbered"]
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
 FIX: Final = "write the episode again, or leave it out with --on-error skip"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEpisode:
+    """One episode as its file has it."""
+
+    number: int  # in the file
+    where: str  # for messages
+    values: Mapping[str, Values]  # by path; an array of one number counts as one row
+    attributes: Mapping[str, Any]
+
+    @property
+    def form(self) -> dict[str, Any]:
+        """What episodes that are joined have in common."""
+        return {path: (one.dtype, one.shape[1:]) if isinstance(one, np.ndarray) else str for path, one in self.values.items()}
+
+
+class JoinedEpisodes:
+    """E episodes of one form, with their arrays one after the other."""
+
+    def __init__(self, episodes: Sequence[StoredEpisode]) -> None:
+        self.episodes = episodes
+        self.where = episodes[0].where
+        self.values: dict[str, Values] = {}
+        self.rows: dict[str, NDArray[np.int64]] = {}  # (E,) of each array
+        for path, first in episodes[0].values.items():
+            parts: list[Any] = [one.values[path] for one in episodes]
+            self.rows[path] = np.array([len(part) for part in parts], np.int64)
+            self.values[path] = np.concatenate(parts) if isinstance(first, np.ndarray) else [*chain(*parts)]
+
+    def __len__(self) -> int:
+        return len(self.episodes)
+
+    def has_rows(self, path: str, rows: NDArray[np.int64]) -> bool:
+        """Whether an array is of numbers, and each episode has so many rows of it."""
+        return isinstance(self.values[path], np.ndarray) and bool((self.rows[path] == rows).all())
+
+    def check_rows(self, paths: Iterable[str], rows: NDArray[np.int64]) -> None:
+        """Raise BadEpisode for an array with other rows than `rows` (E,)."""
+        for path in paths:
+            if not self.has_rows(path, rows):
+                raise BadEpisode(f"{path} is {self.why_left_out(path, rows)}", where=self.where, fix=FIX)
+
+    def why_left_out(self, path: str, rows: NDArray[np.int64]) -> str:
+        """Why an array is none of so many rows of numbers, said of the first episode."""
+        one, count = self.values[path], int(self.rows[path][0])
+        shape, said = (one.shape[1:], str(one.dtype)) if isinstance(one, np.ndarray) else ((), "text")
+        return StoredArray(path, None, (count, *shape), said).why_no_column(int(rows[0]))
+
+    @staticmethod
+    def starts(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(E+1,) from the steps (E,) of each episode."""
+        return np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
 
 
 class EpisodeLayout(Protocol):
@@ -36,8 +90,11 @@ class EpisodeLayout(Protocol):
     def names(self) -> Sequence[Any]:
         """Of the episodes, in their order. Raises BadData."""
 
-    def episode(self, name: Any) -> tuple[int, EpisodeBatch]:
-        """One episode, and its number for messages. Raises BadData for one that is not as the layout wants it."""
+    def stored(self, name: Any) -> StoredEpisode:
+        """One episode, read. Raises BadData."""
+
+    def batch(self, joined: JoinedEpisodes) -> EpisodeBatch:
+        """The episodes. Raises BadData, before anything is counted, where one is not as the layout wants it."""
 
 
 @dataclass(slots=True)
@@ -58,102 +115,47 @@ class Hdf5Source(FileSource):
 
 
 def episodes_of(source: FileSource, layout: EpisodeLayout, url: str, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-    """The episodes of a layout in their order, those of one structure together; bad ones go to `rejects`."""
-    held, nbytes = list[tuple[int, EpisodeBatch]](), 0
+    """The episodes of a layout in their order, those of one form together; bad ones go to `rejects`."""
+    held, nbytes, form = list[StoredEpisode](), 0, dict[str, Any]()
     for name in layout.names():
         tally.rows_in += 1
         try:
-            number, episode = layout.episode(name)
+            one = layout.stored(name)
         except BadData as error:
-            rejects.add(error)
-            rejects.lose_episodes(Lost.UNREADABLE)
+            _reject(error, rejects)
             continue
-        if source.info.action_space is None:
-            episode = replace(episode, actions=choices(episode.actions))
-        is_full = nbytes + episode.nbytes > TOGETHER or len(held) == MOST
-        if held and (is_full or held[0][1].structure_difference(episode)):
-            yield _joined(held, url)
-            source.done, held, nbytes = source.done + nbytes, [], 0
-        held.append((number, episode))
-        nbytes += episode.nbytes
+        mine, size = one.form, sum(values.nbytes for values in one.values.values() if isinstance(values, np.ndarray))
+        if held and (mine != form or nbytes + size > TOGETHER or len(held) == MOST):
+            yield from _made(held, source, layout, url, rejects)
+            held, nbytes = [], 0
+        form = mine
+        held.append(one)
+        nbytes += size
     if held:
-        yield _joined(held, url)
-        source.done += nbytes
+        yield from _made(held, source, layout, url, rejects)
 
 
-def _joined(held: Sequence[tuple[int, EpisodeBatch]], url: str) -> Fragments:
-    numbers = np.array([number for number, _ in held])
-    batch = EpisodeBatch.concat([episode for _, episode in held])
-    return Fragments(batch, Origins((url,), np.zeros(len(held), np.int64), numbers))
-
-
-def one_episode(
-    name: str,
-    steps: int,
-    *,
-    where: str,
-    tally: Tally,
-    obs: Tree,
-    actions: Tree,
-    rewards: NDArray[Any] | None,
-    terminated: bool,
-    truncated: bool,
-    extra: Mapping[str, Tree] | None = None,
-    infos: Sequence[Mapping[str, Any]] | None = None,
-    custom_data: Mapping[str, Any] | None = None,
-    **others: Any,
-) -> EpisodeBatch:
-    """An episode of T steps from the arrays of its file: `obs` (T + 1, ...), others (T, ...); without rewards they are 0.
-
-    `others`: further fields of the batch. Raises BadEpisode for arrays of other lengths.
-    """
-    if rewards is None:
-        tally.assume(MISSING_REWARDS, steps)
-        rewards = np.zeros(steps)
-    trees = {"observations": obs, "actions": actions, "rewards": rewards, **(extra or {})}
-    for path, leaf in flatten(trees):
-        rows = steps + (path.partition(".")[0] == "observations")
-        if leaf.shape[:1] != (rows,):
-            raise BadEpisode(f"{path} is {leaf.dtype} {list(leaf.shape)}, not {rows} rows", where=where, fix=FIX)
-    return EpisodeBatch(
-        ids=(name,),
-        starts=np.array([0, steps], np.int64),
-        obs=obs,
-        actions=actions,
-        rewards=one_number_each(rewards, "rewards", where=where, fix=FIX).astype(np.float64),
-        terminated=np.array([terminated]),
-        truncated=np.array([truncated]),
-        extra=extra or {},
-        infos=infos,
-        custom_data=(custom_data,) if custom_data else None,
-        **others,
-    )
-
-
-def with_final(obs: Tree, following: Tree | None, where: str) -> Tree:
-    """`obs` (T, ...) and the last of the observations that its steps led to; without these the last one is repeated.
-
-    Raises BadEpisode where the two differ in form.
-    """
-
-    def joined(rows: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
-        if (rows.dtype, rows.shape) != (after.dtype, after.shape):
-            raise ValueError(f"{after.dtype} {list(after.shape)} for {rows.dtype} {list(rows.shape)}")
-        return np.concatenate([rows, after[-1:]])
-
+def _made(
+    held: list[StoredEpisode], source: FileSource, layout: EpisodeLayout, url: str, rejects: Rejects
+) -> Iterator[Fragments]:
     try:
-        return map_leaves(joined, obs, obs if following is None else following)
-    except ValueError as error:
-        raise BadEpisode(f"next observations of another form: {error}", where=where, fix=FIX) from error
+        batch = layout.batch(JoinedEpisodes(held))
+    except BadData as error:
+        if len(held) == 1:
+            _reject(error, rejects)
+        for one in held if len(held) > 1 else ():
+            yield from _made([one], source, layout, url, rejects)
+        return
+    if source.info.action_space is None:
+        batch = replace(batch, actions=choices(batch.actions))
+    source.done += batch.nbytes
+    numbers = np.array([one.number for one in held])
+    yield Fragments(batch, Origins((url,), np.zeros(len(held), np.int64), numbers))
 
 
-def why_left_out(values: Values, rows: int) -> str:
-    """Why an array of a file is none of `rows` rows of numbers."""
-    return (
-        why_no_column("text", [len(values)], rows)
-        if isinstance(values, list)
-        else why_no_column(str(values.dtype), values.shape, rows)
-    )
+def _reject(error: BadData, rejects: Rejects) -> None:
+    rejects.add(error)
+    rejects.lose_episodes(Lost.UNREADABLE)
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[str]:

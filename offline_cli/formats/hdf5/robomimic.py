@@ -25,21 +25,22 @@ from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
+from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.hdf5.episodes import Hdf5Source, numbered, one_episode, why_left_out, with_final
-from offline_cli.formats.hdf5.our_metadata import OURS, dtypes_of, in_dtype, metadata_text, read_metadata
-from offline_cli.formats.hdf5.safe import Hdf5File, Values
-from offline_cli.formats.hdf5.writing import Hdf5Sink, attributes_of, check_hdf5, put
+from offline_cli.formats.hdf5.episodes import Hdf5Source, JoinedEpisodes, StoredEpisode, numbered
+from offline_cli.formats.hdf5.safe import Hdf5File
+from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, attributes_of, check_hdf5, put, read_metadata
 from offline_cli.formats.leaf_names import checked_key, heads, tree_of_names
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, SourceInfo
+from offline_cli.formats.step_rows import with_finals
 from offline_cli.safe_json import from_json
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location
-from offline_cli.tally import Tally
-from offline_cli.trees import Tree
+from offline_cli.tally import MISSING_REWARDS, Tally
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ROBOMIMIC_SINK", "open_robomimic"]
 
@@ -57,42 +58,39 @@ def open_robomimic(files: Sequence[Location], context: OpenContext) -> Hdf5Sourc
     """The files. Raises BadData for one that is damaged."""
     with Hdf5File(files[0]) as file:
         attributes, names = file.attributes(DATA), numbered(file.members(DATA), DEMO)
-        first = file.node(f"{DATA}/{names[0]}") if names else None
-    ours, arguments = read_metadata(attributes, files[0].url), attributes.get("env_args")
-    document = _object_in(arguments)
-    name, kwargs = document.get("env_name"), document.get("env_kwargs")
-    known: dict[str, Any] = {"action_scale": NORMALIZED_SCALE}
-    if isinstance(name, str) and name:
-        known["environment"] = EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {})
-    kind, shape = first.datasets.get("actions", ("", ())) if first else ("", ())
-    if kind in ("<f4", "<f8") and len(shape) > 1:
-        known |= {"action_space": spaces.Box(-1.0, 1.0, shape[1:], np.dtype(kind).type), "spaces_inferred": True}
+        actions = file.datasets(f"{DATA}/{names[0]}").get("actions") if names else None
+    arguments = attributes.get("env_args")
+    known: dict[str, Any] = {"action_scale": NORMALIZED_SCALE, "environment": _environment_of(arguments)}
+    if actions is not None and actions.dtype in (np.float32, np.float64) and len(actions.shape) > 1:
+        known["action_space"] = spaces.Box(-1.0, 1.0, actions.shape[1:], actions.dtype.type)
+        known["spaces_inferred"] = True
     declared = {
         "format": FORMAT,
         "env_args": blanked(arguments) if isinstance(arguments, str) else None,
         "attributes": {key: value for key, value in attributes.items() if key not in ("env_args", "total", OURS)},
-        "dtypes": dtypes_of(first, {"rewards": "rewards"}) if first else {},
     }
-    info = SourceInfo(format=FORMAT, location=context.location, declared=(declared,), **{**known, **ours})
-    is_array = info.observation_space is not None and not isinstance(info.observation_space, (spaces.Dict, spaces.Tuple))
-    return Hdf5Source(files, context.location, info, layout=partial(_Demonstrations, is_array=is_array, drop=context.drop))
+    known |= read_metadata(attributes, files[0].url)
+    info = SourceInfo(format=FORMAT, location=context.location, declared=(declared,), **known)
+    has_keys = info.observation_space is None or isinstance(info.observation_space, (spaces.Dict, spaces.Tuple))
+    return Hdf5Source(files, context.location, info, layout=partial(_Demonstrations, has_keys=has_keys, drop=context.drop))
 
 
-def _object_in(text: Any) -> dict[str, Any]:
+def _environment_of(arguments: Any) -> EnvironmentSpec | None:
     try:
-        document = from_json(text) if isinstance(text, str) else {}
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
+        said = from_json(arguments)
+        name, kwargs = said.get("env_name"), said.get("env_kwargs")
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {}) if isinstance(name, str) and name else None
 
 
 class _Demonstrations:
     """An `EpisodeLayout`."""
 
-    def __init__(self, file: Hdf5File, prefix: str, tally: Tally, *, is_array: bool, drop: frozenset[str]) -> None:
-        """`is_array`: the space of observations, which this program has written, has no keys; `drop`: see `OpenContext`."""
-        self._file, self._prefix, self._tally, self._is_array, self._drop = file, prefix, tally, is_array, drop
-        self._masks: dict[str, list[str]] = {}
+    def __init__(self, file: Hdf5File, prefix: str, tally: Tally, *, has_keys: bool, drop: frozenset[str]) -> None:
+        """`has_keys`: whether observations are a Dict, as in robomimic's own files; `drop`: see `OpenContext`."""
+        self._file, self._prefix, self._tally, self._has_keys, self._drop = file, prefix, tally, has_keys, drop
+        self._masks: dict[str, list[str]] = {}  # of each demonstration
 
     def names(self) -> list[str]:
         """See `EpisodeLayout`; reads the splits."""
@@ -100,8 +98,8 @@ class _Demonstrations:
         names = numbered(members, DEMO)
         for other in set(members) - set(names):
             self._tally.drop_column(f"{DATA}/{other}", "not a demonstration")
-        masks = self._file.node(MASK).values() if MASK in self._file.members() else {}
-        for mask, demos in masks.items():
+        for mask, dataset in (self._file.datasets(MASK) if MASK in self._file.members() else {}).items():
+            demos = dataset.read()
             if isinstance(demos, list) and set(members).issuperset(demos):
                 for demo in set(demos).intersection(names):
                     self._masks.setdefault(demo, []).append(mask)
@@ -109,72 +107,87 @@ class _Demonstrations:
                 self._tally.drop_column(f"{MASK}/{mask}", "not names of demonstrations in the file")
         return names
 
-    def episode(self, name: str) -> tuple[int, EpisodeBatch]:
+    def stored(self, name: str) -> StoredEpisode:
         """See `EpisodeLayout`."""
-        node = self._file.node(f"{DATA}/{name}")
-        dropped = {path for path in node.datasets if _dotted(path) in self._drop}
-        for path in dropped:
-            self._tally.drop_column(_dotted(path), LEFT_OUT)
-        values = node.values(without=dropped)
-        if "obs" not in heads(node.datasets):
+        place, values = f"{DATA}/{name}", {}
+        for path, dataset in self._file.datasets(place).items():
+            leaf = path.removeprefix("next_").replace("/", ".")
+            if leaf in self._drop:
+                self._tally.drop_column(leaf, LEFT_OUT)
+                continue
+            if dataset.dtype is None and heads([path]) <= {"obs", "next_obs"}:
+                fix = f"leave it out: convert ... --drop {leaf}"
+                raise BadEpisode(f"{path} holds texts, which episodes do not hold", where=dataset.where, fix=fix)
+            found = dataset.read()
+            values[path] = np.atleast_1d(found) if isinstance(found, np.ndarray) else found
+        attributes = self._file.attributes(place, self._tally, without=("num_samples",))
+        if name in self._masks:
+            attributes[MASK] = ",".join(sorted(self._masks[name]))
+        return StoredEpisode(int(name.removeprefix(DEMO)), f"{self._file.url} {place}", values, attributes)
+
+    def batch(self, joined: JoinedEpisodes) -> EpisodeBatch:
+        """See `EpisodeLayout`."""
+        values = joined.values
+        has_obs, has_next = (any(path.startswith(key) for path in values) for key in ("obs/", "next_obs/"))
+        if not has_obs:
             fix = "extract them with robomimic's dataset_states_to_obs.py"
-            raise BadEpisode("no observations are in the demonstration", where=node.where, fix=fix)
-        if not np.ndim(values.get("actions", 0)):
-            raise BadEpisode("no actions are in the demonstration", where=node.where, fix=FIX)
-        steps, has_next = len(values["actions"]), "next_obs" in heads(node.datasets)
-        obs, following = (self._observations(values, key, node.where) for key in ("obs", "next_obs"))
-        extra = self._extra(values, steps)
-        ended, dones = False, values.get("dones")
+            raise BadEpisode("no observations are in the demonstration", where=joined.where, fix=fix)
+        if "actions" not in values:
+            raise BadEpisode("no actions are in the demonstration", where=joined.where, fix=FIX)
+        steps = joined.rows["actions"]
+        joined.check_rows([path for path in values if path.partition("/")[0] in KNOWN], steps)
+        if not steps.all():
+            raise BadEpisode("no steps", where=joined.where, fix=FIX)
+        starts, obs = joined.starts(steps), self._observations(joined, "obs")
+        following = self._observations(joined, "next_obs") if has_next else obs
+        try:
+            whole = map_leaves(lambda acted, after: _with_next(acted, after, starts), obs, following)
+        except ValueError as error:
+            raise BadEpisode(f"next_obs of another form than obs: {error}", where=joined.where, fix=FIX) from error
+        ended: NDArray[np.bool_] = np.zeros(len(joined), np.bool_)
+        dones = values.get("dones")
+        extra = {path: values[path] for path in values if path.partition("/")[0] not in (*KNOWN, DONES)}
+        extra = {path: values[path] for path in extra if joined.has_rows(path, steps)}
         if isinstance(dones, np.ndarray):
             extra[DONES] = dones
-            ended = bool(dones[-1:].any())
-        else:
-            self._tally.assume("missing-end-flags")
-        data = self._file.attributes(f"{DATA}/{name}", self._tally)
-        data.pop("num_samples", None)
-        if name in self._masks:
-            data[MASK] = ",".join(sorted(self._masks[name]))
-        return int(name.removeprefix(DEMO)), one_episode(
-            f"{self._prefix}{name}",
-            steps,
-            where=node.where,
-            tally=self._tally,
-            obs=with_final(obs, following if has_next else None, node.where),
-            actions=np.asarray(values["actions"]),
-            rewards=None if "rewards" not in values else np.asarray(values["rewards"]),
-            terminated=ended,
-            truncated=not ended,
-            extra=tree_of_names(extra),
-            custom_data={**data, Columns.SOURCE_ID: name},
-            final_missing=None if has_next else np.array([True]),
+            ended = np.asarray(dones[starts[1:] - 1].reshape(len(joined), -1).any(axis=1))
+        rewards = one_number_each(
+            np.asarray(values.get("rewards", np.zeros(starts[-1]))), "rewards", where=joined.where, fix=FIX
         )
+        names = [f"{DEMO}{one.number}" for one in joined.episodes]
+        made = EpisodeBatch(
+            ids=tuple(f"{self._prefix}{name}" for name in names),
+            starts=starts,
+            obs=whole,
+            actions=values["actions"],
+            rewards=rewards.astype(np.float64),
+            terminated=ended,
+            truncated=~ended,
+            extra=tree_of_names(extra),
+            custom_data=tuple(
+                {**one.attributes, Columns.SOURCE_ID: name} for one, name in zip(joined.episodes, names, strict=True)
+            ),
+            final_missing=None if has_next else np.ones(len(joined), np.bool_),
+        )
+        for path in values:
+            if path.partition("/")[0] not in KNOWN and path not in extra:
+                why = "the name has a meaning here" if heads([path]) == {DONES} else joined.why_left_out(path, steps)
+                self._tally.drop_column(path, why)
+        self._tally.assume("missing-end-flags", 0 if "dones" in values else len(joined))
+        self._tally.assume(MISSING_REWARDS, 0 if "rewards" in values else int(starts[-1]))
+        return made
 
-    def _observations(self, values: Mapping[str, Values], key: str, where: str) -> Tree:
+    def _observations(self, joined: JoinedEpisodes, key: str) -> Tree:
         """The arrays below a key as a Dict; the only one, where the space has no keys."""
-        found = {path.removeprefix(f"{key}/"): one for path, one in values.items() if path.startswith(f"{key}/")}
-        for path, one in found.items():
-            if isinstance(one, list):
-                fix = f"leave it out: convert ... --drop {_dotted(f'obs/{path}')}"
-                raise BadEpisode(f"{key}/{path} holds texts, which episodes do not hold", where=where, fix=fix)
-        return found[ONLY] if self._is_array and list(found) == [ONLY] else tree_of_names(found)
-
-    def _extra(self, values: Mapping[str, Values], steps: int) -> dict[str, Values]:
-        """Arrays that are extra outputs; others are named."""
-        found: dict[str, Values] = {}
-        for path, one in values.items():
-            head = path.partition("/")[0]
-            if head == DONES:
-                self._tally.drop_column(path, "the name has a meaning here")
-            elif head not in KNOWN and (isinstance(one, list) or one.shape[:1] != (steps,)):
-                self._tally.drop_column(path, why_left_out(one, steps))
-            elif head not in KNOWN:
-                found[path] = one
-        return found
+        found = {path.removeprefix(f"{key}/"): one for path, one in joined.values.items() if path.startswith(f"{key}/")}
+        return found[ONLY] if not self._has_keys and list(found) == [ONLY] else tree_of_names(found)
 
 
-def _dotted(path: str) -> str:
-    """The path of an observation as `--drop` takes it."""
-    return path.removeprefix("next_").replace("/", ".")
+def _with_next(acted: NDArray[Any], after: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """Raises ValueError where the two differ in form."""
+    if (acted.dtype, acted.shape) != (after.dtype, after.shape):
+        raise ValueError(f"{after.dtype} {list(after.shape)} for {acted.dtype} {list(acted.shape)}")
+    return with_finals(acted, after, starts)
 
 
 class RobomimicSink(Hdf5Sink):
@@ -191,8 +204,7 @@ class RobomimicSink(Hdf5Sink):
         count_left_out(batch, self.context.tally, kept=None, ids=True)
         obs = batch.obs if isinstance(batch.obs, (dict, tuple)) else {ONLY: batch.obs}
         steps = {"actions": self._scaled(batch.actions), "dones": batch.step_flags()[0].astype(np.int64)}
-        for name, tree in batch.extra.items():
-            steps["dones" if name == DONES else name] = tree
+        steps |= {"dones" if name == DONES else name: tree for name, tree in batch.extra.items()}
         for at, assumed in enumerate(batch.final_obs_assumed):
             rows = slice(int(batch.starts[at]), int(batch.starts[at + 1]))
             data = dict(batch.custom_data[at]) if batch.custom_data is not None else {}
@@ -201,7 +213,7 @@ class RobomimicSink(Hdf5Sink):
             put(group, "obs", obs, slice(rows.start + at, rows.stop + at))
             if not assumed:
                 put(group, "next_obs", obs, slice(rows.start + at + 1, rows.stop + at + 1))
-            group["rewards"] = in_dtype(batch.rewards[rows], self.dtypes.get("rewards"))
+            group["rewards"] = batch.rewards[rows]
             for name, tree in steps.items():
                 put(group, name, tree, rows)
             group.attrs.update({**self.attributes_of(data), "num_samples": rows.stop - rows.start})
@@ -235,10 +247,10 @@ class RobomimicSink(Hdf5Sink):
         if not (isinstance(known, str) and (environment is None or f'"{environment.id}"' in known)):
             name, kwargs = ("unknown", {}) if environment is None else (environment.id, dict(environment.kwargs))
             known = json.dumps({"env_name": name, "type": GYM, "env_kwargs": kwargs})
-        scale = context.action_scale if self._bounds is None else NORMALIZED_SCALE
-        attributes = self.root.require_group(DATA).attrs
-        attributes.update(attributes_of(others if isinstance(others, dict) else {}))
-        attributes.update({"total": self.steps, "env_args": known, OURS: metadata_text(context, scale)})
+        group = self.root.require_group(DATA)
+        group.attrs.update(attributes_of(others if isinstance(others, dict) else {}))
+        group.attrs.update({"total": self.steps, "env_args": known})
+        self.put_metadata(group, None if self._bounds is None else NORMALIZED_SCALE)
         for mask, names in self._masks.items():
             self.root[f"{MASK}/{checked_key(mask, MASK)}"] = np.array(names, dtype="S")
         return self.store()
@@ -249,10 +261,10 @@ def _bounds_of(context: SinkContext) -> tuple[NDArray[Any], NDArray[Any]] | None
     space = context.action_space
     if not isinstance(space, spaces.Box) or context.action_scale != ENV_SCALE or context.spaces_inferred:
         return None
-    if np.dtype(space.dtype).kind != "f" or not space.is_bounded() or bool((space.low == -1).all() and (space.high == 1).all()):
-        return None
     low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-    return None if bool((low == high).any()) else (low, high)
+    is_scaled = bool((low == -1).all() and (high == 1).all())
+    is_fit = np.dtype(space.dtype).kind == "f" and space.is_bounded() and not is_scaled and not (low == high).any()
+    return (low, high) if is_fit else None
 
 
 ROBOMIMIC_SINK: Final = SinkKind(

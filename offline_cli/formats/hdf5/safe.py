@@ -5,7 +5,8 @@ stores them. Refused by name and place: soft and external links, external storag
 own and h5py's, other types, and datasets that unfold to more than `RATIO` times what is stored. libhdf5 itself is C code, which
 a crafted file may crash, and this process with it (docs/SECURITY.md).
 
-A remote file is copied to a temporary file first: HDF5 jumps around in its files.
+h5py's low-level objects are used throughout: making a `Group` and `Dataset` of each takes longer than reading a small one. A
+remote file is copied to a temporary file first, because HDF5 jumps around in its files.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import io
 import math
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -26,28 +28,25 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, MissingPackage, OfflineCliError, UnsafeData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
+from offline_cli.formats.stored_arrays import StoredArray
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import open_plain
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 
-__all__ = ["FRAMES", "TEXT", "Form", "Hdf5File", "Node", "Values", "need_h5py"]
+__all__ = ["Dataset", "Hdf5File", "Values", "need_h5py"]
 
-Form = tuple[str, tuple[int, ...]]
-"""dtype of one value (or TEXT, FRAMES) and shape of a dataset."""
 Values = NDArray[Any] | list[str]
 
-TEXT: Final = "text"  # in place of a dtype
-FRAMES: Final = "frames"  # the same, of bytes of varying length
-NOTHING: Final[Form] = ("no values", ())  # of a group
+TEXT, FRAMES = "text", "JPEG frames"
 FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset; h5py's lzf
 RATIO: Final = 1100  # more than deflate can: times the stored bytes that a dataset may unfold to, beyond:
 SMALL: Final = 64 << 20  # bytes of a dataset
 CHUNK: Final = 1 << 30  # bytes
 ATTRIBUTE: Final = 16 << 20  # bytes of one
 DEEPEST: Final = 32  # groups within groups
-OBJECTS: Final = 100_000  # below one group; texts of a dataset
+OBJECTS: Final = 1_000_000  # below one group; texts of a dataset
 FIX: Final = "write the file again with h5py: plain datasets of numbers in groups"
 
 
@@ -59,77 +58,69 @@ def need_h5py(where: str, extra: str = "hdf5") -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """The datasets below a group, by their path from there; of a dataset, itself under ''."""
+class Dataset(StoredArray):
+    """A dataset that passed the allow-list. Reading raises BadData, and MemoryLimitExceeded."""
 
-    where: str  # for messages
-    datasets: Mapping[str, Form]
-    opened: Mapping[str, Any] = field(repr=False)  # h5py.Dataset by name
+    where: str  # its place, for messages
+    opened: Any = field(repr=False)  # h5py.h5d.DatasetID
     most: int  # bytes that may be read at once
 
-    def has_rows(self, name: str, rows: int) -> bool:
-        """Whether there is a dataset of that name with a number, or an array of them, for each of `rows` rows."""
-        kind, shape = self.datasets.get(name, (TEXT, ()))
-        return kind not in (TEXT, FRAMES) and shape[:1] == (rows,)
+    @property
+    def is_frames(self) -> bool:
+        """Whether it holds JPEG frames."""
+        return self.said == FRAMES
 
-    def values(self, without: Collection[str] = ()) -> dict[str, Values]:
-        """All datasets by path, but for those named. Raises as `read` does."""
-        return {name: self.read(name) for name in self.datasets if name not in without}
+    def read(self) -> Values:
+        """All of it: numbers, texts as a list, JPEG frames decoded."""
+        if self.dtype is not None:
+            return self.rows()
+        with _failures(self.where):
+            return self._frames() if self.is_frames else self._texts()
 
-    def read(self, name: str = "") -> Values:
-        """All of a dataset: numbers, texts as a list, JPEG frames decoded. Raises BadData, MemoryLimitExceeded."""
-        kind, shape = self.datasets.get(name, NOTHING)
-        if kind == TEXT:
-            if math.prod(shape) > OBJECTS:
-                raise BadData(f"more than {OBJECTS:,} texts in {name}", where=self.where, fix=FIX)
-            with _failures(self.where, name):
-                return [_text(value) for value in np.asarray(self.opened[name][()]).reshape(-1).tolist()]
-        if kind == FRAMES:
-            with _failures(self.where, name):
-                return self._frames(name)
-        return self.rows(name)
-
-    def rows(self, name: str = "", first: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows [first, stop) of a dataset of numbers; of one without rows, its value. Raises BadData, MemoryLimitExceeded."""
-        kind, shape = self.datasets.get(name, NOTHING)
-        if kind in (TEXT, FRAMES, NOTHING[0]):
-            raise BadData(f"{name or 'it'} holds {kind}, and no numbers", where=self.where, fix=FIX)
-        count = len(range(shape[0])[first:stop]) if shape else 1
-        self._check_fits(name, count * math.prod(shape[1:]) * np.dtype(kind).itemsize)
-        with _failures(self.where, name):
-            values = self._all(name) if not first and stop is None else np.asarray(self.opened[name][first:stop])
-        return values.view(np.uint8) != 0 if kind == "|b1" else values.astype(kind, copy=False)  # 0 or 1, whatever is stored
-
-    def _all(self, name: str) -> NDArray[Any]:
-        """A whole dataset, by h5py's low-level call: indexing a dataset takes ten times as long where it is small."""
+    def rows(self, first: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Rows [first, stop); of a dataset without rows, its number."""
+        if self.dtype is None:
+            raise BadData(f"{self.said}, and no numbers", where=self.where, fix=FIX)
+        from h5py import Dataset as HighLevel
         from h5py import h5s
 
-        kind, shape = self.datasets[name]
-        values: NDArray[Any] = np.empty(shape, kind)
-        if values.size:
-            self.opened[name].id.read(h5s.ALL, h5s.ALL, values)
-        return values
+        is_part = bool(self.shape) and (first > 0 or (stop is not None and stop < self.shape[0]))
+        shape = (len(range(self.shape[0])[first:stop]), *self.shape[1:]) if is_part else self.shape
+        self._check_fits(math.prod(shape) * self.dtype.itemsize)
+        with _failures(self.where):
+            if is_part:
+                values = np.asarray(HighLevel(self.opened)[first:stop]).astype(self.dtype, copy=False)
+            else:
+                values = np.empty(shape, self.dtype)
+                if values.size:
+                    self.opened.read(h5s.ALL, h5s.ALL, values, _memory_type(self.dtype))
+        return values.view(np.uint8) != 0 if self.dtype.kind == "b" else values  # 0 or 1, whatever is stored
 
-    def _frames(self, name: str) -> NDArray[np.uint8]:
-        """(N, height, width, ...) pictures of one size."""
+    def _texts(self) -> list[str]:
+        from h5py import Dataset as HighLevel
+
+        if math.prod(self.shape) > OBJECTS:
+            raise BadData(f"more than {OBJECTS:,} texts", where=self.where, fix=FIX)
+        return [_text(value) for value in np.asarray(HighLevel(self.opened)[()]).reshape(-1).tolist()]
+
+    def _frames(self) -> NDArray[np.uint8]:
+        """(N, height, width) or (N, height, width, 3), as Minari decodes them."""
+        from h5py import Dataset as HighLevel
         from PIL import Image
 
-        found: NDArray[np.uint8] | None = None
-        stored = self.opened[name][:]
-        for number, data in enumerate(stored):
+        found: list[NDArray[np.uint8]] = []
+        for data in HighLevel(self.opened)[:]:
             with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
-                if found is None:
-                    shape = (picture.height, picture.width, len(picture.getbands()))
-                    self._check_fits(name, len(stored) * math.prod(shape))
-                    found = np.empty((len(stored), *(shape if shape[2] > 1 else shape[:2])), np.uint8)
-                if (picture.height, picture.width) != found.shape[1:3]:
-                    raise BadData(f"frames of two sizes in {name}", where=self.where, fix=FIX)
-                found[number] = np.asarray(picture, np.uint8)
-        return np.empty((0,), np.uint8) if found is None else found
+                nbytes = picture.height * picture.width * len(picture.getbands())
+                self._check_fits(self.shape[0] * nbytes)
+                found.append(np.asarray(picture, np.uint8))
+        if len({frame.shape for frame in found}) > 1:
+            raise BadData("frames of two sizes", where=self.where, fix=FIX)
+        return np.stack(found) if found else np.empty((0,), np.uint8)
 
-    def _check_fits(self, name: str, nbytes: int) -> None:
+    def _check_fits(self, nbytes: int) -> None:
         if nbytes > self.most:
-            what = f"{name} has {nbytes / 1e6:,.0f} MB in one episode, too much for the memory limit"
+            what = f"{nbytes / 1e6:,.0f} MB in one episode, too much for the memory limit"
             raise MemoryLimitExceeded(what, where=self.where, fix="raise --memory-limit")
 
 
@@ -140,17 +131,19 @@ class Hdf5File:
         self.url = file.url
         self._file, self._most = file, EpisodeLimit.within(memory_limit).most
         self._scope = Scope()
-        self._root: Any = None  # h5py.File
-        self._last: tuple[str, Any] = "", None  # what `_at` found last: datasets of a group, then its attributes
+        self._root: Any = None  # h5py.h5g.GroupID
+        self._last: tuple[str, Any] = "", None  # the group that was opened last, and its path
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
         import h5py
 
         try:
-            data = self._data()
+            with storage_failures(self.url, "reading it"):
+                data = self._local_data()
             try:
-                self._root = self._scope.enter(h5py.File(data, "r", locking=False))
+                opened = self._scope.enter(h5py.File(data, "r", locking=False))
+                self._root = h5py.h5g.open(opened.id, b"/")
             except Exception as error:
                 fix = "copy or write it again"
                 raise BadData(f"not an HDF5 file, or a damaged one ({_words(error)})", where=self.url, fix=fix) from error
@@ -163,99 +156,123 @@ class Hdf5File:
         self._root, self._last = None, ("", None)
         self._scope.close()
 
-    def _data(self) -> Any:
+    def _local_data(self) -> Any:
         """What h5py opens: a path of this machine, or a copy without a name."""
-        with storage_failures(self.url, "reading it"):
-            if self._file.is_local:
-                open_plain(self._file.path, shown=self.url).close()
-                return self._file.path
-            copy = self._scope.enter(tempfile.TemporaryFile())  # noqa: SIM115  the scope closes it
-            with self._file.open() as stored:
-                shutil.copyfileobj(stored, copy, 4 << 20)
-            copy.seek(0)
-            return copy
+        if self._file.is_local:
+            open_plain(self._file.path, shown=self.url).close()
+            return self._file.path
+        copy = self._scope.enter(tempfile.TemporaryFile())  # noqa: SIM115  the scope closes it
+        with self._file.open() as stored:
+            shutil.copyfileobj(stored, copy, 4 << 20)
+        copy.seek(0)
+        return copy
 
     def members(self, path: str = "") -> list[str]:
-        """Names in a group, in its order."""
-        import h5py
-
-        where = self._where(path)
-        with _failures(where, ""):
-            found = self._at(path, where)
-            if not isinstance(found, h5py.Group):
-                raise BadData("not a group", where=where, fix=FIX)
-            return [_checked(name) for name in found]
+        """Names in a group, sorted."""
+        where, names = self._where(path), list[bytes]()
+        with _failures(where):
+            group = self._group(path, where)  # `links` keeps no group open
+            group.links.iterate(names.append)
+            return sorted(name.decode() for name in names)
 
     def attributes(self, path: str = "", tally: Tally | None = None, without: Collection[str] = ()) -> dict[str, Any]:
-        """Those of an object as JSON values, but for those named; the names of others, which are neither numbers nor texts, go
+        """Those of a group as JSON values, but for those named; the names of others, which are neither numbers nor texts, go
         to `tally`."""
         import h5py
+        from h5py import h5a
 
-        where, values = self._where(path), dict[str, Any]()
-        with _failures(where, ""):
-            found = self._at(path, where)
-            for name in [name for name in found.attrs if name not in without]:
-                attribute = found.attrs.get_id(name)
+        where, values, names = self._where(path), dict[str, Any](), list[bytes]()
+        with _failures(where):
+            group = self._group(path, where)
+            h5a.iterate(group, lambda name, *_: names.append(name))
+            for raw in names:
+                name = raw.decode()
+                if name in without:
+                    continue
+                attribute = h5a.open(group, raw)
                 size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
                 if size > ATTRIBUTE:
                     raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
                 is_text = h5py.check_string_dtype(kind) is not None
                 if attribute.shape is not None and (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
-                    value = np.asarray(found.attrs[name]).tolist()
-                    values[name] = _texts_in(value) if is_text else value
+                    value = np.empty(attribute.shape, kind)
+                    if value.size:
+                        attribute.read(value)
+                    values[name] = _texts_in(value.tolist()) if is_text else value.tolist()
                 elif tally is not None:
                     tally.drop_column(f"@{name}", "an attribute that is neither numbers nor text")
         return values
 
-    def node(self, path: str = "") -> Node:
-        """The dataset there, or all datasets below the group, however deep."""
-        import h5py
+    def datasets(self, path: str = "") -> dict[str, Dataset]:
+        """All datasets below a group, by path."""
+        from h5py import h5d, h5g, h5o
 
-        where, opened, datasets = self._where(path), dict[str, Any](), dict[str, Form]()
-        links: list[tuple[bytes, Any]] = []
+        where, links = self._where(path), list[tuple[bytes, Any]]()
 
         def collect(name: bytes, link: Any) -> bool | None:  # an exception would be lost in libhdf5
             links.append((name, link.type))
             return True if len(links) > OBJECTS or name.count(b"/") >= DEEPEST else None
 
-        with _failures(where, ""):
-            found = self._at(path, where)
-            if isinstance(found, h5py.Dataset):
-                opened[""], datasets[""] = found, _form_of(found, where)
-            elif found.id.links.visit(collect, info=True):
+        found: dict[str, Dataset] = {}
+        with _failures(where):
+            group = self._group(path, where)
+            if group.links.visit(collect, info=True):
                 what = f"more than {OBJECTS:,} objects in one group, or groups nested more than {DEEPEST} deep"
                 raise BadData(what, where=where, fix=FIX)
             for raw, kind in links:
                 name = raw.decode()
                 place = f"{where}/{name}"
                 _check_link(kind, place)
-                member = h5py.h5o.open(found.id, raw)
-                if isinstance(member, h5py.h5d.DatasetID):
-                    opened[name] = h5py.Dataset(member)
-                    datasets[name] = _form_of(opened[name], place)
-                elif not isinstance(member, h5py.h5g.GroupID):
+                member = h5o.open(group, raw)
+                if isinstance(member, h5d.DatasetID):
+                    found[name] = self._checked(member, name, place)
+                elif not isinstance(member, h5g.GroupID):
                     raise BadData("neither a group nor a dataset", where=place, fix=FIX)
-        return Node(where, datasets, opened, self._most)
+        return found
 
     def _where(self, path: str) -> str:
         return f"{self.url} {path}".rstrip()
 
-    def _at(self, path: str, where: str) -> Any:
-        """The group or dataset at a path."""
-        import h5py
+    def _group(self, path: str, where: str) -> Any:
+        """h5py.h5g.GroupID at a path; no part of it may be a link."""
+        from h5py import h5g, h5o
 
-        found = self._root
-        if path and path == self._last[0]:
+        if path == self._last[0] and self._last[1] is not None:
             return self._last[1]
-        for name in filter(None, path.split("/")):
-            if not isinstance(found, h5py.Group) or not found.id.links.exists(name.encode()):
+        found = self._root
+        for name in filter(None, path.encode().split(b"/")):
+            if not found.links.exists(name):
                 raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
-            _check_link(found.id.links.get_info(name.encode()).type, where)
-            found = found[name]
-        if not isinstance(found, (h5py.Group, h5py.Dataset)):
-            raise BadData("neither a group nor a dataset", where=where, fix=FIX)
+            _check_link(found.links.get_info(name).type, where)
+            found = h5o.open(found, name)
+            if not isinstance(found, h5g.GroupID):
+                raise BadData("not a group", where=where, fix=FIX)
         self._last = path, found
         return found
+
+    def _checked(self, opened: Any, name: str, where: str) -> Dataset:
+        """Raises BadData, UnsafeData for what is not on the allow-list."""
+        from h5py import h5d
+
+        stored, shape, dtype = opened.get_create_plist(), opened.shape, opened.dtype
+        layout = stored.get_layout()
+        if shape is None:
+            raise BadData("a dataset without a value", where=where, fix=FIX)
+        if layout == h5d.VIRTUAL:
+            raise UnsafeData("a virtual dataset, whose values are in other files", where=where, fix=FIX)
+        if stored.get_external_count():
+            raise UnsafeData("external storage: its values are in another file", where=where, fix=FIX)
+        codes = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())}
+        if codes - FILTERS:
+            raise UnsafeData(f"filter {min(codes - FILTERS)} is not HDF5's own, and is not loaded", where=where, fix=FIX)
+        if layout == h5d.CHUNKED and math.prod(stored.get_chunk()) * dtype.itemsize > CHUNK:
+            raise BadData("a chunk of more than a gibibyte", where=where, fix="write the file again with smaller chunks")
+        numbers, said = _type_of(dtype, where)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes > SMALL and nbytes > RATIO * opened.get_storage_size():
+            what = f"{nbytes / 1e6:,.0f} MB of values in {opened.get_storage_size():,} stored bytes"
+            raise BadData(what, where=where, fix="write the file again without compression")
+        return Dataset(name, numbers, shape, said, where, opened, self._most)
 
 
 def _check_link(kind: int, where: str) -> None:
@@ -266,45 +283,31 @@ def _check_link(kind: int, where: str) -> None:
         raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
 
 
-# ---- the allow-list of one dataset ----
-
-
-def _form_of(dataset: Any, where: str) -> Form:
-    """dtype (or TEXT, FRAMES) and shape. Raises BadData, UnsafeData for what is not read."""
-    from h5py import h5d
-
-    stored, shape, dtype = dataset.id.get_create_plist(), dataset.id.shape, dataset.id.dtype
-    if shape is None:
-        raise BadData("a dataset without a value", where=where, fix=FIX)
-    layout, size = stored.get_layout(), dataset.id.get_type().get_size()
-    if layout == h5d.VIRTUAL:
-        raise UnsafeData("a virtual dataset, whose values are in other files", where=where, fix=FIX)
-    if stored.get_external_count():
-        raise UnsafeData("external storage: its values are in another file", where=where, fix=FIX)
-    for number in range(stored.get_nfilters()):
-        code = stored.get_filter(number)[0]
-        if code not in FILTERS:
-            raise UnsafeData(f"filter {code} is not one of HDF5's own, and is not loaded", where=where, fix=FIX)
-    name = _type_name(dtype, where)
-    nbytes, nstored = math.prod(shape) * size, dataset.id.get_storage_size()
-    if nbytes > max(SMALL, RATIO * nstored):
-        what = f"{nbytes / 1e6:,.0f} MB of values in {nstored:,} stored bytes"
-        raise BadData(what, where=where, fix="write the file again without compression")
-    if layout == h5d.CHUNKED and math.prod(stored.get_chunk()) * size > CHUNK:
-        raise BadData("a chunk of more than a gibibyte", where=where, fix="write the file again with smaller chunks")
-    return name, shape
-
-
-def _type_name(kind: np.dtype[Any], where: str) -> str:
+def _type_of(kind: np.dtype[Any], where: str) -> tuple[np.dtype[Any] | None, str]:
+    """The dtype of numbers in the machine's byte order, and its name; TEXT, FRAMES. Raises UnsafeData for other types."""
     import h5py
 
+    if kind.kind in "biuf" and kind.itemsize <= 8:
+        return _numbers(kind)
     if h5py.check_string_dtype(kind) is not None:
-        return TEXT
+        return None, TEXT
     if h5py.check_vlen_dtype(kind) == np.uint8:
-        return FRAMES
-    if kind.kind not in "biuf" or kind.itemsize > 8 or kind.names is not None:
-        raise UnsafeData(f"values of {kind}: only numbers, booleans and texts are read", where=where, fix=FIX)
-    return kind.newbyteorder("=").str
+        return None, FRAMES
+    raise UnsafeData(f"values of {kind}: only numbers, booleans and texts are read", where=where, fix=FIX)
+
+
+@cache
+def _numbers(kind: np.dtype[Any]) -> tuple[np.dtype[Any], str]:
+    plain = np.dtype(kind.newbyteorder("=").str)  # without what an enumeration says of its values
+    return plain, str(plain)
+
+
+@cache
+def _memory_type(dtype: np.dtype[Any]) -> Any:
+    """h5py's type of the values in memory, which takes longer to make than small arrays to read."""
+    from h5py import h5t
+
+    return h5t.py_create(dtype)
 
 
 def _texts_in(value: Any) -> Any:
@@ -317,22 +320,15 @@ def _text(raw: Any) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-def _checked(name: str) -> str:
-    """The name of a member. Raises UnicodeEncodeError for bytes that are no text."""
-    name.encode()
-    return name
-
-
 @contextmanager
-def _failures(where: str, name: str) -> Iterator[None]:
+def _failures(where: str) -> Iterator[None]:
     """Within it, whatever h5py raises for damaged bytes is BadData."""
     try:
         yield
     except (OfflineCliError, KeyboardInterrupt):
         raise
     except Exception as error:
-        place = f"{where}/{name}" if name else where
-        raise BadData(f"HDF5 cannot read it ({_words(error)})", where=place, fix=FIX) from error
+        raise BadData(f"HDF5 cannot read it ({_words(error)})", where=where, fix=FIX) from error
 
 
 def _words(error: Exception) -> str:

@@ -1,4 +1,8 @@
-"""HDF5 files that sinks write: made in a temporary file, because HDF5 goes back to what it wrote, then stored as a whole."""
+"""HDF5 files that sinks write, and our metadata in them.
+
+A file is made in a temporary one, because HDF5 goes back to what it wrote, then stored as a whole. D4RL's, robomimic's and
+d3rlpy's layouts have no place for spaces, environment and action scale: these are one JSON attribute, which others ignore.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
+from pydantic.dataclasses import dataclass as model
 
-from offline_cli.errors import StorageError
+from offline_cli.datasets.manifest import STRICT, Environment, Flag, MeaningsPart, SpacePart
+from offline_cli.environments import EnvironmentSpec
+from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.hdf5.safe import need_h5py
 from offline_cli.formats.leaf_names import named_leaves
 from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check
@@ -20,10 +28,40 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import Tree
 
-__all__ = ["Hdf5Sink", "attributes_of", "check_hdf5", "put"]
+__all__ = ["OURS", "Hdf5Sink", "attributes_of", "check_hdf5", "put", "read_metadata"]
 
+OURS: Final = "offline_cli"  # the attribute with our metadata
 LARGEST: Final = 60_000  # bytes of an attribute's array: HDF5 keeps attributes of 64 KiB
 check_hdf5: Final = file_check(b"\x89HDF", "an HDF5 file")
+
+
+@model(frozen=True, kw_only=True, config=STRICT)
+class _Metadata:
+    """The attribute."""
+
+    observation_space: SpacePart
+    action_space: SpacePart
+    spaces_inferred: Flag
+    action_scale: str = pydantic.Field(pattern="^(env|normalized|unknown)$")
+    meanings: MeaningsPart
+    environment: Environment | None = None
+
+
+def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Arguments of a `SourceInfo` from the attribute; empty without it. Raises BadData for one of another form."""
+    text = attributes.get(OURS)
+    if not isinstance(text, str):
+        return {}
+    try:
+        found = pydantic.TypeAdapter(_Metadata).validate_json(text)
+    except pydantic.ValidationError as error:
+        fix = "remove the attribute, and say what you know: --env, --action-scale"
+        what = f"not what this program writes: {str(error.errors(include_url=False)[0]['msg'])[:200]}"
+        raise BadData(what, where=f"{url} attribute {OURS}", fix=fix) from error
+    known = {name: getattr(found, name) for name in ("observation_space", "action_space", "spaces_inferred", "action_scale")}
+    environment = found.environment
+    spec = None if environment is None else EnvironmentSpec(environment.id, environment.kwargs, environment.wrappers)
+    return {**known, "meanings": found.meanings, "environment": spec}
 
 
 class Hdf5Sink(ForeignSink):
@@ -33,8 +71,6 @@ class Hdf5Sink(ForeignSink):
 
     def __init__(self, target: Location, context: SinkContext, name: str) -> None:
         super().__init__(target, context, name)
-        dtypes = self.said_by_source().get("dtypes")
-        self.dtypes: Mapping[str, Any] = dtypes if isinstance(dtypes, Mapping) else {}  # of rewards and flags, by name
         self._temporary: Any = None
         self.root: Any = None  # h5py.File
 
@@ -58,6 +94,19 @@ class Hdf5Sink(ForeignSink):
             self.root = None
         if self._temporary is not None:
             self._temporary.close()
+
+    def put_metadata(self, group: Any, action_scale: str | None = None) -> None:
+        """Write our attribute; `action_scale`: of the actions as they are written, where that is another one."""
+        context = self.context
+        found = _Metadata(
+            observation_space=context.observation_space,
+            action_space=context.action_space,
+            spaces_inferred=context.spaces_inferred,
+            action_scale=action_scale or context.action_scale,
+            meanings=context.meanings,
+            environment=context.environment,
+        )
+        group.attrs[OURS] = pydantic.TypeAdapter(_Metadata).dump_json(found).decode()
 
     def store(self) -> Written:
         """Store the file under its name, in a folder that is made if it has to be. Raises StorageError."""
@@ -106,7 +155,7 @@ def _attribute(value: Any) -> Any:
             array: NDArray[Any] = np.asarray(value)
         except ValueError:
             return None
-        if array.nbytes > LARGEST:
-            return None
-        return array if array.dtype.kind in "biuf" else list(value) if all(isinstance(one, str) for one in value) else None
+        if array.nbytes <= LARGEST and array.dtype.kind in "biuf":
+            return array
+        return list(value) if array.nbytes <= LARGEST and all(isinstance(one, str) for one in value) else None
     return None

@@ -15,11 +15,10 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeGuard
 
 import numpy as np
 import pydantic
-from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, NoData, UnsafeData
 from offline_cli.formats.arrow_leaves import is_text
@@ -31,7 +30,7 @@ from offline_cli.tally import Rejects
 __all__ = [
     "EPS_ID",
     "INFO",
-    "Episodes",
+    "Episode",
     "Feature",
     "Folder",
     "Info",
@@ -46,8 +45,8 @@ TASKS, EPISODES = "meta/tasks", "meta/episodes"
 INDEX, LENGTH, OF_TASKS, EPS_ID = "episode_index", "length", "tasks", "eps_id"
 CHUNK, FILE = "data/chunk_index", "data/file_index"
 DERIVED: Final = ("stats/", "videos/", "data/", "meta/")  # records that follow from the frames, or say where they are
-OWN: Final = (INDEX, LENGTH, OF_TASKS, CHUNK, FILE, "dataset_from_index", "dataset_to_index")
-MAX_INFO, MAX_LINES = 16 << 20, 256 << 20  # bytes of info.json, of a file of JSON lines
+OWN: Final = (INDEX, LENGTH, OF_TASKS, EPS_ID, CHUNK, FILE, "dataset_from_index", "dataset_to_index")
+MAX_FILE: Final = 256 << 20  # bytes of a JSON file
 LARGEST: Final = 1 << 53
 FIELD: Final = re.compile(r"\{([a-z_]+)(?::0?([0-9]{1,2})d)?\}")
 FIX: Final = "write the dataset again with LeRobot, or copy it again"
@@ -65,9 +64,8 @@ class Folder:
         """The dataset that `files` are of. Raises NoData where there is none, or several; UnsafeData for links out of it."""
         infos = [file for file in files if file.path.endswith(f"/{INFO}") or file.path == INFO]
         if len(infos) != 1:
-            what = f"{len(infos)} LeRobot datasets are here" if infos else f"no {INFO}: this is no LeRobot dataset"
-            fix = f"name the folder of one of them, such as {infos[0].url.removesuffix(f'/{INFO}')}" if infos else ""
-            raise NoData(what, where=location, fix=fix or f"name the folder that has {INFO}")
+            fix = f"name the folder of one dataset, which has {INFO}"
+            raise NoData(f"{len(infos)} LeRobot datasets are here", where=location, fix=fix)
         root = infos[0].path.removesuffix(INFO)
         below = {file.path.removeprefix(root): file for file in files if file.path.startswith(root)}
         if infos[0].is_local:
@@ -77,12 +75,6 @@ class Folder:
     def place(self, path: str) -> str:
         """For messages."""
         return f"{self.root}/{path}"
-
-    def file(self, path: str) -> Location:
-        """Raises BadData where the dataset has no such file."""
-        if path not in self.files:
-            raise BadData("a file of the dataset is missing", where=self.place(path), fix="copy or download the dataset again")
-        return self.files[path]
 
     def below(self, folder: str) -> list[Location]:
         """The Parquet files below a folder, sorted by path."""
@@ -117,6 +109,12 @@ class Feature(pydantic.BaseModel):
             return None
         return found if found is not None and found.kind in "biuf" else None
 
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of one step; a whole number, or a flag, of shape [1] has none."""
+        is_float = self.number is not None and self.number.kind == "f"
+        return self.shape if is_float or self.shape != (1,) else ()
+
 
 class Info(pydantic.BaseModel):
     """`meta/info.json`, as far as it is used."""
@@ -140,11 +138,9 @@ class Info(pydantic.BaseModel):
 
 def read_info(folder: Folder) -> Info:
     """Raises BadData; UnsafeData for paths that leave the folder."""
-    file, where = folder.file(INFO), folder.place(INFO)
-    if file.size() > MAX_INFO:
-        raise BadData(f"more than {MAX_INFO >> 20} MiB", where=where, fix=FIX)
+    where = folder.place(INFO)
     try:
-        info = Info.model_validate(from_json(file.read_bytes()))
+        info = Info.model_validate(from_json(_bytes(folder.files[INFO])))
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place, fix = ".".join(map(str, first["loc"])), FIX
@@ -169,49 +165,56 @@ def check_template(path: str, fields: Sequence[str], where: str) -> None:
         raise UnsafeData(f"data_path leads out of the dataset: {path[:80]!r}", where=where, fix=fix)
 
 
+def _bytes(file: Location) -> bytes:
+    if file.size() > MAX_FILE:
+        raise BadData(f"{file.size()} bytes, more than {MAX_FILE >> 20} MiB", where=file.url, fix=FIX)
+    return file.read_bytes()
+
+
 # ---- episodes ----
 
 
 @dataclass(frozen=True, slots=True)
-class Episodes:
-    """(E,) the records of all episodes, by ascending index."""
+class Episode:
+    """The record of one episode."""
 
-    index: NDArray[np.int64]
-    length: NDArray[np.int64]
-    tasks: Sequence[Sequence[str]]
-    paths: Sequence[str]  # of the data file of each
-    fields: Sequence[Mapping[str, Any]]  # further plain values by name
-    eps_ids: Sequence[str] | None  # of episodes that we wrote
+    index: int
+    length: int
+    tasks: tuple[str, ...]
+    path: str  # of its data file
+    eps_id: str | None  # of one that we wrote
+    fields: Mapping[str, Any]  # further plain values by name
 
 
-def read_episodes(folder: Folder, info: Info) -> Episodes:
-    """Raises BadData where a record is missing, or no such record."""
-    place = folder.place(EPISODES)
-    found: list[tuple[int, int, Sequence[str], str, dict[str, Any]]] = []
-    for record, where in _rows_of(folder) if info.has_files_of_many else _records(folder.file(f"{EPISODES}.jsonl")):
+def read_episodes(folder: Folder, info: Info) -> list[Episode]:
+    """By ascending index. Raises BadData where a record is missing, or no such record."""
+    found: list[Episode] = []
+    for record, where in _parquet_records(folder) if info.has_files_of_many else _json_records(folder, f"{EPISODES}.jsonl"):
         index, length, tasks = record.get(INDEX), record.get(LENGTH), record.get(OF_TASKS) or []
         if not isinstance(tasks, list) or not all(isinstance(text, str) for text in tasks):
             raise BadData("tasks of an episode that are no texts", where=where, fix=FIX)
-        if not isinstance(index, int) or not isinstance(length, int) or not 0 <= index < LARGEST or not 0 < length < LARGEST:
+        if not _is_count(index) or not _is_count(length) or not length:
             raise BadData(f"no {INDEX} and {LENGTH}", where=where, fix=FIX)
         chunk, file = (record.get(CHUNK), record.get(FILE)) if info.has_files_of_many else (index // info.chunks_size, 0)
-        if not isinstance(chunk, int) or not isinstance(file, int) or not (0 <= chunk < LARGEST and 0 <= file < LARGEST):
+        if not _is_count(chunk) or not _is_count(file):
             raise BadData(f"no {CHUNK} and {FILE}", where=where, fix=FIX)
         path = info.path(chunk_index=chunk, file_index=file, episode_chunk=chunk, episode_index=index)
         plain = {name: one for name, one in record.items() if name not in OWN and isinstance(one, str | int | float | bool)}
-        found.append((index, length, tuple(tasks), path, plain))
+        name = record.get(EPS_ID)
+        found.append(Episode(index, length, tuple(tasks), path, name if isinstance(name, str) else None, plain))
     if not found:
-        raise BadData("the dataset has no episodes", where=place, fix="record some")
-    found.sort(key=lambda one: one[0])
-    indices, lengths, tasks_of, paths, fields = zip(*found, strict=True)
-    if len(set(indices)) < len(indices):
-        raise BadData(f"two episodes have one {INDEX}", where=place, fix=FIX)
-    ids = [one.pop(EPS_ID, None) for one in fields]
-    are_ours = len(set(ids)) == len(ids) and all(isinstance(name, str) for name in ids)
-    return Episodes(np.array(indices), np.array(lengths), tasks_of, paths, fields, ids if are_ours else None)
+        raise BadData("the dataset has no episodes", where=folder.place(EPISODES), fix="record some")
+    ids = [one.eps_id for one in found if one.eps_id is not None]
+    if len({one.index for one in found}) < len(found) or len(set(ids)) < len(ids):
+        raise BadData(f"two episodes have one {INDEX}, or one {EPS_ID}", where=folder.place(EPISODES), fix=FIX)
+    return sorted(found, key=lambda one: one.index)
 
 
-def _rows_of(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _is_count(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < LARGEST
+
+
+def _parquet_records(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Records of v3.0. Raises BadData where there are none."""
     files = folder.below(EPISODES)
     if not files:
@@ -222,34 +225,32 @@ def _rows_of(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
             yield from ((row, file.url) for row in chunk.table.to_pylist())
 
 
-def _records(file: Location) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _json_records(folder: Folder, path: str) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Objects of a file of JSON lines. Raises BadData."""
-    if file.size() > MAX_LINES:
-        raise BadData(f"{file.size()} bytes, more than {MAX_LINES >> 20} MiB", where=file.url, fix=FIX)
-    for number, line in enumerate(file.read_bytes().splitlines(), 1):
-        where = f"{file.url} line {number}"
+    if path not in folder.files:
+        raise BadData("a file of the dataset is missing", where=folder.place(path), fix="copy or download the dataset again")
+    for number, line in enumerate(_bytes(folder.files[path]).splitlines(), 1):
+        where = f"{folder.place(path)} line {number}"
         try:
-            record = from_json(line) if line.strip() else None
+            record = from_json(line) if line.strip() else {}
         except ValueError as error:
             raise BadData(f"not JSON: {error}", where=where, fix=FIX) from error
-        if record is not None and not isinstance(record, dict):
+        if not isinstance(record, dict):
             raise BadData("not a JSON object", where=where, fix=FIX)
-        if record is not None:
+        if record:
             yield record, where
 
 
 def read_tasks(folder: Folder) -> Mapping[int, str]:
     """The texts of tasks by their number; none where the dataset has no such file. Raises BadData."""
-    lines, file = (folder.files.get(f"{TASKS}.{ending}") for ending in ("jsonl", "parquet"))
-    if lines is not None:
-        records = (record for record, _ in _records(lines))
-        return {one["task_index"]: str(one.get("task", "")) for one in records if type(one.get("task_index")) is int}
-    found: dict[int, str] = {}
-    for chunk in chunks([] if file is None else [file], Rejects()):
-        texts = [one.name for one in chunk.table.schema if is_text(one.type)]
-        named = [name for name in ("task", "__index_level_0__") if name in texts] or texts  # as pandas calls an index
-        if not named or "task_index" not in chunk.table.column_names:
-            raise BadData("no columns of tasks and their numbers", where=chunk.where(0), fix=FIX)
-        pairs = zip(chunk.table["task_index"].to_pylist(), chunk.table[named[0]].to_pylist(), strict=True)
-        found |= {number: str(text) for number, text in pairs if type(number) is int}
-    return found
+    rows: list[Mapping[str, Any]] = []
+    if f"{TASKS}.jsonl" in folder.files:
+        rows = [record for record, _ in _json_records(folder, f"{TASKS}.jsonl")]
+    elif (file := folder.files.get(f"{TASKS}.parquet")) is not None:
+        for chunk in chunks([file], Rejects()):
+            texts = [one.name for one in chunk.table.schema if is_text(one.type)]
+            named = [name for name in ("task", "__index_level_0__") if name in texts] or texts  # as pandas calls an index
+            if not named or "task_index" not in chunk.table.column_names:
+                raise BadData("no columns of tasks and their numbers", where=chunk.where(0), fix=FIX)
+            rows += chunk.table.select(["task_index", named[0]]).rename_columns(["task_index", "task"]).to_pylist()
+    return {row["task_index"]: str(row.get("task", "")) for row in rows if type(row.get("task_index")) is int}

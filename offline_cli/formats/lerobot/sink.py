@@ -14,7 +14,7 @@ lerobot 0.4.4, `datasets/compute_stats.py`). What is written is no dataset befor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
@@ -60,7 +60,7 @@ class LeRobotSink(ForeignSink):
         super().__init__(target, context, "lerobot")
         self._features: Features = {}
         self._tasks: dict[str, int] = {}
-        self._said: dict[str, Any] | None = None  # fps and robot of the first episode
+        self._said: dict[str, Any] = {}  # fps and robot of the first episode
         self._kinds: dict[str, type] = {}  # of further fields of records, those of the first episode that has them
         self._records: list[dict[str, Any]] = []
         self._tables: list[pa.Table] = []  # records before these
@@ -85,50 +85,50 @@ class LeRobotSink(ForeignSink):
                     file.remove()
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`."""
-        columns = self._counted(batch)
-        table = pa.table({name: _arrow_column(values) for name, values in columns.items()})
-        for at in range(len(batch)):
-            first, stop = int(batch.starts[at]), int(batch.starts[at + 1])
-            if stop > first:
-                episode = {name: values[first:stop] for name, values in columns.items()}
-                self._write(table.slice(first, stop - first), episode, batch, at)
-
-    def _write(self, rows: pa.Table, columns: Mapping[str, NDArray[Any]], batch: EpisodeBatch, at: int) -> None:
-        data = dict(batch.custom_data[at]) if batch.custom_data is not None else {}
-        steps, number = rows.num_rows, self.episodes
-        frame, tasks = np.arange(steps), self._tasks_of(data, batch, at, steps)
-        own = {
-            TIMESTAMP: (frame / self._fps(data, batch.ids[at])).astype(np.float32),
+        """See `Sink`: a row group and a record for each episode."""
+        columns, all_data = self._counted(batch), batch.custom_data or ({},) * len(batch)
+        steps, whole = int(batch.num_steps), np.flatnonzero(batch.lengths)
+        numbers = np.zeros(len(batch), np.int64)
+        numbers[whole] = self.episodes + np.arange(len(whole))
+        frame = np.arange(steps) - np.repeat(batch.starts[:-1], batch.lengths)
+        fps = np.repeat([self._fps(data, name) for data, name in zip(all_data, batch.ids, strict=True)], batch.lengths)
+        columns |= {
+            TIMESTAMP: (frame / fps).astype(np.float32),
             FRAME_INDEX: frame,
-            EPISODE_INDEX: np.full(steps, number),
+            EPISODE_INDEX: np.repeat(numbers, batch.lengths),
             INDEX: np.arange(self.steps, self.steps + steps),
-            TASK_INDEX: tasks,
+            TASK_INDEX: self._tasks_of(batch, all_data),
         }
-        for name, values in own.items():
-            rows = rows.append_column(name, pa.array(values))
         typed = {"info": {"features": {name: _huggingface(feature) for name, feature in self._features.items()}}}
-        file = self._write_rows(rows.replace_schema_metadata({b"huggingface": json.dumps(typed).encode()}))
-        texts = list(self._tasks)
+        table = pa.table({name: _arrow_column(values) for name, values in columns.items()})
+        table = table.replace_schema_metadata({b"huggingface": json.dumps(typed).encode()})
+        for at in whole.tolist():
+            rows = slice(int(batch.starts[at]), int(batch.starts[at + 1]))
+            file = self._write_rows(table[rows.start : rows.stop])
+            self._record({name: values[rows] for name, values in columns.items()}, batch.ids[at], all_data[at], file)
+        self.episodes, self.steps = self.episodes + len(whole), self.steps + steps
+
+    def _record(self, columns: Mapping[str, NDArray[Any]], name: str, data: Mapping[str, Any], file: int) -> None:
+        """Add the record of an episode whose frames are in a file."""
+        texts, index = list(self._tasks), columns[INDEX]
         record: dict[str, Any] = {
-            EPISODE_INDEX: number,
-            "tasks": [texts[task] for task in dict.fromkeys(tasks.tolist())],
-            "length": steps,
+            EPISODE_INDEX: int(columns[EPISODE_INDEX][0]),
+            "tasks": [texts[task] for task in dict.fromkeys(columns[TASK_INDEX].tolist())],
+            "length": len(index),
             "data/chunk_index": file // CHUNKS,
             "data/file_index": file % CHUNKS,
-            "dataset_from_index": self.steps,
-            "dataset_to_index": self.steps + steps,
+            "dataset_from_index": int(index[0]),
+            "dataset_to_index": int(index[-1]) + 1,
         }
-        for name, values in {**columns, **own}.items():
-            record |= {f"stats/{name}/{kind}": found.tolist() for kind, found in _statistics_of(values).items()}
-        record |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, EPS_ID: batch.ids[at]}
-        further = {name: value for name, value in data.items() if name not in OWN and _is_plain(value)}
-        kept = {name: value for name, value in further.items() if name not in record and self._takes(name, value)}
+        for feature, values in columns.items():
+            record |= {f"stats/{feature}/{kind}": found.tolist() for kind, found in _statistics_of(values).items()}
+        record |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, EPS_ID: name}
+        further = {key: value for key, value in data.items() if key not in OWN and _is_plain(value)}
+        kept = {key: value for key, value in further.items() if key not in record and self._takes(key, value)}
         self.context.tally.assume("custom-data-not-kept", int(len(kept) < len(further)))
         self._records.append({**record, **kept})
         if len(self._records) == BUFFERED:
             self._pack_records()
-        self.episodes, self.steps = number + 1, self.steps + steps
 
     def _takes(self, name: str, value: Any) -> bool:
         """Whether a further field can be in the column of its name."""
@@ -142,11 +142,9 @@ class LeRobotSink(ForeignSink):
 
     def _write_rows(self, episode: pa.Table) -> int:
         """Write the rows of an episode; the number of the file that has them."""
-        most_rows = self.context.max_rows_per_file
-        if self._open is not None and (
-            self._size + episode.nbytes > self.context.max_bytes_per_file
-            or (most_rows is not None and self._open.rows + episode.num_rows > most_rows)
-        ):
+        rows = self._open.rows + episode.num_rows if self._open is not None else 0
+        is_long = self.context.max_rows_per_file is not None and rows > self.context.max_rows_per_file
+        if is_long or (self._open is not None and self._size + episode.nbytes > self.context.max_bytes_per_file):
             self._close_file()
         if self._open is None:
             name = f"data/chunk-{len(self._files) // CHUNKS:03d}/file-{len(self._files) % CHUNKS:03d}.parquet"
@@ -193,17 +191,16 @@ class LeRobotSink(ForeignSink):
         return Written(self.episodes, self.steps, count, self._bytes)
 
     def _info(self) -> Mapping[str, Any]:
-        said = self._said or {}
         return {
             "codebase_version": VERSION,
-            "robot_type": said.get(ROBOT),
+            "robot_type": self._said.get(ROBOT),
             "total_episodes": self.episodes,
             "total_frames": self.steps,
             "total_tasks": len(self._tasks),
             "chunks_size": CHUNKS,
             "data_files_size_in_mb": max(1, self.context.max_bytes_per_file >> 20),
             "video_files_size_in_mb": 200,
-            "fps": said.get(FPS, SECOND),
+            "fps": self._said.get(FPS, SECOND),
             "splits": {"train": f"0:{self.episodes}"},
             "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
             "video_path": None,
@@ -232,7 +229,7 @@ class LeRobotSink(ForeignSink):
         """Frames a second. Raises BadData where episodes differ."""
         fps: Any = data.get(FPS)
         if not isinstance(fps, int | float) or not fps > 0:
-            self.context.tally.assume("fps-assumed", int(self._said is None))
+            self.context.tally.assume("fps-assumed", int(not self._said))
             fps = SECOND
         said = {FPS: fps, ROBOT: data.get(ROBOT)}
         self._said = self._said or said
@@ -242,14 +239,16 @@ class LeRobotSink(ForeignSink):
             raise BadData(what, where=f"episode {name}", fix="convert each kind into its own dataset")
         return float(fps)
 
-    def _tasks_of(self, data: Mapping[str, Any], batch: EpisodeBatch, at: int, steps: int) -> NDArray[np.int64]:
-        """(T,) number of the task of each step."""
-        text, several, numbers = data.get(TASK), data.get(TASKS), batch.extra.get(TASK_INDEX)
-        texts = [text if isinstance(text, str) else ""] * steps
-        if isinstance(several, Mapping) and isinstance(numbers, np.ndarray) and numbers.ndim == 1:
-            own = numbers[int(batch.starts[at]) : int(batch.starts[at + 1])]
-            texts = [str(several.get(str(number), "")) for number in own.tolist()]
-        return np.array([self._tasks.setdefault(one, len(self._tasks)) for one in texts], np.int64)
+    def _tasks_of(self, batch: EpisodeBatch, all_data: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
+        """(N,) number of the task of each step."""
+        found, numbers = [], batch.extra.get(TASK_INDEX)
+        for at, data in enumerate(all_data):
+            text, several, steps = data.get(TASK), data.get(TASKS), int(batch.lengths[at])
+            texts = [text if isinstance(text, str) else ""] * steps
+            if isinstance(several, Mapping) and isinstance(numbers, np.ndarray) and numbers.ndim == 1:
+                texts = [str(several.get(str(number), "")) for number in numbers[int(batch.starts[at]) :][:steps].tolist()]
+            found += [self._tasks.setdefault(one, len(self._tasks)) for one in texts]
+        return np.array(found, np.int64)
 
 
 def _is_plain(value: Any) -> bool:

@@ -33,25 +33,22 @@ __all__ = [
     "IDS",
     "MAIN",
     "METADATA",
-    "STATISTICS",
     "Metadata",
     "document_of",
     "dotted_path",
+    "json_object",
     "metadata_of",
-    "read_metadata",
 ]
 
 FORMAT: Final = "minari"
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 HDF5: Final = "hdf5"
-STORAGES: Final = (HDF5, "arrow", "parquet")
 VERSION: Final = "0.5.4"  # of Minari, whose layout is written
-MOST: Final = 64 << 20  # bytes of metadata.json
+MOST: Final = 64 << 20  # bytes of a file of metadata
 FIX: Final = "write the dataset again with Minari"
 ID: Final = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v[0-9]{1,9}", re.ASCII)
 EXTRA: Final = "extra_model_outputs"  # where our sink keeps these
 IDS: Final = ("eps_id", "agent_id", "module_id")  # attributes in which it keeps ids that are no numbers of episodes
-STATISTICS: Final = frozenset({"id", "total_steps", *(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "min"))})
 STORED: Final = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 SPACES: Final = {"observation_space": Columns.OBS, "action_space": Columns.ACTIONS}
 COUNTED: Final = frozenset({"total_episodes", "total_steps", "data_format", "jpeg_encoding", *SPACES, "dataset_size"})
@@ -62,7 +59,7 @@ COUNTED: Final = frozenset({"total_episodes", "total_steps", "data_format", "jpe
 class Metadata:
     """What is known before an episode is read."""
 
-    data_format: str
+    data_format: str  # hdf5, arrow or parquet
     spaces: tuple[Space | None, Space | None]  # of observations and actions, without the leaves that were dropped
     dropped: tuple[str, ...]  # leaves of the spaces that the caller leaves out, by dotted path
     environment: EnvironmentSpec | None
@@ -71,8 +68,8 @@ class Metadata:
 
     def drops(self, path: str) -> bool:
         """Whether the array at a path of a file, or what it is part of, was dropped."""
-        dotted = dotted_path(path)
-        return any(dotted == one or dotted.startswith(f"{one}.") for one in self.dropped)
+        dotted = f"{dotted_path(path)}."
+        return any(dotted.startswith(f"{one}.") for one in self.dropped)
 
 
 def dotted_path(path: str) -> str:
@@ -81,21 +78,24 @@ def dotted_path(path: str) -> str:
     return f"{Columns.OBS if head == 'observations' else head}{slash}{rest}".replace("/", ".")
 
 
-def read_metadata(file: Location, drop: Collection[str]) -> Metadata:
-    """Of `metadata.json`. Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace."""
-    if file.size() > MOST:
-        raise BadData(f"metadata of {file.size() / 1e6:,.0f} MB", where=file.url, fix=FIX)
+def json_object(file: Location) -> dict[str, Any]:
+    """What a file of metadata holds. Raises BadData."""
     try:
-        document = from_json(file.read_bytes())
+        found = from_json(file.read_bytes()) if file.size() <= MOST else None
     except ValueError as error:
         raise BadData(f"not JSON: {error}", where=file.url, fix=FIX) from error
-    if not isinstance(document, dict) or document.get("data_format") not in STORAGES:
-        raise BadData("data_format is none of hdf5, arrow and parquet", where=file.url, fix=FIX)
-    return metadata_of(document, file.url, drop)
+    if not isinstance(found, dict):
+        raise BadData("metadata that are not a JSON object", where=file.url, fix=FIX)
+    return found
 
 
 def metadata_of(document: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
-    """Of `metadata.json`, or of the attributes of a file that Minari wrote before 0.5. Raises as `read_metadata` does."""
+    """Of `metadata.json`, or of the attributes of a file that Minari wrote before 0.5.
+
+    Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace.
+    """
+    if document.get("data_format") not in (HDF5, "arrow", "parquet"):
+        raise BadData("data_format is none of hdf5, arrow and parquet", where=url, fix=FIX)
     total, dropped = document.get("total_episodes"), list[str]()
     found = [_space_of(document.get(key), path, f"{url} {key}", drop, dropped) for key, path in SPACES.items()]
     kept = {key: value for key, value in document.items() if key not in COUNTED}
@@ -126,19 +126,15 @@ def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: 
     """
     kind = node["type"]
     if kind == "Dict":
-        parts = {key: part for key, part in node["subspaces"].items() if f"{path}.{key}" not in drop}
-        dropped += [f"{path}.{key}" for key in node["subspaces"] if key not in parts]
-        return {
-            "type": kind,
-            "spaces": [[key, _our_form(part, f"{path}.{key}", where, drop, dropped)] for key, part in parts.items()],
-        }
+        dropped += [f"{path}.{key}" for key in node["subspaces"] if f"{path}.{key}" in drop]
+        parts = [(key, part) for key, part in node["subspaces"].items() if f"{path}.{key}" not in drop]
+        return {"type": kind, "spaces": [[key, _our_form(part, f"{path}.{key}", where, drop, dropped)] for key, part in parts]}
     if kind == "Tuple":
         numbered = enumerate(node["subspaces"])
         return {"type": kind, "spaces": [_our_form(part, f"{path}.{at}", where, drop, dropped) for at, part in numbered]}
     if kind not in STORED:
-        drop_it, fix = f"leave it out: convert ... --drop {path}", f"record numbers: {', '.join(STORED)}"
-        what = f"{path} is a {str(kind)[:40]} space, which episodes do not hold"
-        raise UnsupportedSpace(what, where=where, fix=drop_it if "." in path else fix)
+        fix = f"leave it out: convert ... --drop {path}" if "." in path else f"record numbers: {', '.join(STORED)}"
+        raise UnsupportedSpace(f"{path} is a {str(kind)[:40]} space, which episodes do not hold", where=where, fix=fix)
     if kind == "Box" and node["shape"] == []:
         low, high = (str(node[side]) if isinstance(node[side], float) else node[side] for side in ("low", "high"))
         return {**node, "low": low, "high": high}
@@ -148,13 +144,11 @@ def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: 
 def _environment_of(text: Any) -> EnvironmentSpec | None:
     """By id and arguments; None where there is none, or its record is not readable."""
     try:
-        said = from_json(text) if isinstance(text, str) else {}
-    except ValueError:
+        said = from_json(text)
+        name, kwargs = said.get("id"), said.get("kwargs")
+    except (ValueError, TypeError, AttributeError):
         return None
-    name, kwargs = (said.get("id"), said.get("kwargs")) if isinstance(said, dict) else (None, None)
-    if not isinstance(name, str) or not name:
-        return None
-    return EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {}, ())
+    return EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {}, ()) if isinstance(name, str) and name else None
 
 
 # ---- back ----
@@ -165,14 +159,14 @@ def document_of(context: SinkContext, said: Mapping[str, Any], folder: str, coun
 
     Raises UnsupportedSpace.
     """
-    said = {key: value for key, value in said.items() if key != "format"}
-    environment, known = context.environment, said.pop("env_spec", None)
-    is_same = isinstance(known, str) and environment is not None and f'"id": "{environment.id}"' in known
-    record = known if is_same else _environment_text(environment)
+    kept = {key: value for key, value in said.items() if key not in ("format", "env_spec")}
+    environment, record = context.environment, said.get("env_spec")
+    if not (isinstance(record, str) and environment is not None and f'"id": "{environment.id}"' in record):
+        record = _environment_text(environment)
     return {
-        **said,
+        "minari_version": VERSION,
+        **kept,
         **counts,
-        "minari_version": said.get("minari_version", VERSION),
         "data_format": HDF5,
         "jpeg_encoding": False,
         "observation_space": json.dumps(_their_form(context.observation_space)),

@@ -1,7 +1,6 @@
-"""A NumPy archive (`.npz`): which arrays it has, and their rows, a bounded number at a time.
+"""A NumPy archive (`.npz`): which arrays it has, and their values, read by numpy without unpickling.
 
-Headers are read by numpy, which allocates nothing for them; arrays of objects, which numpy would unpickle, are only named. What
-all members unfold to is bounded, and an array's shape times the size of its numbers has to be what its member holds.
+What all members unfold to is bounded, and an array's shape times the size of its numbers has to be what its member holds.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ import errno
 import io
 import math
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,39 +18,17 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import PROBLEM, BadData, MemoryLimitExceeded, OfflineCliError, UnsafeData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
+from offline_cli.formats.stored_arrays import StoredArray
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 
-__all__ = ["ArrayInfo", "NpzArchive"]
+__all__ = ["NpzArchive"]
 
 ENDING: Final = ".npy"
 HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-MAX_HEADER: Final = 10_000  # letters
 MAX_MEMBERS: Final = 10_000
 SMALL, RATIO = 64 << 20, 1000  # bytes that any archive may unfold to, and times its own size
-NUMBERS, TEXTS = "biuf", "U"
 FIX: Final = "write the file again with numpy.savez, or copy it again"
-
-
-@dataclass(frozen=True, slots=True)
-class ArrayInfo:
-    """What the header of a member says."""
-
-    name: str  # without `.npy`
-    dtype: np.dtype[Any] | None  # None: no numbers, texts or flags
-    shape: tuple[int, ...]
-    in_columns: bool  # several dimensions in Fortran's order
-    offset: int  # of its first number in the member
-    said: str  # the dtype as text, for messages
-
-    @property
-    def nbytes(self) -> int:
-        """Of all numbers."""
-        return 0 if self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
-
-    def has_rows(self, rows: int) -> bool:
-        """Whether it has a number, or an array of them, for each of `rows` rows."""
-        return self.dtype is not None and self.dtype.kind in NUMBERS and self.shape[:1] == (rows,)
 
 
 class NpzArchive:
@@ -61,7 +37,7 @@ class NpzArchive:
     def __init__(self, file: Any, scope: Scope, *, memory_limit: int = MEMORY_LIMIT) -> None:
         """`file`: a Location, or any Openable; `scope` owns it while it is open."""
         self.url: str = file.url
-        self._limit = memory_limit
+        self._most = memory_limit // 4
         with self._damage():
             stream = scope.enter(file.open())
             size = stream.seek(0, io.SEEK_END)
@@ -73,79 +49,70 @@ class NpzArchive:
             unfolded = sum(entry.file_size for entry in entries)
             if unfolded > max(SMALL, RATIO * size):
                 raise UnsafeData(f"{size} bytes that unfold to {unfolded >> 20} MiB", where=self.url, fix=FIX)
-            self.arrays: Mapping[str, ArrayInfo] = {info.name: info for info in map(self._info, entries)}
+            self.arrays = {one.name: one for one in map(self._described, entries)}
         if len(self.arrays) < len(entries):
             raise BadData("two arrays of one name", where=self.url, fix=FIX)
 
-    def _info(self, entry: zipfile.ZipInfo) -> ArrayInfo:
+    def _described(self, entry: zipfile.ZipInfo) -> StoredArray:
         name = entry.filename.removesuffix(ENDING)
         if name == entry.filename:
             raise ValueError(f"a member that is no array: {name[:80]!r}")
         with self._zip.open(entry) as member:
-            version = np.lib.format.read_magic(member)
-            if version not in HEADERS:
-                raise ValueError(f"{name[:80]!r} is an array of version {version}")
-            shape, in_columns, dtype = HEADERS[version](member, max_header_size=MAX_HEADER)
-            offset = member.tell()
-        is_read = dtype.itemsize and (dtype.kind in TEXTS or (dtype.kind in NUMBERS and dtype.itemsize <= 8))
-        found = ArrayInfo(name, dtype if is_read else None, shape, in_columns and len(shape) > 1, offset, str(dtype)[:40])
-        if min(shape, default=0) < 0 or len(shape) > 32 or (is_read and offset + found.nbytes != entry.file_size):
-            raise ValueError(f"the array {name[:80]!r} says {shape}, and has {entry.file_size - offset} bytes")
-        return found
+            shape, _, dtype = HEADERS[np.lib.format.read_magic(member)](member)
+            nbytes = entry.file_size - member.tell()
+        if (
+            min(shape, default=0) < 0
+            or len(shape) > 32
+            or (not dtype.hasobject and math.prod(shape) * dtype.itemsize != nbytes)
+        ):
+            raise ValueError(f"the array {name[:80]!r} says {shape}, and has {nbytes} bytes")
+        is_number = dtype.kind in "biuf" and dtype.itemsize <= 8
+        said = "text" if dtype.kind == "U" else str(dtype)[:40]
+        return StoredArray(name, dtype.newbyteorder("=") if is_number else None, shape, said)
 
-    def numbers(self, name: str) -> ArrayInfo:
-        """The array of that name. Raises BadData where there is none, or it holds no numbers."""
+    def rows(self, name: str, scope: Scope) -> Callable[[int], NDArray[Any]]:
+        """A function that gives the next rows of an array, so many of them; `scope` owns its member while it is open."""
+        with self._damage():
+            member = scope.enter(self._zip.open(f"{name}{ENDING}"))
+            shape, in_columns, dtype = HEADERS[np.lib.format.read_magic(member)](member)
+        if in_columns and len(shape) > 1:
+            left = [self.values(name)]
+
+            def read_on(count: int) -> NDArray[Any]:
+                taken, left[0] = left[0][:count], left[0][count:]
+                return taken
+
+            return read_on
+
+        def read(count: int) -> NDArray[Any]:
+            size = count * math.prod(shape[1:]) * dtype.itemsize
+            with self._damage():
+                data = member.read(size)
+                if len(data) < size:
+                    raise EOFError(f"the array {name[:80]!r} breaks off")
+            return _native(np.frombuffer(data, dtype).reshape(count, *shape[1:]))
+
+        return read
+
+    def values(self, name: str) -> NDArray[Any]:
+        """All of one array. Raises MemoryLimitExceeded."""
+        one = self.arrays[name]
+        if one.nbytes > self._most:
+            what = f"the array {name[:80]!r} takes {one.nbytes >> 20} MiB at once, too much for the memory limit"
+            raise MemoryLimitExceeded(what, where=self.url, fix="raise --memory-limit, or write it in C order")
+        with self._damage(), self._zip.open(f"{name}{ENDING}") as member:
+            return _native(np.lib.format.read_array(member, allow_pickle=False))
+
+    def numbers(self, name: str) -> StoredArray:
+        """The array of that name. Raises BadData where there is none, or it is not rows of numbers."""
         found = self.arrays.get(name)
         if found is None:
             known = ", ".join(self.arrays)[:500]
             raise BadData(f"no array {name!r}; there are {known}", where=self.url, fix="name it so, or read it with --mapping")
-        if not found.has_rows(next(iter(found.shape), 0)):
+        if not found.shape or found.dtype is None:
             what = f"the array {name!r} is {found.said} of shape {list(found.shape)}, and not rows of numbers"
             raise BadData(what, where=self.url, fix="write it as numbers, with a row a step")
         return found
-
-    def rows(self, name: str, scope: Scope) -> Callable[[int], NDArray[Any]]:
-        """A function that gives the next rows, so many of them; `scope` owns the member while it is open.
-
-        Raises MemoryLimitExceeded for a large array in Fortran's order, which is read as a whole.
-        """
-        info = self.arrays[name]
-        with self._damage():
-            member = scope.enter(self._zip.open(f"{name}{ENDING}"))
-            member.read(info.offset)
-        if not info.in_columns:
-            return lambda count: self._next(info, member, (count, *info.shape[1:]))
-        self._check_fits(info)
-        left = [self._next(info, member, info.shape[::-1]).T]
-
-        def read(count: int) -> NDArray[Any]:
-            taken, left[0] = left[0][:count], left[0][count:]
-            return np.ascontiguousarray(taken)
-
-        return read
-
-    def whole(self, name: str) -> NDArray[Any]:
-        """All of one array of rows. Raises MemoryLimitExceeded."""
-        info = self.arrays[name]
-        self._check_fits(info)
-        with Scope() as scope:
-            return self.rows(name, scope)(info.shape[0])
-
-    def _check_fits(self, info: ArrayInfo) -> None:
-        if info.nbytes > self._limit // 4:
-            what = f"the array {info.name[:80]!r} takes {info.nbytes >> 20} MiB at once, too much for the memory limit"
-            raise MemoryLimitExceeded(what, where=self.url, fix="raise --memory-limit, or write it in C order")
-
-    def _next(self, info: ArrayInfo, member: Any, shape: tuple[int, ...]) -> NDArray[Any]:
-        """The next values of a member, in the machine's byte order. Raises BadData where the file breaks off."""
-        assert info.dtype is not None, "only arrays with a dtype are read"
-        size = math.prod(shape) * info.dtype.itemsize
-        with self._damage():
-            data = member.read(size)
-            if len(data) < size:
-                raise EOFError(f"the array {info.name[:80]!r} breaks off")
-            found: NDArray[Any] = np.frombuffer(data, info.dtype).reshape(shape)
-        return found.view(np.uint8) != 0 if info.dtype.kind == "b" else found.astype(info.dtype.newbyteorder("="), copy=False)
 
     @contextmanager
     def _damage(self) -> Iterator[None]:
@@ -156,7 +123,15 @@ class NpzArchive:
             except OfflineCliError:
                 raise
             except Exception as error:
-                if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which seeking to a place before the file gives
+                if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # of seeking before the file
                     raise
                 what = f"the archive breaks off or is damaged: {str(error)[:200] or type(error).__name__}"
                 raise BadData(what, where=self.url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error
+
+
+def _native(values: NDArray[Any]) -> NDArray[Any]:
+    """In the machine's byte order, and flags of 0 and 1."""
+    found = (
+        values.view(np.uint8) != 0 if values.dtype.kind == "b" else values.astype(values.dtype.newbyteorder("="), copy=False)
+    )
+    return np.ascontiguousarray(found)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.npz.archive import ArrayInfo, NpzArchive
+from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.scopes import Scope
 
 __all__ = ["ALIASES", "TREES", "column_names", "npz_batches", "npz_schema"]
@@ -30,31 +30,24 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
 """Names of arrays for each of our columns, the first that is there counts; `observations/camera` is a part of them."""
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 SCALARS: Final = frozenset(name for ours, names in ALIASES.items() if ours not in TREES for name in names)
-MAX_ROW: Final = 1 << 28  # bytes
 
 
 def column_names(archive: NpzArchive) -> tuple[list[str], int]:
     """The arrays with a row a step, and how many rows these, and most arrays, have. Raises BadData where none has rows."""
-    sizes = Counter(info.shape[0] for info in archive.arrays.values() if info.shape and info.dtype is not None)
-    if not sizes:
+    read = [one for one in archive.arrays.values() if one.shape and (one.dtype is not None or one.said == "text")]
+    if not read:
         raise BadData("no array has rows", where=archive.url, fix="write arrays with a row a step (docs/formats.md)")
+    sizes = Counter(one.shape[0] for one in read)
     rows = max(sizes, key=lambda size: (sizes[size], size))
-    texts = [info.name for info in archive.arrays.values() if info.dtype is not None and info.shape == (rows,)]
-    numbers = [info.name for info in archive.arrays.values() if info.has_rows(rows) and 0 not in info.shape[1:]]
-    return [name for name in archive.arrays if name in {*texts, *numbers}], rows
+    whole = [one for one in read if one.shape[0] == rows and 0 not in one.shape[1:]]
+    return [one.name for one in whole if one.dtype is not None or len(one.shape) == 1], rows
 
 
 def npz_schema(archive: NpzArchive) -> pa.Schema:
     """A column for each array with a row a step. Raises BadData where no array has rows."""
-    fields = []
-    for name in column_names(archive)[0]:
-        info = archive.arrays[name]
-        assert info.dtype is not None, "of a column"
-        kind = pa.from_numpy_dtype(info.dtype.newbyteorder("=")) if info.dtype.kind != "U" else pa.string()
-        for size in reversed(_row(info)):
-            kind = pa.list_(kind, size)
-        fields.append(pa.field(name, kind))
-    return pa.schema(fields)
+    columns = (archive.arrays[name] for name in column_names(archive)[0])
+    empty = {one.name: _arrow(one.name, np.empty((0, *one.shape[1:]), one.dtype or np.str_)) for one in columns}
+    return pa.table(empty).schema
 
 
 def npz_batches(
@@ -63,26 +56,24 @@ def npz_batches(
     """Each batch of rows, and the share of them that has been read with it."""
     names, rows = column_names(archive)
     wanted = [name for name in names if columns is None or name in columns]
-    row = sum(archive.arrays[name].nbytes for name in wanted) // max(1, rows)
-    if row > MAX_ROW:
-        raise BadData(f"a row takes {row >> 20} MiB", where=archive.url, fix="write smaller values")
+    row = sum(archive.arrays[name].row_bytes for name in wanted)
     at_once = max(1, min(max_rows, chunk_bytes // max(1, row)))
     with scope.part() as held:
-        parts = {name: archive.rows(name, held) for name in wanted}
+        read = {name: archive.rows(name, held) for name in wanted}
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
-            arrays = [_arrow(parts[name](count), archive.arrays[name]) for name in wanted]
-            yield pa.RecordBatch.from_arrays(arrays, wanted), (first + count) / rows
+            yield (
+                pa.RecordBatch.from_arrays([_arrow(name, read[name](count)) for name in wanted], wanted),
+                (first + count) / rows,
+            )
 
 
-def _row(info: ArrayInfo) -> tuple[int, ...]:
-    """The shape of a row; () where one number is written (N, 1), as replay buffers have rewards, flags and choices."""
-    is_choice = info.name in ALIASES[Columns.ACTIONS] and info.dtype is not None and info.dtype.kind in "iu"
-    return () if info.shape[1:] == (1,) and (info.name in SCALARS or is_choice) else info.shape[1:]
-
-
-def _arrow(values: NDArray[Any], info: ArrayInfo) -> pa.Array:
-    array = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for size in reversed(_row(info)):
+def _arrow(name: str, values: NDArray[Any]) -> pa.Array:
+    """A column; (N, 1), as replay buffers have rewards, flags and choices, is one number a row."""
+    is_choice = name in ALIASES[Columns.ACTIONS] and values.dtype.kind in "iu"
+    shape = () if values.shape[1:] == (1,) and (name in SCALARS or is_choice) else values.shape[1:]
+    flat = values.reshape(-1)
+    array = pa.array(flat, pa.string() if flat.dtype.kind == "U" else None)
+    for size in reversed(shape):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array

@@ -16,7 +16,6 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.flat_steps import NEXT, FlatSteps
-from offline_cli.formats.left_out import why_no_column
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.npz.columns import ALIASES, TREES, column_names
 from offline_cli.formats.npz.writing import ArchiveSink, check_npz
@@ -38,47 +37,43 @@ HOW: Final = (
 
 def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
     """Raises BadMapping where no mapping is given and the names say nothing; BadData."""
-    tables, odd = context.tables, dict[str, str]()
+    tables, left_out = context.tables, dict[str, str]()
     for file in files:
         with Scope() as scope:
             archive = NpzArchive(file, scope, memory_limit=tables.memory_limit)
             names, rows = column_names(archive)
-        others = {name: info for name, info in archive.arrays.items() if name not in names}
-        odd |= {name: why_no_column(info.said, info.shape, rows) for name, info in others.items()}
+        left_out |= {name: one.why_no_column(rows) for name, one in archive.arrays.items() if name not in names}
         if tables.mapping is None:
             columns = _columns_of(names)
             if not {Columns.OBS, Columns.ACTIONS} <= {name.partition(".")[0] for name in columns}:
-                known = next((name for name in odd if name in (*ALIASES[Columns.OBS], *ALIASES[Columns.ACTIONS])), None)
+                known = next((name for name in left_out if name in (*ALIASES[Columns.OBS], *ALIASES[Columns.ACTIONS])), None)
                 if known is not None:
-                    raise BadData(f"the array {known!r} is {odd[known]}", where=file.url, fix="write it with a row a step")
+                    what = f"the array {known!r} is {left_out[known]}"
+                    raise BadData(what, where=file.url, fix="write it with a row a step")
                 raise BadMapping(f"arrays whose names say nothing: {', '.join(archive.arrays)[:500]}", where=file.url, fix=HOW)
-            for name in context.drop.intersection(columns):
-                del columns[name]
-                odd[name] = LEFT_OUT
-            document = {"description": "Arrays by the names that this field uses.", "columns": columns}
-            tables = replace(tables, mapping=document)
+            left_out |= dict.fromkeys(context.drop.intersection(columns), LEFT_OUT)
+            columns = {ours: theirs for ours, theirs in columns.items() if ours not in context.drop}
+            tables = replace(tables, mapping={"description": "Arrays by the names that this field uses.", "columns": columns})
     try:
         source = NpzSource(files, context.location, options=tables, storage_options=context.storage_options, kind="npz")
     except BadMapping as error:
-        if not odd:
+        if not left_out:
             raise
-        what = f"{error.what}; no columns are {'; '.join(f'{name} ({why})' for name, why in odd.items())}"
+        what = f"{error.what}; no columns are {'; '.join(f'{name} ({why})' for name, why in left_out.items())}"
         raise BadMapping(what[:2000], where=error.where, fix=error.fix) from error
-    source.left_out = odd
+    source.left_out = left_out
     return source
 
 
 def _columns_of(names: Collection[str]) -> dict[str, str]:
     """Theirs by ours, as a mapping has them."""
     columns: dict[str, str] = {}
-    for ours, theirs in ALIASES.items():
-        for one in theirs:
-            below = [name for name in names if name.startswith(f"{one}/")] if ours in TREES else []
-            found = (
-                {ours: one} if one in names else {f"{ours}.{name[len(one) + 1 :].replace('/', '.')}": name for name in below}
-            )
-            if found:
-                columns |= found
+    for ours, aliases in ALIASES.items():
+        for theirs in aliases:
+            below = [name for name in names if name.startswith(f"{theirs}/")] if ours in TREES else []
+            parts = {f"{ours}.{name[len(theirs) + 1 :].replace('/', '.')}": name for name in below}
+            if theirs in names or parts:
+                columns |= {ours: theirs} if theirs in names else parts
                 break
     return columns
 

@@ -13,7 +13,7 @@ its observation, which was recorded, is the final one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -22,17 +22,16 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, MemoryLimitExceeded, UnsupportedSpace, UsageError
+from offline_cli.errors import BadData, UnsupportedSpace, UsageError
 from offline_cli.formats.action_shapes import choices, one_number_each
 from offline_cli.formats.flat_steps import ACTIONS, OBS, REWARDS, TERMINALS, blocks
 from offline_cli.formats.leaf_names import named_leaves
-from offline_cli.formats.left_out import why_no_column
-from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.npz.writing import ArchiveSink, check_npz
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind
 from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
+from offline_cli.formats.stored_arrays import StoredArray
 from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
@@ -59,7 +58,7 @@ def open_ogbench(files: Sequence[Location], context: OpenContext) -> Source:
             raise UsageError(what, where=file.url, fix=fix)
     with Scope() as scope:
         archive = NpzArchive(files[0], scope)
-        known = _space_of(archive, OBS), _space_of(archive, ACTIONS)
+        known = [_space_of(archive.numbers(name)) for name in (OBS, ACTIONS)]
     declared = SourceInfo(
         format=OgbenchSource.format,
         location=context.location,
@@ -71,11 +70,9 @@ def open_ogbench(files: Sequence[Location], context: OpenContext) -> Source:
     return OgbenchSource(files, context.location, declared)
 
 
-def _space_of(archive: NpzArchive, name: str) -> Space | None:
-    info = archive.numbers(name)
-    assert info.dtype is not None  # of numbers
-    dtype, row = info.dtype.newbyteorder("="), info.shape[1:]
-    if dtype.kind == "f":
+def _space_of(array: StoredArray) -> Space | None:
+    row, dtype = array.shape[1:], array.dtype
+    if dtype is not None and dtype.kind == "f":
         return spaces.Box(-np.inf, np.inf, row, dtype.type)
     return spaces.Box(0, 255, row, np.uint8) if dtype == np.uint8 and len(row) == 3 else None
 
@@ -93,48 +90,50 @@ class OgbenchSource(FileSource):
             try:
                 with self.scope.part() as held:
                     archive = NpzArchive(file, held, memory_limit=self.read_options.memory_limit)
-                    for batch, first in self._batches(archive, tally, held):
-                        ids = tuple(f"{prefix}-{number + at}" for at in range(len(batch)))
-                        origins = Origins((file.url,), np.zeros(len(ids), np.int64), first, np.ones(len(ids), np.bool_))
-                        number += len(ids)
-                        yield Fragments(replace(batch, ids=ids), origins)
+                    names, starts, ended = _steps(archive, tally)
+                    read = {name: archive.rows(name, held) for name in names}
+                    for begin, stop in blocks(starts, sum(archive.arrays[name].row_bytes for name in names)):
+                        first, rows = int(starts[begin]), int(starts[stop] - starts[begin])
+                        ids = tuple(f"{prefix}-{number + at}" for at in range(begin, stop))
+                        part = {name: read[name](rows) for name in names}
+                        tally.rows_in += rows
+                        batch = _batch(part, starts[begin : stop + 1] - first, ended[begin:stop], ids, file.url, tally)
+                        zeros, whole = np.zeros(len(ids), np.int64), np.ones(len(ids), np.bool_)
+                        yield Fragments(batch, Origins((file.url,), zeros, starts[begin:stop], whole))
+                    number += len(ended)
             except BadData as error:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
             self.done += file.size()
 
-    def _batches(self, archive: NpzArchive, tally: Tally, scope: Scope) -> Iterator[tuple[EpisodeBatch, NDArray[np.int64]]]:
-        """Batches of episodes, and (E,) the first row of each. Raises BadData; MemoryLimitExceeded."""
-        shapes = {name: archive.numbers(name).shape for name in NEEDED}
-        rows = shapes[OBS][0]
-        if any(shape[0] != rows for shape in shapes.values()):
-            said = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            raise BadData(f"arrays with different numbers of rows: {said}", where=archive.url, fix=FIX)
-        names = []
-        for name, info in archive.arrays.items():
-            if name in (Columns.EPS_ID, Columns.T):
-                tally.drop_column(name, "the name has a meaning here")
-            elif not info.has_rows(rows):
-                tally.drop_column(name, why_no_column(info.said, info.shape, rows))
-            elif name != TERMINALS:
-                names.append(name)
-        ends = np.flatnonzero(one_number_each(archive.whole(TERMINALS), TERMINALS, where=archive.url, fix=FIX)) + 1
-        starts = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
-        row = sum(archive.arrays[name].nbytes for name in names) // max(1, rows)
-        longest = int(np.diff(starts).max(initial=0))
-        if longest * row > EpisodeLimit.within(self.read_options.memory_limit).most:
-            what, fix = f"an episode of {longest:,} rows, too many for the memory limit", "raise --memory-limit"
-            raise MemoryLimitExceeded(what, where=archive.url, fix=f"{fix}, or write terminals that divide the rows")
-        parts = {name: archive.rows(name, scope) for name in names}
-        for begin, stop in blocks(starts, row):
-            arrays = {name: read(int(starts[stop] - starts[begin])) for name, read in parts.items()}
-            tally.rows_in += int(starts[stop] - starts[begin])
-            ended = np.isin(starts[begin + 1 : stop + 1], ends)
-            yield _batch(arrays, starts[begin : stop + 1] - starts[begin], ended, archive.url, tally), starts[begin:stop]
+
+def _steps(archive: NpzArchive, tally: Tally) -> tuple[list[str], NDArray[np.int64], NDArray[np.bool_]]:
+    """The names of its arrays, the first row of each episode (E+1,), and whether `terminals` end it (E,). Raises BadData."""
+    shapes = {name: archive.numbers(name).shape for name in NEEDED}
+    rows = shapes[OBS][0]
+    if any(shape[0] != rows for shape in shapes.values()):
+        said = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        raise BadData(f"arrays with different numbers of rows: {said}", where=archive.url, fix=FIX)
+    ends = np.flatnonzero(one_number_each(archive.values(TERMINALS), TERMINALS, where=archive.url, fix=FIX)) + 1
+    names = list[str]()
+    for name, one in archive.arrays.items():
+        if name in (Columns.EPS_ID, Columns.T):
+            tally.drop_column(name, "the name has a meaning here")
+        elif not one.has_rows(rows):
+            tally.drop_column(name, one.why_no_column(rows))
+        elif name != TERMINALS:
+            names.append(name)
+    starts = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
+    return names, starts, np.isin(starts[1:], ends)
 
 
 def _batch(
-    arrays: Mapping[str, NDArray[Any]], of_rows: NDArray[np.int64], ended: NDArray[np.bool_], where: str, tally: Tally
+    arrays: Mapping[str, NDArray[Any]],
+    of_rows: NDArray[np.int64],
+    ended: NDArray[np.bool_],
+    ids: tuple[str, ...],
+    where: str,
+    tally: Tally,
 ) -> EpisodeBatch:
     """Episodes whose rows begin at `of_rows` (E+1,); `ended` (E,): whether `terminals` say so."""
     starts, last = of_rows - np.arange(len(of_rows)), of_rows[1:] - 1
@@ -148,12 +147,11 @@ def _batch(
         terminated[whole] = zero[starts[1:][whole] - 1]
         terminated &= ended
         tally.assume("end-flag-before-end", int(zero.sum()) - int(terminated.sum()))
-    if REWARDS not in acted:
-        tally.assume(MISSING_REWARDS, int(starts[-1]))
+    tally.assume(MISSING_REWARDS, 0 if REWARDS in acted else int(starts[-1]))
     rewards = one_number_each(acted.pop(REWARDS, np.zeros(int(starts[-1]))), REWARDS, where=where, fix=FIX)
     kept = {name: values[last] for name, values in arrays.items() if name not in (OBS, REWARDS, MASKS)}
     return EpisodeBatch(
-        ids=("",) * len(ended),
+        ids=ids,
         starts=starts,
         obs=arrays[OBS],
         actions=choices(acted.pop(ACTIONS)),
@@ -176,10 +174,9 @@ class _OgbenchSink(ArchiveSink):
 
     def arrays_of(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         """See `ArchiveSink`."""
-        for name, tree in (("observations", batch.obs), ("actions", batch.actions)):
-            if not isinstance(tree, np.ndarray):
-                what = f"{name} of several parts, and OGBench's have one array"
-                raise UnsupportedSpace(what, where=f"episode {batch.ids[0]}", fix="--to npz, which has an array for each part")
+        if not (isinstance(batch.obs, np.ndarray) and isinstance(batch.actions, np.ndarray)):
+            what = "observations or actions of several parts, and OGBench's have one array"
+            raise UnsupportedSpace(what, where=f"episode {batch.ids[0]}", fix="--to npz, which has an array for each part")
         unknown = batch.final_obs_assumed & (batch.lengths > 0)
         self.context.tally.assume("last-step-not-kept", int(unknown.sum()))
         self._has_ends |= bool(batch.rewards.any() or batch.terminated.any())
@@ -191,7 +188,8 @@ class _OgbenchSink(ArchiveSink):
             arrays[name] = np.zeros((len(batch.obs), *leaf.shape[1:]), leaf.dtype)
             arrays[name][rows] = leaf
             for at, row in zip(last.tolist(), said, strict=True):
-                _restore(arrays[name], at, row.get(name) if isinstance(row, Mapping) else None)
+                if isinstance(row, Mapping) and name in row:
+                    _restore(arrays[name], at, row[name])
         masks, terminals = np.ones(len(batch.obs), np.float32), np.zeros(len(batch.obs), np.bool_)
         masks[last[batch.terminated & (batch.lengths > 0)] - 1] = 0
         terminals[np.where(unknown, last - 1, last)[batch.terminated | batch.truncated]] = True

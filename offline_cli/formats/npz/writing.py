@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
+from offline_cli.formats.flat_steps import REWARDS, narrow
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.sink import ForeignSink, Written, file_check
 from offline_cli.scopes import Scope
@@ -20,11 +21,9 @@ from offline_cli.storage.staging import StagedFile
 
 __all__ = ["ArchiveSink", "check_npz"]
 
-REWARDS: Final = "rewards"
 WRITTEN_AT: Final = (1980, 1, 1, 0, 0, 0)  # the same input gives the same bytes
 PIECE: Final = 8 << 20
 check_npz: Final = file_check(b"PK\x03\x04", "a NumPy archive")
-Form = tuple[np.dtype[Any], tuple[int, ...]]  # of a row
 
 
 class ArchiveSink(ForeignSink):
@@ -43,7 +42,7 @@ class ArchiveSink(ForeignSink):
     def __enter__(self) -> Self:
         self._scope = Scope()  # owns the temporary files
         self._files: dict[str, TempFile] = {}
-        self._forms: dict[str, Form] = {}
+        self._forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # of a row
         self._rows = 0  # of each array
         self._are_narrow = True  # no reward changes as float32
         return self
@@ -53,7 +52,7 @@ class ArchiveSink(ForeignSink):
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
-        where, arrays = f"episode {batch.ids[0]}", self._counted(batch)
+        arrays = self._counted(batch)
         forms = {name: (rows.dtype, rows.shape[1:]) for name, rows in arrays.items()}
         if not self._forms:
             self._forms = forms
@@ -61,7 +60,7 @@ class ArchiveSink(ForeignSink):
         if self._forms != forms:
             odd = next(name for name in {**self._forms, **forms} if self._forms.get(name) != forms.get(name))
             what = f"{odd!r} is {forms.get(odd, 'not there')}, and {self._forms.get(odd, 'not there')} before"
-            raise BadEpisode(what, where=where, fix="convert them into two files")
+            raise BadEpisode(what, where=f"episode {batch.ids[0]}", fix="convert them into two files")
         for name, rows in arrays.items():
             self._files[name].append(np.ascontiguousarray(rows))
         self._rows += len(next(iter(arrays.values())))
@@ -72,19 +71,16 @@ class ArchiveSink(ForeignSink):
         self._counted(batch)
 
     def _counted(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
-        with np.errstate(over="ignore"):
-            narrow = batch.rewards.astype(np.float32).astype(np.float64)
-        self._are_narrow &= bool(np.array_equal(narrow, batch.rewards, equal_nan=True))
+        self._are_narrow &= narrow(batch.rewards).dtype == np.float32
         count_left_out(batch, self.context.tally, kept=self.kept)
         return self.arrays_of(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
-        unwanted = self.unwanted()
-        folder = self.target.parent() or self.target
-        if folder is not self.target:
+        unwanted, folder = self.unwanted(), self.target.parent()
+        if folder is not None:
             folder.make_folder()
-        staged = StagedFile(self.target, folder=folder)
+        staged = StagedFile(self.target, folder=folder or self.target)
         try:
             with zipfile.ZipFile(staged, "w", allowZip64=True) as archive:
                 for name in self._files:
@@ -99,8 +95,7 @@ class ArchiveSink(ForeignSink):
     def _put(self, archive: zipfile.ZipFile, name: str) -> None:
         file, (dtype, row) = self._files[name], self._forms[name]
         written = np.dtype("<f4") if name == REWARDS and self._are_narrow else dtype
-        described = np.lib.format.dtype_to_descr(written)
-        header = {"descr": described, "fortran_order": False, "shape": (self._rows, *row)}
+        header = {"descr": np.lib.format.dtype_to_descr(written), "fortran_order": False, "shape": (self._rows, *row)}
         with archive.open(zipfile.ZipInfo(f"{name}.npy", WRITTEN_AT), "w", force_zip64=True) as member:
             np.lib.format.write_array_header_1_0(member, header)
             for offset in range(0, file.size, PIECE):
