@@ -29,20 +29,12 @@ def csv_of(write_lines: Write, header: str, *rows: Any) -> Path:
     return write_lines("log.csv", header, *(",".join(map(str, row)) for row in rows))
 
 
-def test_ids_times_and_ends_without_a_telling_name_are_found_by_their_values(write_lines: Write, read_table: Read) -> None:
-    rows = [(e, k, 0.3 * k * (-1) ** k, k % 2, int(k == 5), 1.0) for e in (7, 8, 9) for k in range(6)]
-    path = csv_of(write_lines, "sortie,k,temp,cmd,stop,reward", *rows)
+def test_an_id_without_a_telling_name_is_found_by_rows_that_stand_together(write_lines: Write, read_table: Read) -> None:
+    rows = [(e, k, 0.3 * k * (-1) ** k, k % 2, 1.0) for e in (7, 8, 9) for k in range(6)]
+    path = csv_of(write_lines, "sortie,step,temp,cmd,reward", *rows)
     text = proposed(path)
-    assert tomllib.loads(text)["columns"] == {
-        "eps_id": "sortie",
-        "t": "k",
-        "obs": "temp",
-        "actions": "cmd",
-        "rewards": "reward",
-        "dones": "stop",
-    }
-    assert 'eps_id = "sortie"  # changes where "k" falls back' in text
-    assert 'dones = "stop"  # true in last rows of "sortie" alone' in text
+    columns = {"eps_id": "sortie", "t": "step", "obs": "temp", "actions": "cmd", "rewards": "reward"}
+    assert tomllib.loads(text)["columns"] == columns
     assert read_table(path, text)[1].num_steps == 18
 
 
@@ -79,9 +71,9 @@ def test_of_a_file_with_another_delimiter_the_values_are_looked_at_too(write_lin
     found = tomllib.loads(text)
     assert found["csv"] == {"delimiter": ";", "decimal": ","}
     assert found["categories"] == {"modus": ["auto", "hand"]}
-    assert found["columns"] == {"eps_id": "sortie", "t": "zeit", "obs": ["pos", "modus"], "actions": "cmd"}
-    _, batch = read_table(path, 'episode_ends = "t"\n' + text)
-    assert batch.obs[:2].tolist() == [[0.5, 0.0], [1.5, 1.0]]
+    assert found["columns"] == {"eps_id": "sortie", "obs": ["zeit", "pos", "modus"], "actions": "cmd"}
+    _, batch = read_table(path, text)
+    assert batch.obs[:2].tolist() == [[0, 0.5, 0], [1, 1.5, 1]]
 
 
 @pytest.mark.parametrize(
@@ -100,16 +92,12 @@ def test_a_column_of_agents_is_proposed_as_such(
     assert batch.num_steps == 20
 
 
-@pytest.mark.parametrize("number", ["odometer", "travel_time"])
-def test_a_date_that_orders_the_rows_of_each_id_is_the_time_and_not_a_number_that_grows(
-    number: str, write_lines: Write
-) -> None:
+@pytest.mark.parametrize(("name", "number"), [("logged", "odometer"), ("date", "travel_time")])
+def test_a_date_orders_the_rows_and_a_number_that_grows_does_not(name: str, number: str, write_lines: Write) -> None:
     rows = [(e, 10 * e + k, f"2024-03-0{e} 12:00:0{k}", 0.3 * k, k % 2) for e in (7, 8) for k in range(6)]
-    text = proposed(csv_of(write_lines, f"run,{number},logged,x,action", *rows))
-    assert tomllib.loads(text)["columns"]["t"] == "logged"
-    assert 't = "logged"  # grows from row to row of each "run"' in text
-    left = '# left out: "travel_time": looks like a time too' in text
-    assert left if number == "travel_time" else tomllib.loads(text)["columns"]["obs"] == ["odometer", "x"]
+    columns = tomllib.loads(proposed(csv_of(write_lines, f"run,{number},{name},x,action", *rows)))["columns"]
+    assert columns["t"] == name
+    assert columns["obs"] == (["odometer", "x"] if number == "odometer" else "x")
 
 
 def test_cells_without_a_value_are_offered_to_be_filled_and_the_lines_work(write_lines: Write, read_table: Read) -> None:

@@ -20,14 +20,13 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.arrow_leaves import is_text
-from offline_cli.formats.rllib.packed import looks_packed
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.arrow_types import dtype_of, is_bytes, is_list
-from offline_cli.formats.tables.files import TableFiles
+from offline_cli.formats.tables.files import TableFiles, dtype_of, is_bytes, is_list
 from offline_cli.formats.tables.mapping import (
     EXTRA,
     FILE_ID,
@@ -44,9 +43,6 @@ from offline_cli.formats.tables.mapping import (
 from offline_cli.formats.tables.text_files import NO_LETTER, SAY_ENCODING
 from offline_cli.meanings import Element, Meanings
 from offline_cli.spaces import Space, leaf_spaces
-
-__all__ = ["Column", "Layout", "Leaf", "category_space", "columns_of", "common_columns", "expanded", "lay_out", "match"]
-__all__ += ["meanings_of", "texts_of", "value_sql"]
 
 MEANINGS: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
 INDEXES: Final = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
@@ -106,6 +102,17 @@ class Leaf:
         """`obs`, `extra`, `rewards`."""
         return self.part.role
 
+    def array_of(self, column: Column) -> str:
+        """What the array of one of its columns is called among others: its name, and the column's where several are stacked."""
+        return f"{self.name}:{column.name}" if self.part.stacked else self.name
+
+    def values(self, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> NDArray[Any]:
+        """(N, ...) of the arrays of its columns, which have `prefix` before their names."""
+        parts = [arrays[f"{prefix}{self.array_of(column)}"] for column in self.columns]
+        if not self.part.stacked:
+            return parts[0]
+        return np.concatenate([part if part.ndim > 1 else part[:, None] for part in parts], axis=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -129,6 +136,11 @@ class Layout:
         """All columns of values, in the order of `v0`, `v1`, ... of a query."""
         return [(leaf, column) for leaf in self.leaves for column in leaf.columns]
 
+    @property
+    def names(self) -> dict[str, str]:
+        """Their columns by arrays."""
+        return {leaf.array_of(column): column.name for leaf, column in self.columns}
+
 
 # ---- the mapping and the columns of the files ----
 
@@ -140,17 +152,17 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> tuple[
     `files`: their columns by URL. Raises BadMapping with every column that is missing, or that `unmapped` refuses.
     """
     every, said = common_columns(files), mapping.said
-    parts = [_costs(part, every) for part in mapping.parts]
-    absent = [part for part in parts if part.said_as in said.optional and not _has(every, part)]
-    used = replace(mapping, parts=tuple(part for part in parts if part not in absent))
-    problems = [problem for url, columns in files.items() for problem in _missing(used, columns, url if len(files) > 1 else "")]
-    for part in absent:
-        having = [url for url, columns in files.items() if _has(columns, part)]
-        if having:  # leaving it out of all would lose it silently
-            what = f"column '{', '.join(part.columns)}' (for {part.said_as}) is in {having[0]} and not in all files"
-            problems.append(f"{what}: convert these files apart, or leave it out of the mapping")
-    named = set(used.names())
     anywhere = dict.fromkeys(name for columns in files.values() for name in columns)
+    parts = [_costs(part, every) for part in mapping.parts]
+    used = [part for part in parts if part.said_as not in said.optional or all(_has(anywhere, name) for name in part.columns)]
+    problems = list[str]()
+    for theirs in dict.fromkeys(name for part in used for name in part.columns):
+        lacking = [url for url, columns in files.items() if not _has(columns, theirs)]
+        if lacking:  # one file may lack what is optional for all: leaving it out of all would lose it silently
+            ours = ", ".join(part.said_as for part in used if theirs in part.columns)
+            place = f" in {lacking[0]}" if len(files) > 1 else ""
+            problems.append(f"no column '{theirs}'{place} (for {ours}){nearest(theirs, files[lacking[0]])}")
+    named = {name for part in used for name in part.columns}
     rest = [name for name in anywhere if name not in named and not any(name.startswith(f"{one}.") for one in named)]
     for name in rest:
         if said.unmapped == "error":
@@ -167,7 +179,8 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> tuple[
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files)}", fix=fix)
     spare = tuple(name for name in rest if said.unmapped == EXTRA and name not in INDEXES and name in every)
     why = "the numbers of a data frame's rows" if said.unmapped == EXTRA else f'not named, and unmapped = "{said.unmapped}"'
-    return used, spare, {name: why if name in every else "not in every file" for name in rest if name not in spare}
+    dropped = {name: why if name in every else "not in every file" for name in rest if name not in spare}
+    return replace(mapping, parts=tuple(used)), spare, dropped
 
 
 def _costs(part: Part, columns: Collection[str]) -> Part:
@@ -189,21 +202,8 @@ def expanded(theirs: str, columns: Collection[str]) -> list[str]:
     return [theirs] if theirs in columns else [name for name in columns if name.startswith(f"{theirs}.")]
 
 
-def _has(columns: Collection[str], part: Part) -> bool:
-    return all(theirs in (FILE_ID, FOLDER_ID) or expanded(theirs, columns) for theirs in part.columns)
-
-
-def _missing(mapping: TableMapping, columns: Collection[str], url: str) -> list[str]:
-    lacking: dict[str, list[str]] = {}
-    for part in mapping.parts:
-        for theirs in part.columns:
-            if not _has(columns, replace(part, columns=(theirs,))):
-                lacking.setdefault(theirs, []).append(part.said_as)
-    place = f" in {url}" if url else ""
-    return [
-        f"no column '{theirs}'{place} (for {', '.join(dict.fromkeys(ours))}){nearest(theirs, columns)}"
-        for theirs, ours in lacking.items()
-    ]
+def _has(columns: Collection[str], theirs: str) -> bool:
+    return theirs in (FILE_ID, FOLDER_ID) or bool(expanded(theirs, columns))
 
 
 def first_url(files: Mapping[str, Any]) -> str:
@@ -246,64 +246,65 @@ def columns_of(
 ) -> dict[str, Column]:
     """Flat columns by name; `times`: those in which dates and times as text are recognised; `nulls`: whose nulls count."""
     found = {name: _typed(files, name) for name in names}
-    texts = [name for name in found if files.holds_text(name)]
-    counted = [name for name in found if name in nulls and name not in texts]
-    if texts or counted:
-        asked = ", ".join(["count(*)", *(f"count({files.column(name)})" for name in counted)])
-        rows, *present = files.one(f"SELECT {asked} FROM {files.relation(counted)}")
-        for name, count in zip(counted, present, strict=True):
-            found[name] = replace(found[name], rows=rows, nulls=rows - count)
-    if texts:  # as rows of one column: SQL that names thousands of columns takes DuckDB half a minute to plan
-        columns = {files.column(name): name for name in texts}
-        timed = [f"'{place}'" for place, name in columns.items() if name in times]
-        cell = _cell_sql("x", decimal, f"name IN ({', '.join(timed)})" if timed else "")
-        each = f"UNPIVOT (SELECT {', '.join(columns)} FROM {files.relation(texts)}) ON COLUMNS(*) INTO NAME name VALUE x"
-        seen = dict.fromkeys(columns, (0, 0))
-        for batch in files.query(f"SELECT name, count(*), bit_or(1 << ({cell})) FROM ({each}) GROUP BY name"):
-            seen |= {name: counts for name, *counts in zip(*map(pa.Array.to_pylist, batch.columns), strict=True)}
-        for place, (count, mask) in seen.items():
-            name = columns[place]
-            found[name] = replace(found[name], rows=rows, nulls=rows - count)
-            held = [kind for kind in range(len(KINDS)) if mask >> kind & 1]
-            if held:
-                found[name] = _of_text(files, found[name], _cell_sql(place, decimal, "true" if name in times else ""), held)
+    texts = {files.column(name): name for name in found if files.holds_text(name)}
+    counted = [name for name in found if name in nulls and not files.holds_text(name)]
+    if not (texts or counted):
+        return found
+    asked = ", ".join(["count(*)", *(f"count({files.column(name)})" for name in counted)])
+    rows, *present = files.one(f"SELECT {asked} FROM {files.relation(counted)}")
+    found |= {name: replace(found[name], rows=rows, nulls=rows - count) for name, count in zip(counted, present, strict=True)}
+    if not texts:
+        return found
+    # as rows of one column: SQL that names thousands of columns takes DuckDB half a minute to plan
+    each = f"UNPIVOT (SELECT {', '.join(texts)} FROM {files.relation(texts.values())}) ON COLUMNS(*) INTO NAME name VALUE x"
+    timed = ", ".join(f"'{place}'" for place, name in texts.items() if name in times)
+    cell = _cell_sql("x", decimal, f"name IN ({timed})" if timed else "false")
+    seen: dict[str, list[tuple[int, int, int, list[str]]]] = {name: [] for name in texts.values()}
+    sql = (
+        f"SELECT name, kind, count(*), max(length(regexp_extract(replace(x, ' ', ''), '^\\[+'))),"
+        f" min(x, {SAMPLES}) FILTER (WHERE kind = {TEXT}) FROM (SELECT *, {cell} AS kind FROM ({each})) GROUP BY name, kind"
+    )
+    for batch in files.query(sql):
+        for place, *kind in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+            seen[texts[place]].append(tuple(kind))
+    for name, groups in seen.items():
+        found[name] = replace(found[name], rows=rows, nulls=rows - sum(count for _, count, _, _ in groups))
+        if groups:
+            found[name] = _of_text(found[name], sorted(groups, key=lambda group: group[0]))
     return found
 
 
 def _typed(files: TableFiles, name: str) -> Column:
-    """What the types of a column say."""
+    """What the type of a column says."""
     kind = files.kind_of(name)
     if files.holds_text(name) or pa.types.is_null(kind):
         return Column(name, is_soft=True)
-    dtypes = [dtype for one in files.types[name] if not pa.types.is_null(one) and (dtype := dtype_of(one)) is not None]
-    if not dtypes or dtype_of(kind) is None:
+    dtype = dtype_of(kind)
+    if dtype is None:
         return Column(name, "other", held=str(kind))
     depth, inner = 0, kind
     while is_list(inner):
         depth, inner = depth + 1, inner.value_type
     cells = "time" if pa.types.is_temporal(kind) else "list" if depth or isinstance(kind, pa.BaseExtensionType) else "number"
-    return Column(name, cells, np.result_type(*dtypes), is_soft=files.is_text, depth=depth)
+    return Column(name, cells, dtype, is_soft=files.is_text, depth=depth)
 
 
-def _of_text(files: TableFiles, column: Column, cell: str, held: Sequence[int]) -> Column:
-    """What most cells of a column of text are; `held`: the kinds that occur."""
-    kinds, place = tuple(dict.fromkeys(KINDS[kind] for kind in held)), files.column(column.name)
-    cells, depth, texts = kinds[0], 1, list[str]()
-    if len(kinds) > 1:
-        same = [[kind for kind in held if KINDS[kind] == one] for one in kinds]
-        asked = ", ".join(f"count(*) FILTER (WHERE list_contains({one}, x))" for one in same)
-        counts = files.one(f"SELECT {asked} FROM (SELECT {cell} AS x FROM {files.relation([column.name])})")
-        cells = kinds[int(np.argmax(counts))]
-    if cells == "list":
-        brackets = f"length(regexp_extract(replace({place}, ' ', ''), '^\\[+'))"
-        depth = files.one(f"SELECT max({brackets}) FROM {files.relation([column.name])}")[0] or 1
-    if TEXT in held:
-        sql = f"SELECT {place} FROM {files.relation([column.name])} WHERE {cell} = {TEXT} LIMIT 1000"
-        texts = [text for batch in files.query(sql) for text in batch.column(0).to_pylist()]
-    has_fractions = any(kind in held for kind in FRACTIONS if KINDS[kind] == cells)
-    dtype = np.dtype(np.bool_ if cells == "bool" else np.float64 if has_fractions else np.int64)
-    samples = tuple(dict.fromkeys(texts))[:SAMPLES]
-    return replace(column, cells=cells, dtype=dtype, kinds=kinds, samples=samples, depth=depth)
+def _of_text(column: Column, groups: Sequence[tuple[int, int, int, list[str]]]) -> Column:
+    """What most cells of a column of text are; `groups`: of each kind its number, cells, depth of lists, and samples."""
+    kinds, counts = tuple(dict.fromkeys(KINDS[kind] for kind, *_ in groups)), dict.fromkeys(KINDS, 0)
+    for kind, count, _, _ in groups:
+        counts[KINDS[kind]] += count
+    cells = max(kinds, key=lambda one: counts[one])
+    mine = [group for group in groups if KINDS[group[0]] == cells]
+    has_fractions = any(kind in FRACTIONS for kind, *_ in mine)
+    return replace(
+        column,
+        cells=cells,
+        dtype=np.dtype(np.bool_ if cells == "bool" else np.float64 if has_fractions else np.int64),
+        kinds=kinds,
+        samples=tuple(text for *_, texts in groups for text in dict.fromkeys(texts or ())),
+        depth=max(1, *(depth for _, _, depth, _ in mine)) if cells == "list" else 1,
+    )
 
 
 def texts_of(files: TableFiles, name: str, most_rows: int = 1 << 62) -> list[str] | None:
@@ -318,16 +319,14 @@ def texts_of(files: TableFiles, name: str, most_rows: int = 1 << 62) -> list[str
 
 
 def _cell_sql(column: str, decimal: str, with_times: str) -> str:
-    """What a cell of text is, as an index of `KINDS`; NULL where it is empty. `with_times`: where it may be a time, as SQL."""
+    """What a cell of text is, as an index of `KINDS`. `with_times`: where it may be a time, as SQL."""
     number = _number_sql(column, decimal)
     marks = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
-    time = f" WHEN {with_times} AND {_time_sql(column, 'us')} IS NOT NULL THEN 5" if with_times else ""
     return (
-        f"CASE WHEN {column} IS NULL THEN NULL WHEN {number} IS NOT NULL"
-        f" THEN CASE WHEN {marks} OR NOT abs({number}) < {LARGEST} THEN 1 ELSE 0 END"
+        f"CASE WHEN {number} IS NOT NULL THEN CASE WHEN {marks} OR NOT abs({number}) < {LARGEST} THEN 1 ELSE 0 END"
         f" WHEN lower(trim({column})) IN ('true', 'false') THEN 2"
         f" WHEN starts_with(ltrim({column}), '[') THEN CASE WHEN regexp_matches({column}, '[.eEnN]') THEN 4 ELSE 3 END"
-        f"{time} ELSE {TEXT} END"
+        f" WHEN {with_times} AND {_time_sql(column, 'us')} IS NOT NULL THEN 5 ELSE {TEXT} END"
     )
 
 
@@ -354,24 +353,29 @@ def _time_sql(column: str, unit: str) -> str:
 
 def value_sql(files: TableFiles, role: str, column: Column, decimal: str) -> tuple[str, list[Any]]:
     """A column's value, NULL where it has none, and the bound values. Times are nanoseconds as `t`, else microseconds."""
-    place, cells = files.column(column.name), column.cells
+    place, cells, kind = files.column(column.name), column.cells, files.kind_of(column.name)
     if cells == "category":
         return f"NULLIF(list_position(?, CAST({place} AS VARCHAR)), 0) - 1", [list(column.categories)]
     if not files.holds_text(column.name):
-        is_nanos = pa.types.is_temporal(files.kind_of(column.name)) and files.units[column.name] == "ns"
-        if cells == "time" and role == Columns.T:
-            return (place if is_nanos else f"CASE WHEN abs({place}) < {LARGEST // 1000} THEN {place} * 1000 END"), []
-        return (f"{place} // 1000" if is_nanos else place), []
+        is_date = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
+        micros = f"epoch_us({place})" if is_date else place
+        if cells != "time" or role != Columns.T:
+            return micros, []
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            return f"epoch_ns({place})", []
+        return f"CASE WHEN abs({micros}) < {LARGEST // 1000} THEN {micros} * 1000 END", []
     text = f"lower(trim({place}))"
     if role in FLAG_ROLES:  # 0 or 1 in any format of numbers, true or false, yes or no
         is_said = f"WHEN {text} IN ('true', 'yes', 'y', 't') THEN 1.0 WHEN {text} IN ('false', 'no', 'n', 'f') THEN 0.0"
         return f"CASE {is_said} ELSE TRY_CAST({place} AS DOUBLE) END", []
     if cells == "bool":
         return f"CASE {text} WHEN 'true' THEN true WHEN 'false' THEN false END", []
-    kind = "DOUBLE" if column.dtype.kind == "f" else "BIGINT"
+    number = "DOUBLE" if column.dtype.kind == "f" else "BIGINT"
     if cells == "list":
-        return f"CASE WHEN starts_with(ltrim({place}), '[') THEN TRY_CAST({place} AS {kind}{'[]' * column.depth}) END", []
-    return (_time_sql(place, "ns" if role == Columns.T else "us") if cells == "time" else _number_sql(place, decimal, kind)), []
+        return f"CASE WHEN starts_with(ltrim({place}), '[') THEN TRY_CAST({place} AS {number}{'[]' * column.depth}) END", []
+    return (
+        _time_sql(place, "ns" if role == Columns.T else "us") if cells == "time" else _number_sql(place, decimal, number)
+    ), []
 
 
 # ---- leaves ----
@@ -383,23 +387,27 @@ def lay_out(
     columns: Mapping[str, Column],
     known: tuple[Space | None, Space | None],
 ) -> Layout:
-    """The layout of all files, of what `match` gave. Raises BadMapping with every column that contradicts the mapping."""
+    """The layout of all files, of what `match` gave. Raises BadMapping with every column that contradicts the mapping.
+
+    `known`: the spaces of observations and actions that are declared.
+    """
     mapping, spare, dropped = matched
-    problems, leaves, fills = list[str](), list[Leaf](), mapping.said.fill
+    problems, leaves = list[str](), list[Leaf]()
     left_out = {name: why for name in spare if (why := _why_no_extra(columns[name]))}
-    others = [Part(EXTRA, (name,), (name,)) for name in spare if name not in left_out]
-    for part in (*mapping.parts, *others):
+    for part in (*mapping.parts, *(Part(EXTRA, (name,), (name,)) for name in spare if name not in left_out)):
+        is_tree = part.role in (*TREES, EXTRA)
         structs = [theirs for theirs in part.columns if theirs not in files.kinds and theirs not in (FILE_ID, FOLDER_ID)]
-        if structs and (part.role not in (*TREES, EXTRA) or part.stacked):
+        if structs and (not is_tree or part.stacked):
             problems.append(f"{part.said_as}: '{structs[0]}' is a struct: name one of its columns")
-        elif part.role in (*TREES, EXTRA):
-            for inner in _apart(part, structs, files):
-                found = [_values(name, inner, columns[name], mapping, files, problems) for name in inner.columns]
+        elif is_tree:
+            for inner in _of_struct(part, structs, files):
+                found = [_as_values(inner, columns[name], mapping, files, problems) for name in inner.columns]
                 if all(one.cells != "other" for one in found):
                     leaves.append(Leaf(inner, tuple(found), np.result_type(*(one.dtype for one in found))))
         elif part.role in SCALARS:
             dtype = np.dtype(np.float64 if part.role == Columns.REWARDS else np.bool_)
-            leaves.append(Leaf(part, tuple(Column(name, "number", dtype) for name in part.columns), dtype))
+            fill = mapping.said.fill.get(part.columns[0]) if part.role == Columns.REWARDS else None
+            leaves.append(Leaf(part, (Column(part.columns[0], "number", dtype, fill=fill),), dtype))
         elif part.role == Columns.T:
             order = columns[part.columns[0]]
             if order.cells not in ("number", "time"):
@@ -408,20 +416,17 @@ def lay_out(
                 problems.append(f"t: column '{order.name}' holds {held}, {hint}")
             dtype = np.dtype(np.float64 if order.dtype.kind == "f" and order.cells == "number" else np.int64)
             leaves.append(Leaf(part, (replace(order, dtype=dtype),), dtype))
-    for i, leaf in enumerate(leaves):
-        if leaf.role in FILLED_ROLES:
-            leaves[i] = replace(leaf, columns=tuple(replace(one, fill=fills.get(one.name)) for one in leaf.columns))
-    twins = {(leaf.role, leaf.part.path): leaf for leaf in leaves}
-    leaves = [replace(leaf, dtype=_dtype(leaf, twins, mapping, known)) for leaf in leaves]
-    problems += [*_bad_fills(leaves, fills), *_bad_keys(mapping, files.kinds)]
+    by_part = {(leaf.role, leaf.part.path): leaf for leaf in leaves}
+    leaves = [replace(leaf, dtype=_dtype(leaf, by_part, mapping, known)) for leaf in leaves]
+    problems += [*_bad_fills(leaves, mapping.said.fill), *_bad_keys(mapping, files.kinds)]
     if problems:
         fix = "name columns of numbers, lists of numbers or JSON lists; leave the others out"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files.columns)}", fix=fix)
     return Layout(tuple(leaves), mapping.infos, {**dropped, **left_out})
 
 
-def _apart(part: Part, structs: Sequence[str], files: TableFiles) -> list[Part]:
-    """A part for each column of a struct."""
+def _of_struct(part: Part, structs: Sequence[str], files: TableFiles) -> list[Part]:
+    """The part itself, or of a struct a part for each of its columns."""
     if not structs:
         return [part]
     names = expanded(structs[0], files.kinds)
@@ -429,10 +434,11 @@ def _apart(part: Part, structs: Sequence[str], files: TableFiles) -> list[Part]:
     return [replace(part, path=path, columns=(name,)) for name, path in zip(names, paths, strict=True)]
 
 
-def _values(name: str, part: Part, column: Column, mapping: TableMapping, files: TableFiles, problems: list[str]) -> Column:
+def _as_values(part: Part, column: Column, mapping: TableMapping, files: TableFiles, problems: list[str]) -> Column:
     """How the column is read as numbers; as `other`, and with a problem, where it holds none."""
-    categories, image = mapping.said.categories.get(name, ()), mapping.said.images.get(name, "")
-    held, kind = f"{part.said_as}: column '{name}' holds", files.kinds[name]
+    name, said, kind = column.name, mapping.said, files.kinds[column.name]
+    categories, image = said.categories.get(name, ()), said.images.get(name, "")
+    column, held = replace(column, fill=said.fill.get(name)), f"{part.said_as}: column '{name}' holds"
     if image and is_bytes(kind):
         return replace(column, cells="image", dtype=np.dtype(np.uint8), image=image)
     if categories and not column.held:
@@ -450,15 +456,14 @@ def _values(name: str, part: Part, column: Column, mapping: TableMapping, files:
     elif column.held:
         hint = f'; if these are PNG or JPEG: [images] {toml_key(name)} = "rgb"' if "binary" in column.held else ""
         problems.append(f"{held} {column.held}, not numbers{hint or '; this type is not supported'}")
-    elif any(map(looks_packed, column.samples)):
-        fix = "are read from Parquet and SampleBatch files only: record with output_compress_columns=[], or as Parquet"
-        problems.append(f"{held} RLlib's packed values, which {fix}")
     else:
-        said, texts = _hint(column), texts_of(files, name)
-        names = "more than 256 different ones, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
-        said = said or f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = {names}"
+        hint = _hint(column)
+        if not hint:
+            texts = texts_of(files, name)
+            names = f"more than {MOST_TEXTS} texts, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
+            hint = f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = {names}"
         shown = ", ".join(repr(text[:40]) for text in column.samples[:3])
-        problems.append(f"{held} text ({shown}), not numbers; {said}")
+        problems.append(f"{held} text ({shown}), not numbers; {hint}")
     return replace(column, cells="other")
 
 
@@ -505,18 +510,17 @@ def _bad_keys(mapping: TableMapping, kinds: Mapping[str, pa.DataType]) -> Iterat
 def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iterator[str]:
     """Fills that the columns cannot hold."""
     filled = [(leaf, column) for leaf in leaves for column in leaf.columns if column.fill is not None]
-    for name in fills:
-        if name not in {column.name for _, column in filled}:
-            yield f"fill: '{name}' is a struct, or holds no numbers: name its columns"
+    for name in fills.keys() - {column.name for _, column in filled}:
+        yield f"fill: '{name}' is a struct, or holds no numbers: name its columns"
     for leaf, column in filled:
-        what = f"fill: column '{column.name}' of {leaf.name} holds {leaf.dtype}"
         if column.fill == MEAN and (leaf.dtype.kind != "f" or column.holds_arrays):
+            what = f"fill: column '{column.name}' of {leaf.name} holds {leaf.dtype}"
             yield f"{what}, and no mean of them: a number, previous, or single floats by [dtypes]"
 
 
 def _dtype(
     leaf: Leaf,
-    twins: Mapping[tuple[str, tuple[str, ...]], Leaf],
+    by_part: Mapping[tuple[str, tuple[str, ...]], Leaf],
     mapping: TableMapping,
     known: tuple[Space | None, Space | None],
 ) -> np.dtype[Any]:
@@ -526,7 +530,7 @@ def _dtype(
     """
     role, dtype = Columns.OBS if leaf.role == Columns.NEXT_OBS else leaf.role, leaf.dtype
     for other in (Columns.OBS, Columns.NEXT_OBS) if role == Columns.OBS else ():
-        dtype = np.result_type(dtype, twins.get((other, leaf.part.path), leaf).dtype)
+        dtype = np.result_type(dtype, by_part.get((other, leaf.part.path), leaf).dtype)
     dtypes = mapping.said.dtypes
     said, space = {Columns.OBS: (dtypes.obs, known[0]), Columns.ACTIONS: (dtypes.actions, known[1])}.get(role, (None, None))
     if said is not None:

@@ -13,20 +13,20 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.errors import PROBLEM, BadData, BadEpisode, MemoryLimitExceeded
+from offline_cli.errors import PROBLEM, BadEpisode, MemoryLimitExceeded
 from offline_cli.formats.action_shapes import choices
-from offline_cli.formats.arrow_leaves import infos_of
+from offline_cli.formats.leaf_names import tree_of_names
 from offline_cli.formats.memory_limits import WRITTEN
 from offline_cli.formats.source import Fragments, Openable, Origins
 from offline_cli.formats.step_rows import (
@@ -44,11 +44,9 @@ from offline_cli.formats.tables.mapping import EXTRA, FILE_ID, STARTS, TableMapp
 from offline_cli.formats.tables.values import BAD, GAP, MISSING, Mask, Rows, ValueReader
 from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
-from offline_cli.trees import Tree
+from offline_cli.trees import Tree, flatten
 
-__all__ = ["BETWEEN", "NOTHING", "ROW_ID", "Assembler", "Division", "Naming", "source_hash"]
-
-RUN, NEXT = "__run", "__next"
+RUN, EPISODE, NEXT = "__run", "__episode", "__next"
 HASHED_BYTES: Final = 64 << 10  # at each end of a file
 LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
@@ -59,10 +57,6 @@ TIE_FIX: Final = (
     " where rows are in order"
 )
 END_FIX: Final = '`episode_ends = "flags"` in the mapping, where an id names more than an episode; else correct the flag'
-
-Episode = NDArray[np.int64]  # (N,) the number of each row's episode among those that are made together
-
-
 ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
 BETWEEN, NOTHING = "\x1f", "\x1e"  # parts of a key, in the column `key` of a query; a part that has no value
 
@@ -124,8 +118,6 @@ class Naming:
 
     def runs(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
         """(N,) a number for each run of rows of one `key`."""
-        if not self.division.keys:
-            return np.zeros(batch.num_rows, np.int64)
         keys = batch.column("key")
         same = np.ones(batch.num_rows, np.bool_)
         same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
@@ -137,39 +129,34 @@ class Naming:
 
     def of_run(self, run: int) -> str:
         """The key of a run, for messages; empty where it has none."""
-        return self._keys.get(run, "").replace(BETWEEN, "-") if self.division.keyed else ""
+        return self._keys[run].replace(BETWEEN, "-") if self.division.keyed else ""
 
     def named(self, runs: Sequence[int]) -> list[Name]:
         """The names of episodes in order, by their runs."""
-        division, keys = self.division, [self._keys.get(run, "").split(BETWEEN) for run in runs]
+        division, keys = self.division, [self._keys[run].split(BETWEEN) for run in runs]
         for run in [run for run in self._keys if run < runs[-1]]:
             del self._keys[run]
-        if division.each_row or not (division.keyed and division.keys):
-            numbers = range(self._passed, self._passed + len(runs))
-            self._passed += len(runs)
-            self.tally.assume("missing-eps-id", 0 if division.each_row else len(runs))
-            texts = [self._texts(key)[0] if division.each_row and division.keys else None for key in keys]
-            return [Name(f"{self.prefix}{number}", text) for number, text in zip(numbers, texts, strict=True)]
+        numbered = division.each_row or not (division.keyed and division.keys)
+        self.tally.assume("missing-eps-id", len(runs) if not division.each_row and (numbered or division.by_file) else 0)
         found = []
         for run, key in zip(runs, keys, strict=True):
-            theirs, agent, module = self._texts(key)
-            name = f"{self.prefix}{key[-1]}-{theirs}" if division.keys[-1][0] == "" else f"{self.prefix}{theirs}"
+            by_role: dict[str, list[str | None]] = {}
+            for (role, _), text in zip(division.keys, key, strict=False):
+                by_role.setdefault(role, []).append(None if text == NOTHING else text)
+            theirs = "-".join(map(str, by_role.get(Columns.EPS_ID, [])))
+            agent, module = (by_role.get(role, [None])[0] for role in (Columns.AGENT_ID, Columns.MODULE_ID))
+            if numbered:
+                found.append(Name(f"{self.prefix}{self._passed}", theirs if division.keys else None))
+                self._passed += 1
+                continue
+            name = "".join([self.prefix, *(f"{number}-" for number in by_role.get("", ())), theirs])
             shared = name if agent is not None else None
-            if any(role == Columns.AGENT_ID for role, _ in division.keys) and (agent is not None or module is not None):
+            if Columns.AGENT_ID in by_role and (agent is not None or module is not None):
                 name = agent_episode_id(name, module, agent)
             self._before = run, self._before[1] + 1 if self._before[0] == run else 0
             name = f"{name}-{self._before[1]}" if division.divides_keys else name
             found.append(Name(name, theirs if self.prefix and not division.by_file else None, agent, module, shared))
-        self.tally.assume("missing-eps-id", len(runs) if division.by_file else 0)
         return found
-
-    def _texts(self, key: Sequence[str]) -> tuple[str, str | None, str | None]:
-        """The id, the agent and the module of a key."""
-        by_role: dict[str, list[str | None]] = {}
-        for (role, _), text in zip(self.division.keys, key, strict=False):
-            by_role.setdefault(role, []).append(None if text == NOTHING else text)
-        agent, module = (by_role.get(role, [None])[0] for role in (Columns.AGENT_ID, Columns.MODULE_ID))
-        return "-".join(map(str, by_role.get(Columns.EPS_ID, []))), agent, module
 
 
 # ---- rows as arrays ----
@@ -180,28 +167,20 @@ def _taken(rows: Rows, which: Any) -> Rows:
     return {name: values[which] for name, values in rows.items()}
 
 
-def _kept(rows: Rows, episode: Episode, which: Mask) -> tuple[Rows, Episode]:
-    """Some rows, with their episodes."""
-    return (rows, episode) if which.all() else (_taken(rows, which), episode[which])
-
-
 def _ended(rows: Rows) -> Mask:
     """(N,) whether a row has an end flag."""
     flags = [rows[name] for name in END_FLAGS if name in rows]
     return np.asarray(np.logical_or.reduce([np.zeros(len(rows[POS]), np.bool_), *flags]))
 
 
-def _first_of_each(found: NDArray[np.int64], episode: Episode) -> list[int]:
-    """Of some rows, in order, the first of each episode."""
-    rows: list[int] = found[np.unique(episode[found], return_index=True)[1]].tolist()
-    return rows
+def _same(rows: Rows) -> Mask:
+    """(N-1,) whether a row is of the episode of the row before it."""
+    return np.asarray(rows[EPISODE][1:] == rows[EPISODE][:-1])
 
 
 def _changes_in(values: NDArray[Any], after: Mask) -> Mask:
     """(N,) whether a row has another value than the row before, or stands `after` a row that is marked; the first one has."""
-    changes = np.ones(len(values), np.bool_)
-    changes[1:] = (values[1:] != values[:-1]) | after[:-1]
-    return changes
+    return np.concatenate([[True], (values[1:] != values[:-1]) | after[:-1]])
 
 
 def _latest(chosen: Mask) -> NDArray[np.int64]:
@@ -209,21 +188,19 @@ def _latest(chosen: Mask) -> NDArray[np.int64]:
     return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
 
 
-def _gaps_in(steps: NDArray[Any], run: NDArray[np.int64], *, counted: bool) -> Mask:
-    """(K,) which of the differences `steps` (K,) of `t` are gaps; `run` (K,), sorted: the episode of each.
+def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) -> Mask:
+    """(K,) which of the differences `steps` (K,) of `t` are gaps; `episode` (K,): that of each.
 
     Where `t` is `counted` and most steps of an episode are 1: all others. Where most lie within a half of their median: those
     of more than LONG_GAP times that. Where steps are irregular, none is.
     """
-    pairs = np.bincount(run)
-    counts = (counted & (2 * np.bincount(run[steps == 1], minlength=len(pairs)) >= pairs))[run]
-    if counts.all():
-        return np.asarray(steps != 1)
-    middle = np.cumsum(pairs) - pairs + np.maximum(pairs - 1, 0) // 2
-    median = steps[np.lexsort((steps, run))][np.minimum(middle, len(steps) - 1)]
-    near = np.abs(steps - median[run]) <= median[run] / 2
-    regular = (2 * np.bincount(run[near], minlength=len(pairs)) >= pairs) & (median > 0)
-    return np.asarray(np.where(counts, steps != 1, regular[run] & (steps > LONG_GAP * median[run])))
+    step = pl.col("step")
+    usual = step.median().over("episode")
+    counts = pl.lit(counted) & ((step == 1).mean().over("episode") >= 0.5)
+    is_regular = (((step - usual).abs() <= usual / 2).mean().over("episode") >= 0.5) & (usual > 0)
+    gaps = pl.when(counts).then(step != 1).otherwise(is_regular & (step > LONG_GAP * usual))
+    found = pl.DataFrame({"step": steps, "episode": episode}).select(gaps.alias("gap"))
+    return np.asarray(found["gap"].to_numpy(), np.bool_)
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
@@ -232,16 +209,6 @@ def _joined(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: np.concatenate([part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]) for name in names}
-
-
-def _nested(leaves: Sequence[tuple[tuple[str, ...], NDArray[Any]]]) -> Tree:
-    """Nested dicts by path; the empty path is the array itself."""
-    if not leaves[0][0]:
-        return leaves[0][1]
-    parts: dict[str, list[tuple[tuple[str, ...], NDArray[Any]]]] = {}
-    for path, values in leaves:
-        parts.setdefault(path[0], []).append((path[1:], values))
-    return {name: _nested(inner) for name, inner in parts.items()}
 
 
 # ---- episodes ----
@@ -262,6 +229,7 @@ class Assembler:
     declares_actions: bool = False
     lost_keys: list[int] = field(default_factory=list)  # positions of good rows without an id
     in_order: bool = True  # whether the rows of an episode stand together in the files
+    _kept: list[tuple[int, str, str]] = field(default_factory=list)  # rows to be kept, as `_reject` has them
     _reported: int = 0  # bad rows of files that were reported
     _touched: bool = False  # whether bad rows of files cost an episode
     _said_flags: bool = False
@@ -283,24 +251,24 @@ class Assembler:
             last = len(begins) if self.division.each_row else int(np.flatnonzero(begins)[-1])
             yield from self._made(_taken(rows, slice(0, last)), begins[:last])
             held, is_open = [_taken(rows, slice(last, None))] if last < len(begins) else [], len(begins) - last
-            self._check_length(held)
+            for rows in held:
+                self._check_length(rows)
         self._report()
         if held:
             rows = _joined(held)
             yield from self._made(rows, self._begins(rows))
         self._finish()
 
-    def _check_length(self, held: Sequence[Rows]) -> None:
-        roles = {Columns.OBS, Columns.ACTIONS, Columns.REWARDS, EXTRA}
-        names = [leaf.name for leaf in self.reader.layout.leaves if leaf.role in roles]
-        for rows in held:
-            size = sum(array.nbytes for array in rows.values())
-            if max(2 * size, WRITTEN * sum(rows[name].nbytes for name in names)) > self.room:
-                key, first = self.naming.of_run(int(rows[RUN][0])), self.files.place(int(rows[POS][0]))
-                name = f"episode {key}" if key else f"the episode that begins at {first}"
-                what = f"the rows of one episode take more than {size / 1e6:,.0f} MB, which is too much for the memory limit"
-                fix = "raise --memory-limit, or choose another end of episodes: --episode-ends, or a column of ids"
-                raise MemoryLimitExceeded(what, where=name, fix=fix)
+    def _check_length(self, rows: Rows) -> None:
+        others = (Columns.T, STARTS, *END_FLAGS)
+        written = sum(array.nbytes for name, array in rows.items() if name[:2] != "__" and name not in others)
+        size = sum(array.nbytes for array in rows.values())
+        if max(2 * size, WRITTEN * written) > self.room:
+            key = self.naming.of_run(int(rows[RUN][0]))
+            name = f"episode {key}" if key else f"the episode that begins at {self.files.place(int(rows[POS][0]))}"
+            what = f"the rows of one episode take more than {size / 1e6:,.0f} MB, which is too much for the memory limit"
+            fix = "raise --memory-limit, or choose another end of episodes: --episode-ends, or a column of ids"
+            raise MemoryLimitExceeded(what, where=name, fix=fix)
 
     # ---- where episodes begin ----
 
@@ -355,23 +323,26 @@ class Assembler:
     def lose_keys(self, positions: list[int], column: str) -> None:
         """Set aside rows without an id."""
         self.lost_keys = positions
-        what = f"column {column} has no value"
         fix = "delete the row if it is empty, or give it its id; --on-error skip leaves out the episodes beside it"
-        self._reject([(pos, BadEpisode(what, where=self.files.place(pos), fix=fix)) for pos in positions])
+        self._reject([(pos, f"column {column} has no value", fix) for pos in positions])
         self.tally.rows_in += len(positions)
 
-    def _reject(self, errors: Sequence[tuple[int, BadEpisode]], rows: Rows | None = None) -> None:
-        """Set rows aside, as their files have them where that is text, else as far as they were read."""
-        keeps = self.rejects.on_error is OnError.QUARANTINE
-        raws = self.files.raw_rows([pos for pos, _ in errors]) if keeps else {}
-        at = {} if rows is None or not keeps else {pos: row for row, pos in enumerate(rows[POS].tolist())}
-        for pos, error in errors:
-            raw = raws.get(pos)
-            if raw is None and rows is not None and pos in at:
-                raw = {name: np.asarray(values[at[pos]]).tolist() for name, values in rows.items() if name[:2] != "__"}
-            self.rejects.add(error, raw="" if raw is None else json.dumps(raw, default=str))
+    def _reject(self, found: Sequence[tuple[int, str, str]]) -> None:
+        """Set rows aside: position, what is wrong, and the remedy; those that are kept at once, when all are known."""
+        if self.rejects.on_error is OnError.QUARANTINE:
+            self._kept += found
+            found = []
+        for pos, why, fix in found:
+            self.rejects.add(BadEpisode(why, where=self.files.place(pos), fix=fix))
 
-    def _tell_losses(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> None:
+    def _keep(self) -> None:
+        """Hand on the rows that are kept, as their files have them."""
+        raws = self.files.raw_rows(sorted(pos for pos, _, _ in self._kept), self.mapping.names())
+        for pos, why, fix in self._kept:
+            error = BadEpisode(why, where=self.files.place(pos), fix=fix)
+            self.rejects.add(error, raw=json.dumps(raws.get(pos, {}), default=str))
+
+    def _tell_losses(self, rows: Rows, names: Sequence[Name]) -> None:
         """Which episodes lost a row that has no columns, or no id: those of the rows beside it."""
         gone = [*((one.file << ROW_BITS) + one.row for one in self.files.bad), *self.lost_keys]
         if not gone or self.division.each_row:
@@ -385,10 +356,11 @@ class Assembler:
                 found = int(np.searchsorted(numbers, beside, sorter=order))
                 row = int(order[found]) if found < len(order) else -1
                 if row >= 0 and numbers[row] == beside and not (beside < first and ended[row]):
-                    self.rejects.lose(named[int(episode[row])].id, self.files.place(gone[at]))
+                    self.rejects.lose(names[int(rows[EPISODE][row])].id, self.files.place(gone[at]))
                     self._touched = True
 
     def _finish(self) -> None:
+        self._keep()
         count = len(self.files.bad) + len(self.lost_keys)
         if not self.in_order:
             self.tally.assume(UNKNOWN_EPISODE, count)
@@ -397,117 +369,159 @@ class Assembler:
         elif count and not self._touched:
             self.rejects.lose_episodes(Lost.BAD_ROW)
 
-    def _without_bad(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> Mask:
-        """(N,) the rows that are whole; what is wrong with others goes to the rejects, and costs their episode."""
-        bad, errors = rows[BAD], []
-        for pos in rows[POS][bad].tolist():
-            why, fix = self.reader.reasons.pop(pos)
-            errors.append((pos, BadEpisode(why, where=self.files.place(pos), fix=fix)))
-        self._reject(errors, rows)
-        left = set(episode[~bad].tolist())
-        for pos, e in zip(rows[POS][bad].tolist(), episode[bad].tolist(), strict=True):
+    def _without_bad(self, rows: Rows, names: Sequence[Name]) -> Rows:
+        """The rows that are whole; what is wrong with others goes to the rejects, and costs their episode."""
+        bad = rows[BAD]
+        if not bad.any():
+            return rows
+        wrong, kept = _taken(rows, bad), _taken(rows, ~bad)
+        self._reject([(pos, *self.reader.reasons.pop(pos)) for pos in wrong[POS].tolist()])
+        left = set(kept[EPISODE].tolist())
+        for pos, e in zip(wrong[POS].tolist(), wrong[EPISODE].tolist(), strict=True):
             if e in left:
-                self.rejects.lose(named[e].id, self.files.place(pos))
-        self.rejects.lose_episodes(Lost.BAD_ROW, len(set(episode[bad].tolist()) - left))
-        return ~bad
+                self.rejects.lose(names[e].id, self.files.place(pos))
+        self.rejects.lose_episodes(Lost.BAD_ROW, len(set(wrong[EPISODE].tolist()) - left))
+        return kept
+
+    def _without_refused(self, rows: Rows, found: NDArray[np.int64], why: Lost, error: Callable[[int], BadEpisode]) -> Rows:
+        """The rows of other episodes than those of the rows `found`; `error`: of the first row that is found of one."""
+        good = np.ones(len(rows[POS]), np.bool_)
+        for row in found[np.unique(rows[EPISODE][found], return_index=True)[1]].tolist():
+            whole = rows[EPISODE] == rows[EPISODE][row]
+            self.rejects.add(error(row), rows=int(whole.sum()))
+            self.rejects.lose_episodes(why)
+            good &= ~whole
+        return _taken(rows, good) if len(found) else rows
 
     # ---- whole episodes ----
 
     def _made(self, rows: Rows, begins: Mask) -> Iterator[Fragments]:
+        """The episodes that begin where `begins` says, but for those that are refused."""
         if not len(begins):
             return
-        episode, division = np.cumsum(begins) - 1, self.division
-        named = self.naming.named(rows[RUN][begins].tolist())
-        self._count_falls(rows, episode)
-        self._tell_losses(rows, episode, named)
-        rows = self._filled(rows, episode)
-        if rows[BAD].any():
-            rows, episode = _kept(rows, episode, self._without_bad(rows, episode, named))
-        if not division.each_row and division.keyed and division.ends != "t" and Columns.T in rows:
-            rows, episode = _kept(rows, episode, self._without_ties(rows, episode))
+        division, names = self.division, self.naming.named(rows[RUN][begins].tolist())
+        rows = {name: values for name, values in rows.items() if name != RUN} | {EPISODE: np.cumsum(begins) - 1}
+        t = rows.get(Columns.T)
+        if t is not None and division.ends in ("flags", "chain") and not division.keyed:  # not in order, or without a flag
+            falls = np.flatnonzero((t[1:] < t[:-1]) & _same(rows)) + 1
+            self.tally.assume(T_FALLS, len(falls), places=lambda: (self.files.place(pos) for pos in rows[POS][falls].tolist()))
+        self._tell_losses(rows, names)
+        rows = self._without_bad(self._filled(rows), names)
+        if t is not None and division.keyed and not division.each_row and division.ends != "t":
+            rows = self._without_ties(rows)
             if not (division.divides_keys or division.by_file):
-                rows, episode = _kept(rows, episode, self._without_early_ends(rows, episode, named))
-        self._count_files(rows, episode)
+                rows = self._without_early_ends(rows, names)
+        if len(self.files.files) > 1:
+            pieces = np.unique((rows[EPISODE] << ROW_BITS) + (rows[POS] >> ROW_BITS))
+            self.tally.fragments_stitched += len(pieces) - len(np.unique(pieces >> ROW_BITS))
         if GAP in rows:
-            rows, episode, named = self._split(rows, episode, named)
+            rows, names = self._split(rows, names)
         if self.mapping.said.shift:
-            rows, episode = self._shifted(rows, episode)
-        if len(episode):
-            yield self._fragments(rows, episode, named)
+            rows = self._shifted(rows)
+        if len(rows[POS]):
+            yield self._fragments(rows, names)
 
-    def _count_falls(self, rows: Rows, episode: Episode) -> None:
-        """`t` falls inside an episode that flags or a chain divide: rows are not in order, or a flag is missing."""
-        t, division = rows.get(Columns.T), self.division
-        if t is not None and division.ends in ("flags", "chain") and not division.keyed:
-            falls = np.flatnonzero((t[1:] < t[:-1]) & (episode[1:] == episode[:-1])) + 1
-            self.tally.assume(T_FALLS, len(falls), places=lambda: (self.files.place(int(rows[POS][row])) for row in falls))
-
-    def _count_files(self, rows: Rows, episode: Episode) -> None:
-        file = rows[POS] >> ROW_BITS
-        if len(file) and (file != file[0]).any():
-            pairs = np.unique(episode * (int(file.max()) + 1) + file)
-            self.tally.fragments_stitched += len(pairs) - len(np.unique(episode))
-
-    def _without_ties(self, rows: Rows, episode: Episode) -> Mask:
-        """(N,) each `t` of an episode once; an episode with different rows for one `t` is a bad one."""
-        t, good = rows[Columns.T], np.ones(len(episode), np.bool_)
-        ties = np.flatnonzero((episode[1:] == episode[:-1]) & (t[1:] == t[:-1]))
+    def _without_ties(self, rows: Rows) -> Rows:
+        """Each `t` of an episode once; an episode with different rows for one `t` is refused."""
+        ties = np.flatnonzero(_same(rows) & (rows[Columns.T][1:] == rows[Columns.T][:-1]))
+        if not len(ties):
+            return rows
         equal = np.ones(len(ties), np.bool_)
-        for name, values in rows.items() if len(ties) else ():
-            if name not in (POS, RUN):
-                mine, theirs = values[ties], values[ties + 1]
-                equal &= np.array(mine == theirs, np.bool_) if values.dtype == object else equal_rows(mine, theirs)
-        good[ties[equal] + 1] = False
+        for mine, theirs in ((values[ties], values[ties + 1]) for name, values in rows.items() if name != POS):
+            equal &= np.array(mine == theirs, np.bool_) if mine.dtype == object else equal_rows(mine, theirs)
         self.tally.assume("duplicate-row", int(equal.sum()))
-        for row in _first_of_each(ties[~equal], episode):
-            where = " and ".join(self.files.place(int(rows[POS][at])) for at in (row, row + 1))
-            what = f"two different rows of one episode have t = {self._time(rows, row)}"
-            error = BadEpisode(what, where=where, fix=TIE_FIX, details={PROBLEM: "conflicting-episode"})
-            good &= ~self._refused(error, episode == episode[row], Lost.CONFLICT)
-        return good
 
-    def _without_early_ends(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> Mask:
-        """(N,) not the rows of episodes that continue after an end flag, where `t` gives their order."""
-        good = np.ones(len(episode), np.bool_)
-        for row in _first_of_each(np.flatnonzero(_ended(rows)[:-1] & (episode[1:] == episode[:-1])), episode):
-            name, at, after = named[int(episode[row])], self._time(rows, row), self._time(rows, row + 1)
+        def error(row: int) -> BadEpisode:
+            what = f"two different rows of one episode have t = {self._time(rows, row)}"
+            where = " and ".join(self.files.place(pos) for pos in rows[POS][row : row + 2].tolist())
+            return BadEpisode(what, where=where, fix=TIE_FIX, details={PROBLEM: "conflicting-episode"})
+
+        once = np.ones(len(rows[POS]), np.bool_)
+        once[ties[equal] + 1] = False
+        conflicts = np.isin(rows[EPISODE], rows[EPISODE][ties[~equal]])
+        self._without_refused(rows, ties[~equal], Lost.CONFLICT, error)
+        return _taken(rows, once & ~conflicts)
+
+    def _without_early_ends(self, rows: Rows, names: Sequence[Name]) -> Rows:
+        """Without the episodes that continue after an end flag, where `t` gives their order."""
+
+        def error(row: int) -> BadEpisode:
+            name, at, after = names[int(rows[EPISODE][row])], self._time(rows, row), self._time(rows, row + 1)
             what = f"episode {name.theirs or name.id} has an end flag at t = {at} and continues at t = {after}"
             where = self.files.place(int(rows[POS][row]))
-            error = BadEpisode(what, where=where, fix=END_FIX, details={PROBLEM: "steps-after-end"})
-            good &= ~self._refused(error, episode == episode[row], Lost.STEPS_AFTER_END)
-        return good
+            return BadEpisode(what, where=where, fix=END_FIX, details={PROBLEM: "steps-after-end"})
 
-    def _refused(self, error: BadEpisode, whole: Mask, why: Lost) -> Mask:
-        self.rejects.add(error, rows=int(whole.sum()))
-        self.rejects.lose_episodes(why)
-        return whole
+        return self._without_refused(rows, np.flatnonzero(_ended(rows)[:-1] & _same(rows)), Lost.STEPS_AFTER_END, error)
 
     def _time(self, rows: Rows, row: int) -> str:
         """`t` of a row as people write it; times are nanoseconds since 1970."""
         t = rows[Columns.T][row]
         return str(np.datetime64(int(t), "ns")).rstrip("0").rstrip(".").replace("T", " ") if self._is_time else str(t)
 
-    def _shifted(self, rows: Rows, episode: Episode) -> tuple[Rows, Episode]:
+    def _shifted(self, rows: Rows) -> Rows:
         """Steps of rows whose action led to their observation: that of the row after, and its observation as the next one."""
-        goes_on = episode[1:] == episode[:-1]
-        self.tally.assume("zero-length-episode", len(np.unique(episode)) - len(np.unique(episode[1:][goes_on])))
-        acted, led = np.flatnonzero(goes_on), np.flatnonzero(goes_on) + 1
-        obs = [leaf.name for leaf in self.reader.layout.of(Columns.OBS)]
-        of_row = {*obs, Columns.T, POS, RUN}
-        made = {name: values[acted] if name in of_row else values[led] for name, values in rows.items()}
-        return made | {f"{NEXT}{name}": rows[name][led] for name in obs}, episode[acted]
+        led = np.flatnonzero(_same(rows)) + 1
+        self.tally.assume("zero-length-episode", len(np.unique(rows[EPISODE])) - len(np.unique(rows[EPISODE][led])))
+        obs = [leaf.array_of(column) for leaf in self.reader.layout.of(Columns.OBS) for column in leaf.columns]
+        of_row = {*obs, Columns.T, POS, EPISODE}
+        made = {name: values[led - 1] if name in of_row else values[led] for name, values in rows.items()}
+        return made | {f"{NEXT}{name}": rows[name][led] for name in obs}
 
-    def _fragments(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> Fragments:
-        layout, count = self.reader.layout, len(episode)
+    # ---- missing cells ----
+
+    def _filled(self, rows: Rows) -> Rows:
+        """Rows in which missing cells have the value of the row before in the episode, and in its part between gaps.
+
+        A part begins with the first row that needs no value from before; without `split_at_gaps` such a row is a bad one.
+        """
+        marks = {name.removeprefix(MISSING): values for name, values in rows.items() if name.startswith(MISSING)}
+        if not marks:
+            return rows
+        rows = {name: values for name, values in rows.items() if not name.startswith(MISSING)}
+        gap = rows.get(GAP, np.zeros(len(rows[POS]), np.bool_))
+        begins = _latest(_changes_in(rows[EPISODE], gap))
+        if GAP in rows:
+            ready = np.cumsum(~gap & ~np.logical_or.reduce(list(marks.values())))
+            rows[GAP] = gap = gap | (ready == np.concatenate([[0], ready])[begins])
+            begins = _latest(_changes_in(rows[EPISODE], gap))
+        for name, mark in marks.items():
+            missing, source = mark & ~gap, _latest(~mark)
+            found, column = missing & (source >= begins), self.reader.layout.names[name]
+            rows[name] = values = rows[name].copy()
+            values[found] = values[source[found]]
+            self.tally.assume(f"filled-previous:{column}", int(found.sum()))
+            why = f"column {column} has no value, and no row before it in the episode has one"
+            rows[BAD] = rows[BAD] | (missing & ~found)
+            self.reader.reasons |= dict.fromkeys(rows[POS][missing & ~found].tolist(), (why, UNFILLED))
+        return rows
+
+    def _split(self, rows: Rows, names: Sequence[Name]) -> tuple[Rows, list[Name]]:
+        """The parts of episodes between gaps, each with a name."""
+        kept = _taken(rows, ~rows[GAP])
+        first = np.diff(_latest(_changes_in(rows[EPISODE], rows[GAP]))[~rows[GAP]], prepend=-1) != 0
+        of, parts = kept[EPISODE][first], list[Name]()
+        for e, n in zip(of.tolist(), (np.arange(len(of)) - np.searchsorted(of, of)).tolist(), strict=True):
+            parts.append(names[e]._replace(id=f"{names[e].id}-gap{n}", shared=None) if n else names[e])
+            if names[e].id in self.rejects.incomplete:
+                self.rejects.lose(parts[-1].id, self.rejects.incomplete[names[e].id])
+        self.tally.assume("split-at-gap", int(rows[GAP].sum()))
+        self.tally.assume("zero-length-episode", len(np.unique(rows[EPISODE])) - len(np.unique(of)))
+        return kept | {EPISODE: np.cumsum(first) - 1}, parts
+
+    # ---- batches ----
+
+    def _fragments(self, rows: Rows, names: Sequence[Name]) -> Fragments:
+        layout, count = self.reader.layout, len(rows[POS])
         flags: dict[str, NDArray[Any]] = {name: rows[name] for name in END_FLAGS if name in rows}
         if not flags and not self._said_flags:
             self._said_flags = True
             self.tally.assume("missing-end-flags")
         terminateds, truncateds = end_flags(flags, count, self.tally)
-        numbers, code = np.unique(episode, return_inverse=True)
-        ids, theirs, agents, modules, shared = (tuple(one) for one in zip(*(named[e] for e in numbers.tolist()), strict=True))
+        numbers, code = np.unique(rows[EPISODE], return_inverse=True)
+        ids, theirs, agents, modules, shared = (tuple(one) for one in zip(*(names[e] for e in numbers.tolist()), strict=True))
         if Columns.REWARDS not in rows:
             self.tally.assume(MISSING_REWARDS, count)
+        infos = rows.get(Columns.INFOS)
         steps = StepRows(
             keys=Keys(code.astype(np.int64), ids, agents, modules, shared if any(shared) else None),
             obs=self._tree(rows, Columns.OBS),
@@ -517,8 +531,8 @@ class Assembler:
             terminateds=terminateds,
             truncateds=truncateds,
             t=None,
-            extra={".".join(leaf.part.path): rows[leaf.name] for leaf in layout.of(EXTRA)},
-            infos=self._infos(rows, code, ids),
+            extra={".".join(leaf.part.path): leaf.values(rows) for leaf in layout.of(EXTRA)},
+            infos=None if infos is None or not any(infos) else infos.tolist(),
             reset_infos=None,
             file=np.zeros(count, np.int64),
             follows=False,
@@ -526,11 +540,12 @@ class Assembler:
         )
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
         if Columns.T in rows:
-            self._count_gaps(rows, code, ids)
-        is_ended = batch.terminated | batch.truncated
-        last = np.append(begun[1:], count) - 1
-        unfinished = [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~is_ended).tolist()]
-        self._assume_at(UNFINISHED, rows, unfinished)
+            inside, leaf = code[1:] == code[:-1], layout.t
+            counted = leaf is not None and leaf.dtype.kind in "iu" and not self._is_time
+            gaps = np.flatnonzero(inside)[_gaps_in(np.diff(rows[Columns.T])[inside], code[1:][inside], counted=counted)] + 1
+            self._assume_at("gap-in-t", rows, [(row, ids[int(code[row])]) for row in gaps.tolist()])
+        is_ended, last = batch.terminated | batch.truncated, np.append(begun[1:], count) - 1
+        self._assume_at(UNFINISHED, rows, [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~is_ended).tolist()])
         custom = tuple({Columns.SOURCE_ID: theirs[c]} for c in code[begun].tolist()) if theirs[0] is not None else None
         file, row = rows[POS] >> ROW_BITS, rows[POS] & ((1 << ROW_BITS) - 1)
         origins = Origins.of_rows(tuple(one.url for one in self.files.files), file, row, begun)
@@ -547,7 +562,8 @@ class Assembler:
         self.tally.assume(kind, len(counted), places=places)
 
     def _tree(self, rows: Rows, role: str, prefix: str = "") -> Tree:
-        return _nested([(leaf.part.path, rows[f"{prefix}{leaf.name}"]) for leaf in self.reader.layout.of(role)])
+        leaves = {".".join(leaf.part.path): leaf.values(rows, prefix) for leaf in self.reader.layout.of(role)}
+        return leaves[""] if "" in leaves else tree_of_names(leaves, ".")
 
     def _actions(self, rows: Rows) -> Tree:
         """Actions, whole numbers alone in a list as choices where no space says otherwise."""
@@ -557,88 +573,13 @@ class Assembler:
     def _next_obs(self, rows: Rows) -> Tree | None:
         if self.mapping.said.shift:
             return self._tree(rows, Columns.OBS, NEXT)
-        leaves = self.reader.layout.of(Columns.NEXT_OBS)
-        for leaf in leaves:
-            theirs = rows.get(".".join((Columns.OBS, *leaf.part.path)))
-            if theirs is None or theirs.shape[1:] != rows[leaf.name].shape[1:]:
-                have = "nothing" if theirs is None else f"shape {list(theirs.shape[1:])}"
-                what = f"{leaf.name} has shape {list(rows[leaf.name].shape[1:])}, and obs has {have}"
+        if not self.reader.layout.of(Columns.NEXT_OBS):
+            return None
+        obs, found = dict(flatten(self._tree(rows, Columns.OBS))), self._tree(rows, Columns.NEXT_OBS)
+        for path, leaf in flatten(found):
+            mine, theirs = leaf.shape[1:], obs[path].shape[1:] if path in obs else None
+            if mine != theirs:
+                what = f"new_obs has shape {list(mine)}, and obs has {'nothing' if theirs is None else list(theirs)}"
                 fix = "name the same columns, one step later, for new_obs as for obs"
                 raise BadEpisode(what, where=self.files.files[0].url, fix=fix)
-        return self._tree(rows, Columns.NEXT_OBS) if leaves else None
-
-    def _count_gaps(self, rows: Rows, run: NDArray[np.int64], ids: Sequence[str]) -> None:
-        t, leaf, inside = rows[Columns.T], self.reader.layout.t, run[1:] == run[:-1]
-        is_counter = leaf is not None and leaf.dtype.kind in "iu" and not self._is_time
-        gaps = _gaps_in(np.diff(t)[inside], run[1:][inside], counted=is_counter)
-        self._assume_at("gap-in-t", rows, [(row, ids[int(run[row])]) for row in (np.flatnonzero(inside)[gaps] + 1).tolist()])
-
-    def _infos(self, rows: Rows, code: NDArray[np.int64], ids: Sequence[str]) -> list[Mapping[str, Any]] | None:
-        if Columns.INFOS not in rows:
-            return None
-        column = pa.chunked_array([pa.array(rows[Columns.INFOS].tolist(), pa.large_string())])
-        named, places = pa.field(self.reader.layout.infos or Columns.INFOS, column.type), rows[POS].tolist()
-        try:
-            found = infos_of(column, named, where=lambda row: self.files.place(places[row]))
-            return None if found is None else list(found)
-        except BadData:  # one by one, because one of them cannot be read
-            infos: list[Mapping[str, Any]] = []
-            for row, pos in enumerate(places):
-                try:
-                    infos += infos_of(column.slice(row, 1), named, where=partial(self._place_of_all, pos)) or [{}]
-                except BadData as error:
-                    self.rejects.add(error, raw=column[row].as_py())
-                    self.rejects.lose(ids[int(code[row])], self.files.place(pos))
-                    infos.append({})
-            return infos
-
-    def _place_of_all(self, pos: int, _: int) -> str:
-        return self.files.place(pos)
-
-    # ---- missing cells ----
-
-    def _filled(self, rows: Rows, episode: Episode) -> Rows:
-        """Rows in which missing cells have the value of the row before in the episode, and in its part between gaps.
-
-        A part begins with the first row that needs no value from before; without `split_at_gaps` such a row is a bad one.
-        """
-        marks = {int(name.removeprefix(MISSING)): values for name, values in rows.items() if name.startswith(MISSING)}
-        if not marks:
-            return rows
-        rows = {name: values for name, values in rows.items() if not name.startswith(MISSING)}
-        gap = rows.get(GAP, np.zeros(len(episode), np.bool_))
-        begins = _latest(_changes_in(episode, gap))
-        if GAP in rows:
-            ready = np.cumsum(~gap & ~np.logical_or.reduce(list(marks.values())))
-            rows[GAP] = gap = gap | (ready == np.concatenate([[0], ready])[begins])
-            begins = _latest(_changes_in(episode, gap))
-        start, before = 0, None
-        for number, (leaf, column) in enumerate(self.reader.layout.columns):
-            start, before = start if leaf is before else 0, leaf
-            width = (*self.reader.shapes.get(number, ()), 1)[0]
-            span, start = (slice(start, start + width),) if leaf.part.stacked else (), start + width
-            missing = marks.get(number, gap) & ~gap
-            if missing.any():
-                source = _latest(~marks[number])
-                found = missing & (source >= begins)
-                rows[leaf.name] = values = rows[leaf.name].copy()
-                values[(found, *span)] = values[(source[found], *span)]
-                self.tally.assume(f"filled-previous:{column.name}", int(found.sum()))
-                why = f"column {column.name} has no value, and no row before it in the episode has one"
-                rows[BAD] = rows[BAD] | (missing & ~found)
-                self.reader.reasons |= dict.fromkeys(rows[POS][missing & ~found].tolist(), (why, UNFILLED))
-        return rows
-
-    def _split(self, rows: Rows, episode: Episode, named: Sequence[Name]) -> tuple[Rows, Episode, list[Name]]:
-        """The parts of episodes between gaps, each with a name."""
-        gap = rows[GAP]
-        begins = _latest(_changes_in(episode, gap))[~gap]
-        first = np.diff(begins, prepend=-1) != 0
-        part, of, parts = np.cumsum(first) - 1, episode[~gap][first], list[Name]()
-        for e, n in zip(of.tolist(), (np.arange(len(of)) - np.searchsorted(of, of)).tolist(), strict=True):
-            parts.append(named[e]._replace(id=f"{named[e].id}-gap{n}", shared=None) if n else named[e])
-            if named[e].id in self.rejects.incomplete:
-                self.rejects.lose(parts[-1].id, self.rejects.incomplete[named[e].id])
-        self.tally.assume("split-at-gap", int(gap.sum()))
-        self.tally.assume("zero-length-episode", len(np.unique(episode)) - len(np.unique(of)))
-        return _taken(rows, ~gap), part, parts
+        return found

@@ -1,23 +1,24 @@
 """Files of a table as one relation of DuckDB, rows in the order of the files.
 
-DuckDB never sees a name or a path of the files: columns are called by number (`c0`, `k0`), files by links in a folder.
-Each row has `__pos`: the number of its file times 2 ** 40, and its own number in that file, bad rows counted too.
+Whatever the files are, their rows come as Arrow batches; text (CSV, JSON) is parsed once, into a temporary file of such blocks.
+DuckDB never sees a name of the files: columns are called by number (`c0`, `c1`, ...). Each row has `__pos`: the number of its
+file times 2 ** 40, and its own number in that file, bad rows counted too.
 
-* CSV is parsed by DuckDB, once, into a table of text; rows it rejects come with place and reason.
-* JSON is parsed once, into a temporary file of Arrow blocks.
-* These blocks, Parquet, Arrow and NumPy archives are read as Arrow batches while a query runs.
+What DuckDB has no type for is changed before: structs become columns with dotted names, dictionaries their values, decimals and
+half floats floats, durations and times of day microseconds, tensors lists, UUIDs text.
 """
 
 # ruff: noqa: S608  names of our own alone become SQL, values are bound
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,28 +29,144 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded
-from offline_cli.formats.arrow_leaves import is_text
+from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.npz.columns import npz_batches, npz_schema
 from offline_cli.formats.source import Openable
-from offline_cli.formats.tables import arrow_types, text_files
+from offline_cli.formats.tables import text_files
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.reading import ParquetFile, check_footer, without_objects
 from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
 
-__all__ = ["POS", "ROW_BITS", "TableFiles"]
-
 POS: Final = "__pos"
 ROW_BITS: Final = 40  # of a position: the others are the number of the file
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20
-VECTOR: Final = 2048  # rows that DuckDB works on at a time
 LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 
-Positions = NDArray[np.int64]
+# ---- types of Arrow ----
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists."""
+    types = pa.types
+    tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
+    return any(test(kind) for test in tests)
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether cells hold bytes."""
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
+    """Of the numbers in a column of that type, times are int64; None where it holds none."""
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return dtype_of(kind.storage_type)
+    if is_list(kind):
+        return dtype_of(kind.value_type)
+    if types.is_struct(kind):  # a ragged tensor of Ray's
+        return dtype_of(kind.field("data").type) if "data" in [part.name for part in kind] else None
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        return np.dtype(str(np.dtype(kind.to_pandas_dtype())))
+    if types.is_decimal(kind):
+        return np.dtype(np.float64)
+    return np.dtype(np.int64) if types.is_temporal(kind) and not types.is_interval(kind) else None
+
+
+def flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Columns by dotted path, dictionaries as their values."""
+    if pa.types.is_struct(kind) and kind.num_fields:
+        for part in kind:
+            yield from flat_fields(f"{name}.{part.name}", part.type)
+    else:
+        yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type that DuckDB is given for `kind`."""
+    types = pa.types
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return pa.list_(kind.value_type)
+    if isinstance(kind, pa.UuidType) or is_text(kind):
+        return pa.large_string()
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if is_list(kind):
+        inner = plain_type(kind.value_type)
+        return pa.list_(inner, kind.list_size) if types.is_fixed_size_list(kind) and not is_list(inner) else pa.list_(inner)
+    if types.is_fixed_size_binary(kind):
+        return pa.large_binary()
+    if types.is_decimal(kind):
+        return pa.float64()
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_timestamp(kind):
+        return pa.timestamp(kind.unit)  # in UTC
+    if types.is_date(kind):
+        return pa.date32()
+    return pa.int64() if types.is_temporal(kind) and not types.is_interval(kind) else kind
+
+
+def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
+    """The one type of a column that files hold as several: text where they have no other in common."""
+    known = [kind for kind in dict.fromkeys(kinds) if not pa.types.is_null(kind)]
+    if len(known) <= 1:
+        return known[0] if known else pa.null()
+    if all(pa.types.is_timestamp(kind) or pa.types.is_date(kind) for kind in known):
+        return pa.timestamp("us")
+    with suppress(pa.ArrowException):
+        fields = [pa.schema([pa.field("c", plain_type(kind))]) for kind in known]
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type
+    return pa.string()
+
+
+def plain(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+    """A column as `kind`, which a `plain_type` is. Raises as Arrow does."""
+    return _plain_array(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0), kind)
+
+
+def _plain_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if isinstance(array.type, pa.UuidType):
+        return pa.array([None if value is None else str(value) for value in array.to_pylist()], kind)
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        return _plain_array(array.dictionary, kind).take(array.indices)
+    if kind == pa.int64() and pa.types.is_temporal(array.type):
+        unit = pa.duration("us") if pa.types.is_duration(array.type) else pa.time64("us")
+        return array.cast(unit, safe=False).cast(kind)
+    if is_text(kind) and not is_text(array.type) and not pa.types.is_null(array.type):  # files differ in its type
+        return json_texts(array.to_pylist())
+    return array if array.type == kind else array.cast(kind, safe=not pa.types.is_floating(kind))
+
+
+def json_texts(values: Iterable[Any]) -> pa.Array:
+    """JSON texts of values, null for None."""
+    return pa.array([None if value is None else json.dumps(value, default=str) for value in values], pa.large_string())
+
+
+def tensor_of(column: pa.ChunkedArray, named: pa.Field) -> tuple[pa.Array, tuple[int, ...]] | None:
+    """Arrays of one shape as flat lists, and the shape; None where neither type nor metadata says that these are any."""
+    name = getattr(named.type, "extension_name", "") or (named.metadata or {}).get(b"ARROW:extension:name", b"").decode()
+    if not (isinstance(named.type, pa.FixedShapeTensorType) or str(name).lower().startswith("ray.data.arrow")):
+        return None
+    values = tree_of(column.drop_null(), named, where=lambda row: "a row")
+    shape = values.shape[1:]
+    array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), int(np.prod(shape)))
+    if column.null_count:
+        places = np.cumsum(column.is_valid().to_numpy()) - 1
+        array = array.take(pa.array(places, mask=column.is_null().to_numpy()))
+    return array, shape
+
+
+# ---- files ----
 
 
 @dataclass(slots=True)
@@ -64,33 +181,37 @@ class TableFiles:
     whole: str | None = None  # a struct that stays whole, as JSON text
     columns: dict[str, list[str]] = field(default_factory=dict)  # by URL: flat columns, partitions of the path too
     kinds: dict[str, pa.DataType] = field(default_factory=dict)  # of the columns of all files together
-    units: dict[str, str] = field(default_factory=dict)  # of dates, times and durations, as `relation` has them: ns or us
-    types: dict[str, dict[pa.DataType, None]] = field(default_factory=dict)  # all of a column, in whatever file
     bad: list[text_files.BadRow] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # rows of each file that were read so far, bad ones too
     read: int = 0  # bytes of files that were read
     first: int | None = None  # rows that `relation` has at most, for a look at a table
     steps_in: list[str] = field(default_factory=list)  # columns of lists whose values are rows, where a row is an episode
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors, by column
+    _numbers: dict[str, int] = field(default_factory=dict)  # of columns
     _schemas: dict[str, list[pa.Schema]] = field(default_factory=dict)  # by URL
     _row_bytes: float | None = None  # of a row in memory, about; None: not known
     _con: Any = None
-    _folder: str = ""
     _scope: Scope = field(default_factory=Scope)  # of the folder
-    _staged: bool = False  # whether text has been parsed
-    _blocks: list[tuple[int, int]] = field(default_factory=list)  # of JSON: file, and where its block of rows begins
-    _runs: Positions | None = None  # (2, R) of CSV: first row of the table of a run without bad ones, and what its number lacks
+    _folder: str = ""
+    _blocks: list[tuple[int, int]] | None = None  # of text that was parsed: a file, and where rows of it begin
     _failed: BaseException | None = None  # what reading raised while DuckDB ran
     _readers: dict[str, pa.RecordBatchReader] = field(default_factory=dict)  # that no statement has used yet
     _made: int = 0
 
     # ---- columns ----
 
+    @property
+    def is_text(self) -> bool:
+        """Whether numbers are written as text, which has no dtype."""
+        return self.kind in ("csv", "json")
+
     def open(self) -> None:
         """Find the columns of each file. Raises BadData where all are damaged: damage of some is told when they are read."""
         self.counts, errors = [0] * len(self.files), list[BadData]()
         if self.kind == "json":
-            self._stage_json()
+            self._stage()
+            if self.bad and not self._blocks:
+                raise self.bad[0].error
         for file in () if self.kind == "json" else self.files:
             try:
                 with text_files.damage(file.url), Scope() as held:
@@ -99,7 +220,21 @@ class TableFiles:
                 errors.append(error)
         if errors and not self._schemas:
             raise errors[0]
-        self._find_types()
+        types: dict[str, dict[pa.DataType, None]] = {}
+        for file in self.files:
+            names = dict[str, None]()
+            for schema in self._schemas.get(file.url, ()):
+                fields = [one for column in schema for one in self._fields(column)]
+                text_files.refuse_twins([name for name, _ in fields], file.url)
+                fields += [(name, pa.string()) for name in text_files.partitions_of(file) if name not in schema.names]
+                for name, kind in fields:
+                    names[name] = types.setdefault(name, {})[kind] = None
+            if file.url in self._schemas:
+                self.columns[file.url] = list(names)
+        if self.kind == "json":  # a key in any line of any file is a column
+            self.columns = {file.url: list(types) for file in self.files}
+        self.kinds = {name: unified(kinds) for name, kinds in types.items()}
+        self._numbers = {name: number for number, name in enumerate(self.kinds)}
 
     def _schema_of(self, file: Openable, held: Scope) -> pa.Schema:
         if self.kind == "csv":
@@ -115,39 +250,10 @@ class TableFiles:
             self._row_bytes = sum(group.total_byte_size for group in groups) / max(1, parquet.metadata.num_rows)
         return parquet.schema_arrow
 
-    def _find_types(self) -> None:
-        self.columns, self.types = {}, {}
-        for file in self.files:
-            if file.url not in self._schemas:
-                continue
-            names = dict[str, None]()
-            for schema in self._schemas[file.url]:
-                fields = [one for column in schema for one in self._fields(column)]
-                text_files.refuse_twins([name for name, _ in fields], file.url)
-                fields += [(name, pa.string()) for name in text_files.partitions_of(file) if name not in schema.names]
-                for name, kind in fields:
-                    names[name] = self.types.setdefault(name, {})[kind] = None
-            self.columns[file.url] = list(names)
-        if self.kind == "json":  # a key in any line of any file is a column
-            self.columns = {file.url: list(self.types) for file in self.files}
-        for name, kinds in self.types.items():
-            self.units[name] = "ns" if all(getattr(kind, "unit", "") == "ns" for kind in kinds) else "us"
-        self.kinds = {name: arrow_types.unified(kinds, self.units[name]) for name, kinds in self.types.items()}
-
     def _fields(self, column: pa.Field) -> list[tuple[str, pa.DataType]]:
         if column.name == self.whole and pa.types.is_struct(column.type):
             return [(column.name, pa.large_string())]
-        return list(arrow_types.flat_fields(column.name, column.type))
-
-    @property
-    def names(self) -> list[str]:
-        """Columns of any file."""
-        return list(self.kinds)
-
-    @property
-    def is_text(self) -> bool:
-        """Whether numbers are written as text, which has no dtype."""
-        return self.kind in ("csv", "json")
+        return list(flat_fields(column.name, column.type))
 
     def kind_of(self, name: str) -> pa.DataType:
         """The type of a column in all files together; of lists of steps, that of a step."""
@@ -158,24 +264,21 @@ class TableFiles:
         kind = self.kind_of(name)
         return is_text(kind) or isinstance(kind, pa.UuidType)
 
+    def column(self, name: str) -> str:
+        """The name of a column in `relation`."""
+        return f"c{self._numbers[name]}"
+
     # ---- places ----
 
     def place(self, pos: int) -> str:
         """File and row of a position."""
         return f"{self.files[pos >> ROW_BITS].url} row {pos & ((1 << ROW_BITS) - 1)}"
 
-    def numbers(self, pos: Any) -> Positions:
+    def numbers(self, pos: Any) -> NDArray[np.int64]:
         """(N,) positions as numbers of rows, good and bad, of all files together, as far as they were read."""
         before = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
         pos = np.asarray(pos, np.int64)
         return np.asarray(before[pos >> ROW_BITS] + (pos & ((1 << ROW_BITS) - 1)))
-
-    def counted(self, pos: Any) -> Positions:
-        """(N,) positions as queries have them, which count no bad rows of CSV, with these."""
-        pos = np.sort(pos) if isinstance(pos, list) else np.asarray(pos)
-        if self._runs is not None:
-            pos = pos + self._runs[1][np.searchsorted(self._runs[0], pos, side="right") - 1]
-        return np.asarray(pos, np.int64)
 
     # ---- queries ----
 
@@ -204,7 +307,7 @@ class TableFiles:
         """Drop what was kept, and the folder with it; the files can be read again."""
         if self._con is not None:
             self._con.close()
-        self._con, self._folder, self._staged = None, "", False
+        self._con, self._folder, self._blocks = None, "", None
         self._scope.close()
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
@@ -214,9 +317,8 @@ class TableFiles:
             cursor.register(name, reader)
         self._readers = {}
         try:
-            for batch in cursor.sql(sql, params=list(values) or None).to_arrow_reader(self._rows_at_once):
-                at = batch.schema.get_field_index(POS) if self.kind == "csv" else -1
-                yield batch if at < 0 else batch.set_column(at, POS, pa.array(self.counted(batch.column(at))))
+            found = cursor.sql(sql, params=list(values) or None)
+            yield from () if found is None else found.to_arrow_reader(self._rows_at_once)
         except (duckdb.Error, pa.ArrowException) as error:
             self._raise(error)
 
@@ -229,9 +331,8 @@ class TableFiles:
     def _rows_at_once(self) -> int:
         if self._row_bytes is not None:
             return int(max(1, min(BATCH_ROWS, BATCH_BYTES // max(1.0, self._row_bytes))))
-        kinds = map(arrow_types.plain_type, self.kinds.values())
-        is_wide = any(arrow_types.is_list(kind) or arrow_types.is_bytes(kind) for kind in kinds)
-        return min(BATCH_ROWS, VECTOR) if is_wide else BATCH_ROWS
+        is_wide = any(is_list(kind) or is_bytes(kind) for kind in map(plain_type, self.kinds.values()))
+        return min(BATCH_ROWS, 2048) if is_wide else BATCH_ROWS
 
     def _raise(self, error: BaseException) -> None:
         failed, self._failed = self._failed, None
@@ -243,82 +344,66 @@ class TableFiles:
             raise MemoryLimitExceeded(what, where=where, fix=fix) from error
         raise BadData(f"the table cannot be read: {text}", where=where, fix="write the file again from its source") from error
 
-    def relation(self, columns: Collection[str], ids: Collection[str] = ()) -> str:
-        """What a query reads from: `c<i>` of the columns of these names, `k<i>` of ids as they were written; see `column`."""
-        found = self.every_row({*columns, *self.steps_in}, ids)
+    def relation(self, columns: Collection[str]) -> str:
+        """What a query reads from: the columns of these names, called as `column` says, and `__pos`; lists of steps as rows."""
+        found = self.every_row({*columns, *self.steps_in})
         if self.first is not None:
             found = f"(SELECT * FROM {found} LIMIT {int(self.first)})"
         if self.steps_in:
-            others = [self.column(name, as_id=True) for name in ids]
-            others += [self.column(name) for name in columns if name not in self.steps_in]
+            others = [self.column(name) for name in dict.fromkeys(columns) if name not in self.steps_in]
             steps = [f"unnest({self.column(name)}) AS {self.column(name)}" for name in self.steps_in]
-            chosen = ", ".join([POS, *dict.fromkeys(others), *steps])
-            found = f"(SELECT {chosen} FROM {found})"
+            found = f"(SELECT {', '.join([POS, *others, *steps])} FROM {found})"
         return found
 
-    def every_row(self, columns: Collection[str], ids: Collection[str] = ()) -> str:
+    def every_row(self, columns: Collection[str]) -> str:
         """As `relation`, all rows as they are in the files."""
-        if self.kind == "csv":
-            self._stage_csv()
-            return f"(SELECT *, (CAST(file AS BIGINT) << {ROW_BITS}) + rowid AS {POS} FROM steps)"
-        if self.kind == "json":
-            self._stage_json()
-        else:
-            self.read = 0
         self._made += 1
-        name, wanted = f"reader{self._made}", [one for one in self.names if one in columns or one in ids]
-        as_text = [one for one in wanted if one in ids and not self.is_text]
-        plain = {self.column(one): self.kinds[one] for one in wanted if one in columns or self.is_text}
-        fields = [pa.field(name, arrow_types.plain_type(kind)) for name, kind in plain.items()]
-        fields += [pa.field(self.column(one, as_id=True), pa.large_string()) for one in as_text]
-        schema = pa.schema([*fields, pa.field(POS, pa.int64())])
-        self._readers[name] = pa.RecordBatchReader.from_batches(schema, self._guarded(self._batches(wanted, schema)))
+        self.read = 0
+        name, wanted = f"reader{self._made}", [one for one in self.kinds if one in columns]
+        schema = pa.schema([*((self.column(one), plain_type(self.kinds[one])) for one in wanted), (POS, pa.int64())])
+        self._readers[name] = pa.RecordBatchReader.from_batches(schema, self._batches(wanted, schema))
         return name
 
-    def column(self, name: str, *, as_id: bool = False) -> str:
-        """The name of a column in `relation`."""
-        return f"{'k' if as_id and not self.is_text else 'c'}{self.names.index(name)}"
-
-    def raw_rows(self, positions: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Rows of text as their files have them, by position; others would have to be read again."""
-        if not (self.is_text and positions):
+    def raw_rows(self, positions: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """Some columns of rows by position, as the files have them."""
+        places = {self.column(name): name for name in self.kinds if any(f"{name}.".startswith(f"{one}.") for one in names)}
+        if not positions:
             return {}
-        wanted = np.array(positions, np.int64)
-        if self._runs is not None:  # from numbers in the file to those of the table
-            starts = self._runs[0] + self._runs[1]
-            wanted -= self._runs[1][np.searchsorted(starts, wanted, side="right") - 1]
-        chosen = ", ".join([POS, *map(self.column, self.names)])
-        sql = f"SELECT {chosen} FROM {self.every_row(self.names, ())} WHERE {POS} IN (SELECT unnest(?))"
-        rows = [tuple(row.values()) for batch in self.query(sql, [wanted.tolist()]) for row in batch.to_pylist()]
-        return {row[0]: dict(zip(self.names, row[1:], strict=True)) for row in rows}
+        sql = f"SELECT {', '.join([POS, *places])} FROM {self.every_row(places.values())} WHERE {POS} IN (SELECT unnest(?))"
+        rows = [row for batch in self.query(sql, [list(positions)]) for row in batch.to_pylist()]
+        return {row[POS]: {name: row[place] for place, name in places.items()} for row in rows}
 
     # ---- Arrow batches ----
 
-    def _guarded(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, wanted: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """An error of ours would come out of DuckDB as text: it is kept, and raised by `query`."""
         try:
-            yield from batches
+            for number, rows, table in self._rows(wanted):
+                yield self._plain(table, (number << ROW_BITS) + rows, wanted, schema, self.files[number])
         except Exception as error:
             self._failed = error
             raise
 
-    def _batches(self, wanted: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        if self.kind == "json":
-            with closing(pa.OSFile(f"{self._own_folder}/blocks")) as stored:
-                for number, offset in self._blocks:
+    def _rows(self, wanted: Sequence[str]) -> Iterator[tuple[int, NDArray[np.int64], pa.Table]]:
+        """Number of the file, numbers of rows, rows."""
+        if self.is_text:
+            self._stage()
+            with pa.OSFile(f"{self._own_folder}/blocks") as stored:
+                for number, offset in self._blocks or ():
                     stored.seek(offset)
-                    yield self._plain(pa.ipc.open_stream(stored).read_all(), schema, number)
+                    table = pa.ipc.open_stream(stored).read_all()
+                    yield number, table.column(POS).to_numpy(), table
+            self.read = sum(file.size() for file in self.files)
             return
         for number, file in enumerate(self.files):
             row = 0
             try:
                 with text_files.damage(file.url), Scope() as held:
                     for batch in self._of_file(file, wanted, held):
-                        pos = (number << ROW_BITS) + np.arange(row, row + batch.num_rows)
+                        rows = np.arange(row, row + batch.num_rows)
                         row += batch.num_rows
                         self.counts[number] = max(self.counts[number], row)
-                        table = pa.Table.from_batches([batch]).append_column(POS, pa.array(pos))
-                        yield self._plain(table, schema, number)
+                        yield number, rows, pa.Table.from_batches([batch])
             except BadData as error:
                 if not any(one.file == number for one in self.bad):
                     self.bad.append(text_files.BadRow(number, row, error))
@@ -332,9 +417,9 @@ class TableFiles:
             return
         stream = text_files.unpacked(file, held, seekable=True, temp_dir=self.temp_dir)
         if self.kind == "parquet":
-            parquet = ParquetFile(stream, pre_buffer=False, page_checksum_verification=True)
+            parquet = ParquetFile(stream, pre_buffer=False)
             check_footer(parquet.metadata)
-            batches = parquet.iter_batches(self._rows_at_once, columns=arrow_types.holding(parquet.schema_arrow.names, wanted))
+            batches = parquet.iter_batches(self._rows_at_once, columns=_holding(parquet.schema_arrow.names, wanted))
         else:
             batches = self._arrow_batches(stream, wanted, file.url)
         for batch in batches:
@@ -344,83 +429,76 @@ class TableFiles:
     def _arrow_batches(self, stream: Any, wanted: Sequence[str], url: str) -> Iterator[pa.RecordBatch]:
         """Record batches, cut where they are large. Raises MemoryLimitExceeded for one that is too large."""
         reader, is_stream = _open_arrow(stream)
-        names = arrow_types.holding(reader.schema.names, wanted)
-        every = iter(reader) if is_stream else (reader.get_batch(number) for number in range(reader.num_record_batches))
-        for batch in every:
+        names = _holding(reader.schema.names, wanted)
+        for batch in iter(reader) if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
             if batch.nbytes > self.memory_limit:
                 what = f"a record batch takes {batch.nbytes >> 20} MiB, more than the memory limit"
                 raise MemoryLimitExceeded(what, where=url, fix="raise --memory-limit, or write smaller record batches")
             rows = max(1, min(BATCH_ROWS, batch.num_rows * BATCH_BYTES // max(1, batch.nbytes)))
             yield from (batch.select(names).slice(first, rows) for first in range(0, batch.num_rows, rows))
 
-    def _plain(self, table: pa.Table, schema: pa.Schema, number: int) -> pa.RecordBatch:
-        """A batch of the file of this number as DuckDB is given it."""
-        file, table, names, arrays = self.files[number], arrow_types.flat(table, self.whole), self.names, []
-        text_files.refuse_twins(table.column_names, file.url)
-        partitions = text_files.partitions_of(file)
-        for one in schema.names[:-1]:
-            name, kind = names[int(one[1:])], schema.field(one).type
-            if name in table.column_names:
-                is_id = one[0] == "k"
-                arrays.append(arrow_types.as_id(table[name]) if is_id else self._value(table, name, kind, file.url))
-            else:
+    def _plain(
+        self, table: pa.Table, pos: NDArray[np.int64], wanted: Sequence[str], schema: pa.Schema, file: Openable
+    ) -> pa.RecordBatch:
+        """A batch as DuckDB is given it; a column that the file lacks is its partition's, or null."""
+        partitions, arrays = text_files.partitions_of(file), list[pa.Array]()
+        if self.whole in table.column_names and pa.types.is_struct(table.schema.field(self.whole).type):
+            rows = table.column(self.whole).to_pylist()
+            texts = json_texts(row and {key: item for key, item in row.items() if item is not None} for row in rows)
+            table = table.set_column(table.column_names.index(self.whole), self.whole, texts)
+        while any(pa.types.is_struct(kind) and kind.num_fields for kind in table.schema.types):
+            table = table.flatten()
+        for name, kind in zip(wanted, schema.types, strict=False):
+            if name not in table.column_names:
                 text = pa.scalar(partitions[name]).cast(kind) if name in partitions else pa.scalar(None, kind)
-                arrays.append(pa.repeat(text, table.num_rows))
-        arrays.append(table.column(POS).combine_chunks())
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+                arrays.append(pa.repeat(text, len(pos)))
+                continue
+            named = table.schema.field(name)
+            try:
+                tensor = tensor_of(table.column(name), named)
+                arrays.append(plain(table.column(name), kind) if tensor is None else tensor[0].cast(kind))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                what = f"column {name} holds {named.type}, which is not supported: {str(error)[:200]}"
+                fix = "leave the column out of the mapping, or write it as numbers"
+                raise BadMapping(what, where=file.url, fix=fix) from error
+            if tensor is not None:
+                self.shapes[name] = tensor[1]
+        return pa.RecordBatch.from_arrays([*arrays, pa.array(pos)], schema=schema)
 
-    def _value(self, table: pa.Table, name: str, kind: pa.DataType, url: str) -> pa.Array:
-        try:
-            array, shape = arrow_types.plain(table.column(name), table.schema.field(name), kind, self.units[name])
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            what = f"column {name} holds {table.schema.field(name).type}, which is not supported: {str(error)[:200]}"
-            raise BadMapping(what, where=url, fix="leave the column out of the mapping, or write it as numbers") from error
-        if shape:
-            self.shapes[name] = shape
-        return array
-
-    # ---- text, parsed once ----
-
-    def _stage_json(self) -> None:
-        """Parse all files into blocks of Arrow in a temporary file."""
-        if self._staged:
+    def _stage(self) -> None:
+        """Parse files of text into blocks of Arrow in a temporary file, once."""
+        if self._blocks is not None:
             return
-        self._staged, self.bad, self._blocks = True, [], []
+        self.bad, self._blocks = [], []
         with open(f"{self._own_folder}/blocks", "wb") as out:
             for number, file in enumerate(self.files):
                 schemas, rows = dict[pa.Schema, None](), 0
-                for columns, numbers in text_files.json_columns(file, number, self.memory_limit, self.bad):
+                for numbers, table in self._parsed(number, file):
                     self._blocks.append((number, out.tell()))
-                    schemas[pa.table(columns).schema] = None
-                    rows += len(numbers)
-                    table = pa.table({**columns, POS: (number << ROW_BITS) + np.array(numbers, np.int64)})
+                    schemas[table.schema] = None
+                    rows += table.num_rows
+                    table = table.append_column(POS, pa.array(numbers))
                     with pa.ipc.new_stream(out, table.schema) as writer:
                         writer.write_table(table)
-                self._schemas[file.url] = list(schemas)
+                if self.kind == "json":
+                    self._schemas[file.url] = list(schemas)
                 self.counts[number] = rows + sum(one.file == number for one in self.bad)
-                self.read += file.size()
-        if self.bad and not self._blocks:
-            raise self.bad[0].error
-
-    def _stage_csv(self) -> None:
-        """Parse all files into a table of text."""
-        if self._staged:
-            return
-        self._staged = True
-        columns = {url: schemas[0].names for url, schemas in self._schemas.items()}
-        parser = text_files.CsvParser(self.files, self.form, self.names, columns, self.con, self._own_folder, self.memory_limit)
-        good, self.bad = parser.parse(), parser.bad
         self.bad.sort(key=lambda one: (one.file, one.row))
-        runs, first = list[tuple[int, int]](), 0
-        for number, count in enumerate(good):
-            bad = [one.row for one in self.bad if one.file == number]
-            runs += [
-                ((number << ROW_BITS) + first + row - i, i - first) for i, row in enumerate([0, *(row + 1 for row in bad)])
-            ]
-            self.counts[number] = count + len(bad)
-            first += count
-        self._runs = np.array(runs, np.int64).T
-        self.read = sum(file.size() for file in self.files)
+
+    def _parsed(self, number: int, file: Openable) -> Iterator[text_files.NumberedRows]:
+        if self.kind == "json":
+            return text_files.json_rows(file, number, room_for_data(self.memory_limit) // 8, self.bad)
+        if file.url not in self._schemas:  # damaged before its first row
+            what, fix = "the file is damaged before its first row", "write the file again"
+            self.bad.append(text_files.BadRow(number, 0, BadData(what, where=file.url, fix=fix)))
+            return iter(())
+        return text_files.csv_rows(file, number, self.form, self._schemas[file.url][0].names, self.bad)
+
+
+def _holding(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Those of `names` that hold any of the flat columns: themselves, or as structs."""
+    wholes = {name[:end] for name in wanted for end in (*(i for i, letter in enumerate(name) if letter == "."), None)}
+    return [name for name in names if name in wholes]
 
 
 def _open_arrow(stream: Any) -> tuple[Any, bool]:

@@ -28,9 +28,6 @@ from offline_cli.schema_files import schemas_folder, toml_schema
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import open_location
 
-__all__ = ["CsvForm", "GivenMapping", "MappingDocument", "Part", "TableMapping", "given_mapping", "load_mapping", "mapping_of"]
-__all__ += ["mapping_text", "preset_names", "preset_text"]
-
 DEFAULT: Final = "rllib"  # the preset that is used where no mapping is given
 ENDING: Final = ".v1.toml"
 EXTRA: Final = "extra"
@@ -40,18 +37,14 @@ KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 FILLED_ROLES: Final = (*TREES, Columns.REWARDS, EXTRA)
 DURATION: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|ms|s|min|m|h|d|w)\s*")
-UNITS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "m": 60 * 10**9} | {
-    "h": 3600 * 10**9,
-    "d": 86400 * 10**9,
-    "w": 7 * 86400 * 10**9,
-}
+UNITS: Final = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "m": 60e9, "h": 3600e9, "d": 86400e9, "w": 604800e9}
 MAX_DEPTH: Final = 64  # of tables and lists; a space is nested at most 16 deep
 FIX: Final = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 OF_PYTHON: Final = "(dict)"  # the name of a mapping that is no file
+PREVIOUS, MEAN = "previous", "mean"
+FILLS: Final = ("zero", PREVIOUS, MEAN)
 
 GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
-ZERO, PREVIOUS, MEAN = FILLS = ("zero", "previous", "mean")
-GRAY, RGB = ("gray", "rgb")
 
 
 # ---- the form of a mapping ----
@@ -242,16 +235,14 @@ def given_mapping(given: str | os.PathLike[str] | Mapping[str, Any]) -> GivenMap
     """A keyword as it is kept: a path as text, a dict as a copy of plain values. Raises BadMapping for others."""
     if not isinstance(given, Mapping):
         return os.fspath(given)
+
+    def plain(value: Any) -> Any:
+        return dict(value) if isinstance(value, Mapping) else value.tolist()  # a number of numpy
+
     try:
-        plain: dict[str, Any] = json.loads(json.dumps(dict(given), default=_plain))
-    except (TypeError, ValueError, RecursionError) as error:
+        return dict(json.loads(json.dumps(given, default=plain)))
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
         raise BadMapping(f"a mapping of other values than TOML has: {error}", where=OF_PYTHON, fix=FIX) from error
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    """Of a dict of another class, and of a number of numpy."""
-    return dict(value) if isinstance(value, Mapping) else value.tolist() if hasattr(value, "tolist") else repr(value)
 
 
 @cache
@@ -310,13 +301,14 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 def _checked(given: Mapping[str, Any], name: str) -> TableMapping:
+    """The mapping that a document says. Raises BadMapping with all mistakes of its form, or else of its contents."""
     if deeper_than(given, MAX_DEPTH):
         raise BadMapping(f"tables nested deeper than {MAX_DEPTH}", where=name, fix=FIX)
     columns = given.get("columns")
     named = dict(_dotted(columns, "")) if isinstance(columns, dict) else {}
     document = {**given, "columns": named} if named else dict(given)
     parts = tuple(Part.of(*key.split("."), theirs=theirs) for key, theirs in named.items())
-    found = list(_unclear_columns(parts))
+    found = list(_wrong_roles(parts))
     try:
         said = MappingDocument.model_validate(document)
     except ValidationError as error:
@@ -343,16 +335,13 @@ def _dotted(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _in_words(error: Any, document: Any) -> str:
     """A mistake that pydantic found: its dotted place in the document, and what is wrong there."""
-    *above, last = place = [str(key) for key in error["loc"] if not str(key).startswith(("str", "list[", "float"))]
+    place = [str(key) for key in error["loc"] if not str(key).startswith(("str", "list[", "float"))]
     if error["type"] == "extra_forbidden":
-        form: Any = MappingDocument
-        for key in above:
-            form = form.model_fields[key].annotation
-        belongs = not above and last in RoleNames.model_fields
-        hint = ": it belongs under [columns]" if belongs else nearest(last, form.model_fields)
-        return f"{''.join(f'{key}: ' for key in above)}unknown key '{last}'{hint}"
+        belongs = place[-1] in RoleNames.model_fields and len(place) == 1
+        hint = ": it belongs under [columns]" if belongs else nearest(place[-1], MappingDocument.model_fields)
+        return f"{''.join(f'{key}: ' for key in place[:-1])}unknown key '{place[-1]}'{hint}"
     if error["type"] == "missing":
-        return f"'{last}' is missing"
+        return f"'{place[-1]}' is missing"
     return f"{'.'.join(place)}: {error['msg'][:1].lower()}{error['msg'][1:]}, and not {str(error['input'])[:60]!r}"
 
 
@@ -364,9 +353,9 @@ def _space(node: Mapping[str, Any] | None, role: str, found: list[str]) -> Space
         return None
 
 
-def _unclear_columns(parts: Collection[Part]) -> Iterator[str]:
+def _wrong_roles(parts: Collection[Part]) -> Iterator[str]:
     """Names that are none of ours, roles that are missing, and trees given twice."""
-    names = {part.name: part for part in parts}
+    names = {part.name for part in parts}
     for name in names:
         if name not in RoleNames.model_fields and not RoleNames.PART.fullmatch(name):
             yield f"columns: unknown key '{name}'{nearest(name, RoleNames.model_fields)}"
@@ -408,13 +397,10 @@ def _contradictions(said: MappingDocument, parts: Collection[Part]) -> Iterator[
 def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[str]:
     """Columns of `names`, `units`, `fill` and `images` that are mapped to nothing that has these, and fills that are none."""
     values = dict.fromkeys(name for part in parts if part.role in FILLED_ROLES for name in part.columns)
-    others = {name: part.said_as for part in parts if part.role not in FILLED_ROLES for name in part.columns}
     for section in ("names", "units", "fill", "images"):
         for column in getattr(said, section):
             is_within = section in ("fill", "images") and any(column.startswith(f"{name}.") for name in values)
-            if column in others and column not in values:
-                yield f"{section}: column '{column}' is {others[column]}, and not values of a step"
-            elif column not in values and not is_within:
+            if column not in values and not is_within:
                 yield f"{section}: column '{column}' is not mapped to values of a step{nearest(column, values)}"
     for column, fill in said.fill.items():
         if isinstance(fill, str) and fill not in FILLS:

@@ -24,7 +24,6 @@ from offline_cli.errors import BadData, BadMapping, MissingPackage, NoData, Usag
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, room_for_data
 from offline_cli.formats.source import UNKNOWN_SCALE, FileSource, Fragments, ReadOptions, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.formats.tables.arrow_types import is_list
 from offline_cli.formats.tables.columns import (
     Layout,
     Leaf,
@@ -37,7 +36,7 @@ from offline_cli.formats.tables.columns import (
     value_sql,
 )
 from offline_cli.formats.tables.episodes import BETWEEN, NOTHING, ROW_ID, Assembler, Division, Naming, source_hash
-from offline_cli.formats.tables.files import POS, ROW_BITS, TableFiles
+from offline_cli.formats.tables.files import BATCH_ROWS, POS, ROW_BITS, TableFiles, is_list, plain_type
 from offline_cli.formats.tables.mapping import (
     EXTRA,
     FILE_ID,
@@ -54,14 +53,13 @@ from offline_cli.formats.tables.mapping import (
 )
 from offline_cli.formats.tables.proposals import default_mapping
 from offline_cli.formats.tables.text_files import NO_LETTER, likely_encoding
-from offline_cli.formats.tables.values import ValueReader, cut_by_images
+from offline_cli.formats.tables.values import ValueReader
 from offline_cli.storage.local_files import checked_folder
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["EPISODE_ENDS", "LEAST_MEMORY", "MEMORY_LIMIT", "PLAIN_TABLES", "TableOptions", "TableSource"]
-
 EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
 LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
+IMAGES_AT_ONCE: Final = 16  # rows whose images are decoded
 WHOLE_FLOAT: Final = r"^(0|-?[1-9][0-9]*)\.0+$"
 RECORDED: Final = {
     *(Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS),
@@ -140,7 +138,7 @@ class TableSource(FileSource):
         self.info = SourceInfo(format=self.format, location=location)
         self._open(CsvForm() if mapping is None else mapping.said.csv, Columns.INFOS if mapping is None else mapping.infos)
         try:
-            if mapping is None and self.kind == "csv" and any(NO_LETTER in name for name in self.rows.names):
+            if mapping is None and self.kind == "csv" and any(NO_LETTER in name for name in self.rows.kinds):
                 encodings = {likely_encoding(file) for file in self.files}
                 if len(encodings) == 1 and all(encodings):
                     self.rows.close()
@@ -263,8 +261,8 @@ class TableSource(FileSource):
             empty = f"coalesce(greatest({sizes}), 0) = 0"
             sql = f"SELECT count(*) FROM {self.rows.every_row(self.rows.steps_in)} WHERE {empty}"
             tally.assume("zero-length-episode", self.rows.one(sql)[0])
-        order = self._order(layout, maker) if division.keyed and not self.rows.steps_in else ("", [])
-        yield from maker.episodes(self._counted(self._batches(layout, *order)))
+        order = self._order(layout, maker) if division.keyed and not self.rows.steps_in else ""
+        yield from maker.episodes(self._counted(self._batches(layout, order)))
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -293,7 +291,7 @@ class TableSource(FileSource):
     # ---- SQL ----
 
     def _key_sql(self, theirs: str) -> tuple[str, list[Any]]:
-        """A part of the key, as text."""
+        """A part of the key, as text; whole floats without a point."""
         if theirs == ROW_ID:
             return f"CAST({POS} AS VARCHAR)", []
         if theirs == FILE_ID:
@@ -301,8 +299,12 @@ class TableSource(FileSource):
         if theirs == FOLDER_ID:
             folders = [file.url.rpartition("/")[0].rpartition("/")[2] for file in self.files]
             return f"list_extract(?, ({POS} >> {ROW_BITS}) + 1)", [folders]
-        text = f"CAST({self.rows.column(theirs, as_id=True)} AS VARCHAR)"
-        return (f"regexp_replace({text}, '{WHOLE_FLOAT}', '\\1')" if self.rows.is_text else text), []
+        text = f"CAST({self.rows.column(theirs)} AS VARCHAR)"
+        kind = plain_type(self.rows.kinds[theirs])
+        if pa.types.is_floating(kind):
+            text = f"nullif({text}, 'nan')"
+        is_soft = self.rows.is_text or pa.types.is_floating(kind)
+        return (f"regexp_replace({text}, '{WHOLE_FLOAT}', '\\1')" if is_soft else text), []
 
     def _inner(self, leaves: Sequence[Leaf], infos: Collection[str] = ()) -> tuple[str, list[Any]]:
         """A subquery with the columns that are read, `key`, which is NULL where an id has no value, and `v<i>` for values.
@@ -315,14 +317,14 @@ class TableSource(FileSource):
             sql if role == Columns.EPS_ID and not self._division.each_row else f"coalesce({sql}, '{NOTHING}')"
             for (role, _), (sql, _) in zip(self._division.keys, keys, strict=True)
         ]
-        key = f" || '{BETWEEN}' || ".join(texts) or "''"
         values = [value_sql(self.rows, leaf.role, column, decimal) for leaf, column in columns]
+        key = f" || '{BETWEEN}' || ".join(texts) or "''"
         chosen = ["*", f"{key} AS key", *(f"{sql} AS v{i}" for i, (sql, _) in enumerate(values))]
         ids = [theirs for _, theirs in self._division.keys if theirs not in (FILE_ID, FOLDER_ID, ROW_ID)]
-        relation = self.rows.relation([*dict.fromkeys(column.name for _, column in columns), *infos], ids)
+        relation = self.rows.relation([*(column.name for _, column in columns), *infos, *ids])
         return f"(SELECT {', '.join(chosen)} FROM {relation})", [value for _, bound in (*keys, *values) for value in bound]
 
-    def _batches(self, layout: Layout, order: str = "", bound: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
+    def _batches(self, layout: Layout, order: str = "") -> Iterator[pa.RecordBatch]:
         """All rows: keys, values, and as `r<i>` the texts of cells that give none; `order`: the end of the query."""
         inner, values = self._inner(layout.leaves, [] if layout.infos is None else [layout.infos])
         names = [POS, "s.key", *(f"v{i}" for i in range(len(layout.columns)))]
@@ -331,33 +333,33 @@ class TableSource(FileSource):
                 names.append(f"CASE WHEN v{i} IS NULL THEN CAST({self.rows.column(column.name)} AS VARCHAR) END AS r{i}")
         if layout.infos is not None:
             names.append(f"CAST({self.rows.column(layout.infos)} AS VARCHAR) AS {Columns.INFOS}")
-        batches = self.rows.query(f"SELECT {', '.join(names)} FROM {inner} AS s {order}", [*values, *bound])
-        return cut_by_images(batches, layout) if any(column.image for _, column in layout.columns) else batches
+        at_once = IMAGES_AT_ONCE if any(column.image for _, column in layout.columns) else BATCH_ROWS
+        for batch in self.rows.query(f"SELECT {', '.join(names)} FROM {inner} AS s {order}", values):
+            yield from (batch.slice(first, at_once) for first in range(0, batch.num_rows, at_once))
 
-    def _order(self, layout: Layout, maker: Assembler) -> tuple[str, list[Any]]:
-        """The end of the query, with what is bound in it: without rows that have no id, in order where rows are not.
+    def _order(self, layout: Layout, maker: Assembler) -> str:
+        """The end of the query: without rows that have no id, in order where rows are not.
 
         They are where the rows of each key stand together, and none falls back in `t`.
         """
         t = [leaf for leaf in layout.of(Columns.T) if self._division.ends != "t"]
         inner, values = self._inner(t)
-        falls = "v0 < lag(v0) OVER ()" if t else "false"
-        asked = f"SELECT {POS}, key, key IS DISTINCT FROM lag(key) OVER () AS begins, {falls} AS falls FROM {inner}"
-        lost, runs, distinct, falls_back = self.rows.one(
-            f"SELECT list({POS}) FILTER (WHERE key IS NULL), count(*) FILTER (WHERE begins AND key IS NOT NULL),"
-            f" count(DISTINCT key) FILTER (WHERE begins), bool_or(falls AND NOT begins) FROM ({asked})",
-            values,
+        chosen = f"SELECT {POS} AS pos, key, {'v0' if t else 'NULL'} AS t FROM {inner}"
+        list(self.rows.query(f"CREATE OR REPLACE TABLE keyed AS {chosen}", values))
+        asked = "SELECT *, key IS DISTINCT FROM lag(key) OVER () AS begins, t < lag(t) OVER () AS falls FROM keyed"
+        lost, runs, distinct, falls = self.rows.one(
+            "SELECT list(pos) FILTER (WHERE key IS NULL), count(*) FILTER (WHERE begins AND key IS NOT NULL),"
+            f" count(DISTINCT key) FILTER (WHERE begins), bool_or(falls AND NOT begins) FROM ({asked})"
         )
         where = "WHERE s.key IS NOT NULL" if lost else ""
         if lost:
-            maker.lose_keys(self.rows.counted(lost).tolist(), self.mapping.names(Columns.EPS_ID)[0])
-        if runs == distinct and not falls_back:
-            return where, []
+            maker.lose_keys(sorted(lost), self.mapping.names(Columns.EPS_ID)[0])
+        if runs == distinct and not falls:
+            return where
         maker.in_order = False
         by_t = "".join(f"v{i} NULLS FIRST, " for i, (leaf, _) in enumerate(layout.columns) if leaf in t)
-        inner, values = self._inner([])
-        firsts = f"(SELECT key, min({POS}) AS first FROM {inner} GROUP BY key) AS f"
-        return f"JOIN {firsts} ON s.key = f.key {where} ORDER BY f.first, {by_t}{POS}", values
+        firsts = "(SELECT key, min(pos) AS first FROM keyed GROUP BY key) AS f"
+        return f"JOIN {firsts} ON s.key = f.key {where} ORDER BY f.first, {by_t}{POS}"
 
     def _means(self, layout: Layout) -> Mapping[str, float]:
         """Of columns that [fill] asks for them: over all finite numbers. Raises BadMapping where there is none."""

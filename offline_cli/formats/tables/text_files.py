@@ -1,10 +1,8 @@
-"""Files of text: what packed ones hold, whether first bytes are a CSV table, and the rows of CSV and JSON.
+"""Text as rows: CSV parsed by Arrow, JSON by orjson; and what the first bytes of a file show.
 
-DuckDB parses CSV. It is given UTF-8 and one kind of line ends, by links in a folder of our own: it never sees the names of
-files. orjson parses JSON, line by line. Rows that cannot be read have a place and a reason; a damaged file raises by name.
+Content is read as blocks of whole lines in UTF-8, whatever its packing and encoding. A row that cannot be read is a `BadRow`
+with its place and reason. Where a file breaks off, the rows before that point are read, and the rest is one bad row.
 """
-
-# ruff: noqa: S608  names of our own alone become SQL, values are bound
 
 from __future__ import annotations
 
@@ -12,25 +10,24 @@ import codecs
 import csv
 import io
 import json
-import os
 import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-import duckdb
+import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MemoryLimitExceeded
-from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.reading import extension_failures
@@ -38,41 +35,32 @@ from offline_cli.safe_json import deeper_than, from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 
-__all__ = ["NO_LETTER", "SAY_ENCODING", "BadRow", "CsvParser", "csv_header", "damage", "is_named_csv", "json_columns"]
-__all__ += ["likely_encoding", "looks_like_csv", "packing_of", "partitions_of", "refuse_twins", "unpacked", "unpacked_head"]
-
 MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES: Final = 1 << 16
-MOST_HEADER: Final = 1 << 20  # bytes of it; the file may break off later, and is not read for its names
 HEAD_PIECE: Final = 1 << 8  # read at a time: a piece with damage in it is lost whole
 PIECE: Final = 1 << 16
+CSV_BLOCK: Final = 4 << 20  # bytes parsed at a time; a row has to fit
+JSON_BLOCK: Final = 16 << 20
 NAMED: Final = tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst", ".zstd"))
-TABS: Final = tuple(name for name in NAMED if name.startswith(".tsv"))
 PROSE: Final = (
     *(".md", ".rst", ".html", ".htm", ".xml", ".tex", ".svg", ".log"),
     *(".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg"),
 )
-DELIMITERS: Final = (",", "\t", ";", "|")
 MAX_NAME: Final = 64  # letters of the name of a column, in a file that may be prose
-ROOMY: Final = 512 << 20  # bytes for data, with which CSV is parsed in larger parts
 BOM: Final = "\ufeff"
 NO_LETTER: Final = "\N{REPLACEMENT CHARACTER}"
 SAY_ENCODING: Final = 'set [csv] encoding = "cp1252", "latin-1" or "utf-16", as the file has it, in the mapping'
 PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
-ROW_FIX: Final = "--on-error skip to leave out its episode; converting with quarantine keeps the row"
-REASONS: Final = {
-    "MISSING COLUMNS": "fill in the cells that are missing",
-    "TOO MANY COLUMNS": "quote cells that hold the delimiter",
-}
-JSON_BLOCK: Final = 16 << 20
+ROW_FIX: Final = "correct the row, or --on-error skip to leave out its episode; converting with quarantine keeps the row"
 MAX_DEPTH: Final = 60  # Arrow takes structs and lists nested up to 64 deep
-JSON_FIX: Final = "write one JSON object a line, or --on-error skip to leave out the line"
 LONG_INTEGER: Final = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
+
+NumberedRows = tuple[NDArray[np.int64], pa.Table]  # (N,) the numbers of rows in their file, and the rows
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that has no columns, because its file's parser could not read it; or the rest of a file."""
+    """A row that its file's parser could not read; or the rest of a file."""
 
     file: int
     row: int  # number in the file, those of bad rows included
@@ -80,7 +68,7 @@ class BadRow:
     raw: bytes = b""
 
 
-# ---- content, unpacked ----
+# ---- content ----
 
 
 def packing_of(head: bytes) -> str:
@@ -98,7 +86,7 @@ def damage(url: str) -> Iterator[None]:
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
                 raise
-            what = f"the file breaks off or is damaged: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+            what = f"the file breaks off or is damaged: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}"
             fix = "copy or write the file again, or --on-error skip to read the others"
             raise BadData(what, where=url, fix=fix) from error
 
@@ -119,20 +107,32 @@ def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: 
     return plain
 
 
-def pieces_of(stream: Any, size: int) -> Iterator[bytes]:
-    """The content in pieces of about `size` bytes; where it breaks off, what was read before comes first."""
-    held, failed = bytearray(), None
-    while failed is None:
+def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scope: Scope) -> Iterator[bytes]:
+    """The content as UTF-8, in blocks of about `size` bytes that end where lines do; no `encoding`: as it stands.
+
+    Raises BadData where it breaks off, after the whole lines before that; MemoryLimitExceeded for a line of over `most` bytes.
+    """
+    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
+    held, failed, piece, stream = bytearray(), None, b"...", unpacked(file, scope)
+    while piece:
         try:
-            piece = bytes(stream.read(min(PIECE, size)))
-        except Exception as error:  # noqa: BLE001  it is raised below
+            with damage(file.url):
+                piece = bytes(stream.read(min(PIECE, size)))
+            held += piece if decoder is None else decoder.decode(piece, final=not piece).encode()
+        except BadData as error:
             piece, failed = b"", error
-        held += piece
-        if held and (len(held) >= size or not piece):
-            yield bytes(held)
-            held.clear()
-        if not piece:
-            break
+        except UnicodeError as error:
+            piece, failed = b"", BadData(f"text that is not {encoding}: {error}", where=file.url, fix=SAY_ENCODING)
+            if isinstance(error, UnicodeDecodeError):  # what could be read before
+                held += error.object[: error.start].decode(encoding or "utf-8", "ignore").encode()
+        if len(held) >= size or not piece:
+            cut = (held.rfind(b"\n") + 1 or held.rfind(b"\r") + 1) if piece or failed else len(held)
+            if cut:
+                yield bytes(held[:cut])
+                del held[:cut]
+            if len(held) > most:
+                fix = "raise --memory-limit, or write shorter lines"
+                raise MemoryLimitExceeded(f"a line of {len(held) >> 20} MiB", where=file.url, fix=fix)
     if failed is not None:
         raise failed
 
@@ -161,7 +161,7 @@ def looks_like_csv(head: bytes, name: str) -> bool:
         text = "" if b"\0" in head else codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     except UnicodeDecodeError:
         text = ""
-    return is_named_csv(name) or any(_is_table(text, delimiter) for delimiter in DELIMITERS)
+    return is_named_csv(name) or any(_is_table(text, delimiter) for delimiter in ",\t;|")
 
 
 def _is_table(text: str, delimiter: str) -> bool:
@@ -191,31 +191,25 @@ def refuse_twins(names: Sequence[str], url: str, fix: str = "rename one of them"
         raise BadData(f"two columns are called {twice[0]!r}", where=url, fix=fix)
 
 
-def _delimiter_of(form: CsvForm, url: str) -> str:
-    return form.delimiter or ("\t" if url.lower().endswith(TABS) else ",")
-
-
 def csv_header(file: Openable, form: CsvForm) -> list[str]:
     """The names of the columns. Raises BadData where there are none, or one twice."""
     if form.columns is not None:
         return list(form.columns)
-    data, names = b"", list[str]()
-    with damage(file.url), Scope() as scope:
-        stream = unpacked(file, scope)
-        while len(data) < MOST_HEADER and (more := bytes(stream.read(HEAD_BYTES))):
-            data += more
-            lines = io.StringIO(data.decode(form.encoding, "replace").removeprefix(BOM), newline="")
-            try:
-                names = next(csv.reader(lines, delimiter=_delimiter_of(form, file.url)), [])
-            except csv.Error as error:
-                what = f"no header can be read: {error}"
-                raise BadData(what, where=file.url, fix="write the names of the columns first") from error
-            if lines.read(1):  # the row is whole
-                break
+    with Scope() as scope:
+        head = next(line_blocks(file, None, HEAD_BYTES, CSV_BLOCK, scope), b"")
+    lines = io.StringIO(head.decode(form.encoding, "replace").removeprefix(BOM), newline="")
+    try:
+        names = next(csv.reader(lines, delimiter=_delimiter_of(form, file.url)), [])
+    except csv.Error as error:
+        raise BadData(f"no header can be read: {error}", where=file.url, fix="write the names of the columns first") from error
     if not names:
         raise BadData("an empty file", where=file.url, fix="leave the file out")
     refuse_twins(names, file.url, "rename one of them; for a file without a header, [csv] columns in the mapping names all")
     return names
+
+
+def _delimiter_of(form: CsvForm, url: str) -> str:
+    return form.delimiter or ("\t" if url.lower().endswith(NAMED[len(NAMED) // 2 :]) else ",")
 
 
 def likely_encoding(file: Openable) -> str:
@@ -234,168 +228,109 @@ def likely_encoding(file: Openable) -> str:
 # ---- CSV ----
 
 
-@dataclass(slots=True)
-class CsvParser:
-    """Parses files into the table `steps` of DuckDB: columns of all files as text (`c0`, `c1`, ...), and the file's number."""
+class _Lines(io.RawIOBase):
+    """Blocks as a file that ends where they do, with an end of a line; `failed`: why that is too early."""
 
-    files: Sequence[Openable]
-    form: CsvForm
-    names: Sequence[str]  # of all files
-    columns: Mapping[str, Sequence[str]]  # by URL, of the files that are not damaged before their first row
-    con: Any
-    folder: str
-    memory_limit: int
-    bad: list[BadRow] = field(default_factory=list)
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._block = chain(blocks, [b"\n"]), b""
+        self.failed: BadData | MemoryLimitExceeded | None = None
 
-    def parse(self) -> list[int]:
-        """How many good rows each file has; `bad` has the others."""
-        columns = ", ".join(f"c{i} VARCHAR" for i in range(len(self.names)))
-        self.con.execute(f"CREATE TABLE steps ({columns}, file INTEGER)").fetchall()
-        counts = []
-        for number in range(len(self.files)):
-            count, ends = self._insert(number)
-            counts.append(count)
-            if ends is not None:  # the file breaks off
-                self.bad.append(BadRow(number, count + sum(one.file == number for one in self.bad), ends))
-        return counts
+    def readable(self) -> bool:
+        return True
 
-    def _insert(self, number: int, *, mended: bool = False) -> tuple[int, BadData | None]:
-        """Add the rows of a file, and put aside those that DuckDB rejects: how many, and why the others cannot be read.
+    def read(self, size: int = -1) -> bytes:
+        try:
+            self._block = self._block or next(self._blocks, b"")
+        except (BadData, MemoryLimitExceeded) as error:
+            self.failed = error
+        piece, self._block = self._block[:size], self._block[size:]
+        return piece
 
-        DuckDB does not read a file whose lines end in several ways at all: then it is read again, its line ends `mended`.
-        """
-        file, form, path, ends = self.files[number], self.form, f"{self.folder}/f{number}.csv", None
+
+def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], bad: list[BadRow]) -> Iterator[NumberedRows]:
+    """Rows as text under `names`, in batches; rows of another length go to `bad`, and where the file breaks off its rest."""
+    skipped, first, ragged = int(form.columns is None), 0, list[int]()
+
+    def refuse(row: pa.csv.InvalidRow) -> str:
+        ragged.append(row.number - 1 - skipped)
+        what = f"a row of {row.actual_columns} cells under {row.expected_columns} columns"
+        error = BadData(what, where=f"{file.url} row {ragged[-1]}", fix=ROW_FIX)
+        bad.append(BadRow(number, ragged[-1], error, row.text.encode("utf-8", "surrogateescape")))
+        return "skip"
+
+    read = pa.csv.ReadOptions(use_threads=False, block_size=CSV_BLOCK, column_names=names, skip_rows_after_names=skipped)
+    parse = pa.csv.ParseOptions(delimiter=_delimiter_of(form, file.url), newlines_in_values=True, invalid_row_handler=refuse)
+    convert = pa.csv.ConvertOptions(
+        check_utf8=False,
+        column_types=dict.fromkeys(names, pa.string()),
+        null_values=["", *form.nulls],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    with Scope() as scope:
+        lines = _Lines(line_blocks(file, form.encoding, CSV_BLOCK, CSV_BLOCK, scope))
         try:
             with damage(file.url):
-                self._copy(file, path, mended)
+                for batch in pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert):
+                    rows = np.arange(first, first + batch.num_rows)
+                    first += batch.num_rows
+                    rows += np.searchsorted(np.array(ragged) - np.arange(len(ragged)), rows, side="right")
+                    yield rows, pa.Table.from_batches([batch])
         except BadData as error:
-            ends = error
-        except UnicodeError as error:
-            ends = BadData(f"text that is not {form.encoding}: {error}", where=file.url, fix=SAY_ENCODING)
-        if file.url not in self.columns:  # damaged before its first row
-            return 0, ends or BadData("the file is damaged before its first row", where=file.url, fix="write the file again")
-        partitions, of_file = partitions_of(file), list(self.columns[file.url])
-        said = ", ".join(f"'h{i}': 'VARCHAR'" for i in range(len(of_file)))
-        chosen = dict.fromkeys(partitions, "?") | {name: f"h{i}" for i, name in enumerate(of_file)}
-        select = ", ".join(f"{chosen.get(name, 'NULL')} AS c{i}" for i, name in enumerate(self.names))
-        values: list[Any] = [partitions[name] for name in self.names if chosen.get(name) == "?"]
-        skip, buffer = int(form.columns is None), 32_000_000 if room_for_data(self.memory_limit) >= ROOMY else 8_000_000
-        read = (
-            f"read_csv(?, columns = {{{said}}}, header = false, skip = ?, delim = ?, quote = '\"', escape = '\"', nullstr = ?,"
-            " auto_detect = false, allow_quoted_nulls = false, store_rejects = true, compression = 'none',"
-            f" strict_mode = {str(not mended).lower()}, max_line_size = 2000000, buffer_size = {buffer})"
-        )
-        values += [path, skip, _delimiter_of(form, file.url), ["", *form.nulls]]
-        try:
-            ((added,),) = self.con.execute(f"INSERT INTO steps SELECT {select}, {number} FROM {read}", values).fetchall()
-        except duckdb.Error as error:
-            self._rejects()
-            if not mended:
-                return self._insert(number, mended=True)
-            what = f"the file cannot be read: {str(error).strip().splitlines()[0][:300]}"
-            return 0, BadData(what, where=file.url, fix="write the file again")
-        for line, reason, text, message in self._rejects():
-            row, count = int(line) - 1 - skip, re.search(r"Found: ([0-9]+)", message or "")
-            if reason in REASONS and count:
-                what, mend = f"a row of {count[1]} cells under {len(of_file)} columns", REASONS[reason]
-            elif reason == "INVALID ENCODING":
-                what, mend = "text that is not UTF-8", SAY_ENCODING
-            else:
-                what, mend = f"a row that cannot be read: {(message or reason).splitlines()[0][:200]}", "correct the row"
-            refused = BadData(what, where=f"{file.url} row {row}", fix=f"{mend}, or {ROW_FIX}")
-            self.bad.append(BadRow(number, row, refused, (text or "").encode("utf-8", "surrogatepass").rstrip(b"\r\n")))
-        return added, ends
-
-    def _copy(self, file: Openable, path: str, mended: bool) -> None:
-        """Make `path` lead to the content as plain UTF-8: a link to the file, or a copy as far as it can be read."""
-        local: Any = getattr(file, "path", None)
-        is_utf8 = codecs.lookup(self.form.encoding).name == "utf-8"
-        with file.open() as stored:
-            is_plain = is_utf8 and not packing_of(bytes(stored.read(4))) and not mended
-        if is_plain and file.is_local and isinstance(local, str) and Path(local).is_file():
-            with suppress(OSError, NotImplementedError):
-                os.symlink(os.path.abspath(local), path)
-                return
-        Path(path).unlink(missing_ok=True)
-        decoder, rest = codecs.getincrementaldecoder(self.form.encoding)(), b""
-        with open(path, "wb") as out, Scope() as scope:
-            for piece in chain(pieces_of(unpacked(file, scope), PIECE), [b""]):
-                try:
-                    data = rest + (piece if is_utf8 else decoder.decode(piece, final=not piece).encode())
-                except UnicodeDecodeError as error:
-                    raise UnicodeError(str(error)) from error  # no damage
-                cut = data.rfind(b"\n") + 1 if piece else len(data)
-                out.write(data[:cut].replace(b"\r\n", b"\n").replace(b"\r", b"\n") if mended else data[:cut])
-                rest = data[cut:]
-
-    def _rejects(self) -> list[tuple[Any, ...]]:
-        """Line, kind, text and message of the rows that DuckDB rejected since it was asked before."""
-        found: list[tuple[Any, ...]] = []
-        with suppress(duckdb.CatalogException):  # no table of rejects: none was
-            asked = "line, any_value(CAST(error_type AS VARCHAR)), any_value(csv_line), any_value(error_message)"
-            found = self.con.execute(f"SELECT {asked} FROM reject_errors GROUP BY 1 ORDER BY 1").fetchall()
-        self.con.execute("DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans").fetchall()
-        return found
+            lines.failed = lines.failed or error
+        if isinstance(lines.failed, MemoryLimitExceeded):
+            raise lines.failed
+        if lines.failed is not None:
+            rest = first + len(ragged)
+            at_row = BadData(lines.failed.what, where=f"{file.url} row {rest}", fix=lines.failed.fix)
+            bad.append(BadRow(number, rest, at_row))
 
 
 # ---- JSON ----
 
 
-def json_columns(
-    file: Openable, number: int, memory_limit: int, bad: list[BadRow]
-) -> Iterator[tuple[dict[str, pa.Array], list[int]]]:
-    """Rows of JSON lines, or of an array of objects, block by block, each with its number; lines that hold none go to `bad`.
+def json_rows(file: Openable, number: int, most: int, bad: list[BadRow]) -> Iterator[NumberedRows]:
+    """Rows of JSON lines, or of an array of objects, block by block; lines that hold none go to `bad`.
 
-    Where the file breaks off, that is the last bad row.
+    `most`: bytes of a line, or of an array. Raises MemoryLimitExceeded.
     """
     row = 0
     try:
-        with damage(file.url), Scope() as scope:
-            for lines in _blocks(unpacked(file, scope), file.url, room_for_data(memory_limit) // 8):
+        with Scope() as scope:
+            for items in _items(line_blocks(file, None, JSON_BLOCK, max(JSON_BLOCK, most), scope), file.url, most):
                 rows, numbers = list[dict[str, Any]](), list[int]()
-                for line in lines:
-                    if isinstance(line, bytes) and not line.strip():
-                        continue
+                for item in items:
                     try:
-                        rows.append(_object(line, f"{file.url} row {row}"))
+                        rows.append(_object(item, f"{file.url} row {row}"))
                         numbers.append(row)
                     except BadData as error:
-                        bad.append(BadRow(number, row, error, line if isinstance(line, bytes) else b""))
+                        bad.append(BadRow(number, row, error, item if isinstance(item, bytes) else b""))
                     row += 1
                 if rows:
                     names = dict.fromkeys(chain.from_iterable(rows))
-                    yield {name: _column([one.get(name) for one in rows]) for name in names}, numbers
+                    columns = {name: _column([one.get(name) for one in rows]) for name in names}
+                    yield np.array(numbers, np.int64), pa.table(columns)
     except BadData as error:
         bad.append(BadRow(number, row, error))
 
 
-def _blocks(stream: Any, url: str, most: int) -> Iterator[list[Any]]:
-    """Lines by blocks, or all items of an array; the last line may lack its end."""
-    rest, pieces = b"", pieces_of(stream, JSON_BLOCK)
-    for number, piece in enumerate(pieces):
-        data = rest + (piece if number else piece.removeprefix(codecs.BOM_UTF8))
-        if not number and data.lstrip()[:1] == b"[":
-            yield _array(data, pieces, url, most)
-            return
-        *lines, rest = data.split(b"\n")
-        yield lines
-        if len(rest) > max(JSON_BLOCK, most):
-            what = f"a line of {len(rest) >> 20} MiB"
-            raise MemoryLimitExceeded(what, where=url, fix="raise --memory-limit, or write shorter lines")
-    yield [rest]
-
-
-def _array(data: bytes, pieces: Iterator[bytes], url: str, most: int) -> list[Any]:
-    for piece in pieces:
-        data += piece
-        if len(data) > most:
+def _items(blocks: Iterator[bytes], url: str, most: int) -> Iterator[list[Any]]:
+    """Lines that are not blank, by blocks; of an array all items."""
+    first = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
+    if first.lstrip()[:1] != b"[":
+        for block in chain([first], blocks):
+            yield [line for line in block.split(b"\n") if line.strip()]
+        return
+    for block in blocks:
+        first += block
+        if len(first) > most:
             what = f"a JSON array of more than {most >> 20} MiB, which is read at once"
             raise MemoryLimitExceeded(what, where=url, fix="raise --memory-limit, or make lines of it: jq -c '.[]'")
     try:
-        found = _parsed(data)
+        found = _parsed(first)
     except ValueError as error:
         raise BadData(f"no whole JSON: {error}", where=url, fix="write the file again from its source") from error
-    return found if isinstance(found, list) else [found]
+    yield found if isinstance(found, list) else [found]
 
 
 def _parsed(data: bytes) -> Any:
@@ -406,14 +341,16 @@ def _parsed(data: bytes) -> Any:
     return from_json(data)
 
 
-def _object(line: Any, where: str) -> dict[str, Any]:
+def _object(item: Any, where: str) -> dict[str, Any]:
+    fix = "write one JSON object a line, or --on-error skip to leave out the line"
     try:
-        value = _parsed(line) if isinstance(line, bytes) else line
+        value = _parsed(item) if isinstance(item, bytes) else item
     except ValueError as error:
-        raise BadData(f"a line that is not whole JSON: {error}", where=where, fix=JSON_FIX) from error
-    if deeper_than(value, MAX_DEPTH) or not isinstance(value, dict):
-        held = f"a {type(value).__name__}, not an object" if not isinstance(value, dict) else f"more than {MAX_DEPTH} levels"
-        raise BadData(f"a line that holds {held}", where=where, fix=JSON_FIX)
+        raise BadData(f"a line that is not whole JSON: {error}", where=where, fix=fix) from error
+    if not isinstance(value, dict):
+        raise BadData(f"a line that holds a {type(value).__name__}, not an object", where=where, fix=fix)
+    if deeper_than(value, MAX_DEPTH):
+        raise BadData(f"a line that holds more than {MAX_DEPTH} levels", where=where, fix=fix)
     return value
 
 
