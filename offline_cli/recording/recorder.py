@@ -228,8 +228,15 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
 
 _open: set[Recorder] = set()
+
+
+def _save_open() -> None:
+    for recorder in [*_open]:
+        recorder._save()
+
+
 # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
-getattr(threading, "_register_atexit", atexit.register)(lambda: [recorder._save() for recorder in [*_open]])
+getattr(threading, "_register_atexit", atexit.register)(_save_open)
 
 
 def _environment(env: Any) -> Environment | None:
