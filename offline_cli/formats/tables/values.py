@@ -21,7 +21,7 @@ from offline_cli.errors import BadEpisode, MissingPackage
 from offline_cli.formats.tables.columns import FLAG_ROLES, SCALARS, Column, Layout, Leaf
 from offline_cli.formats.tables.files import POS, TableFiles, is_list
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, MEAN, PREVIOUS
-from offline_cli.json_documents import from_json
+from offline_cli.safe_json import from_json
 from offline_cli.tally import Tally
 
 BAD, GAP = "__bad", "__gap"
