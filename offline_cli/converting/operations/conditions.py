@@ -1,6 +1,7 @@
-"""Conditions on the plain columns of episodes: an SQL expression, as after WHERE, that Polars evaluates on these columns alone.
+"""Conditions on the plain columns of episodes: what follows WHERE in SQL, which Polars evaluates on these columns alone.
 
-As in SQL, null makes null of whatever it would decide; a return that is NaN is null. Numbers are float64, so that a division by
+Names of columns, numbers and texts in either kind of quotes; comparisons, arithmetic, `in`, `between`, `is null`, `and`, `or`,
+`not`. Any other word or sign (functions, casts, subqueries) is refused by name. As in SQL, null makes null of whatever it would decide; a return that is NaN is null. Numbers are float64, so that a division by
 zero is infinite.
 """
 
@@ -22,6 +23,12 @@ from offline_cli.errors import UsageError
 PLAIN_COLUMNS: Final = tuple(PLAIN_SCHEMA.names)
 """The columns that conditions name."""
 NUMBERS: Final = (Columns.LENGTH, Columns.RETURN)
+WORDS: Final = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
+TOKEN: Final = re.compile(
+    r"""(?P<text>'(?:[^']|'')*')|(?P<function>"?[^\W\d]\w*"?)\s*\(|(?P<quoted>"(?:[^"]|"")*")|(?P<number>\d[\w.]*)
+    |(?P<word>[^\W\d]\w*)|(?P<other>--|/\*|::|[^\s\w.<>=!+*/%(),-])""",
+    re.VERBOSE,
+)
 LONGEST: Final = 2_000  # letters
 FIX: Final = f"for example --where \"return > 450 and module_id = 'p0'\"; columns: {', '.join(PLAIN_COLUMNS)}"
 
@@ -39,15 +46,11 @@ class Condition:
         """The condition that `text` is. Raises UsageError, naming what cannot be taken."""
         if len(text) > LONGEST:
             raise _wrong(f"the condition has more than {LONGEST:,} letters")
-        if re.search(r"\bselect\b", text, re.IGNORECASE):
-            raise _wrong("conditions have no subqueries (SELECT)")
         try:
-            expression = pl.sql_expr(text)
+            expression = pl.sql_expr(TOKEN.sub(_allowed, text))
             columns = frozenset(expression.meta.root_names())
         except (PolarsError, PanicException) as error:
             raise _wrong(str(error).partition("\n")[0]) from error
-        if unknown := sorted(columns.difference(PLAIN_COLUMNS)):
-            raise _wrong(f"no column of episodes is called {unknown[0]!r}", token=unknown[0])
         condition = cls(text, columns, expression)
         condition.holds(PLAIN_SCHEMA.empty_table())  # raises where it is neither true nor false
         return condition
@@ -66,6 +69,22 @@ class Condition:
         if holds.dtype != pl.Boolean:
             raise _wrong(f"{self.text!r} is neither true nor false")
         return holds.fill_null(False).to_numpy(), holds.null_count()
+
+
+def _allowed(token: re.Match[str]) -> str:
+    """A token as Polars takes it: names of columns in small letters, texts in single quotes. Raises UsageError for any other."""
+    word, name = token[0], token[0].strip('"')
+    if token["text"] or token["number"] or word.lower() in WORDS or (token["function"] or "").lower() in WORDS:
+        return word
+    if token["function"]:
+        function = token["function"].strip('"')
+        raise _wrong(f"conditions have no functions, such as {function}", token=function)
+    if name.lower() in PLAIN_COLUMNS:
+        return f'"{name.lower()}"'
+    if token["quoted"]:
+        return "'" + name.replace('""', '"').replace("'", "''") + "'"
+    what = f"no column of episodes is called {word!r}" if token["word"] else f"conditions have no {word!r}"
+    raise _wrong(what, token=word)
 
 
 def _wrong(what: str, *, token: str = "") -> UsageError:
