@@ -1,8 +1,8 @@
 """Conditions on the plain columns of episodes: what follows WHERE in SQL, which Polars evaluates on these columns alone.
 
 Names of columns, numbers and texts in either kind of quotes; comparisons, arithmetic, `in`, `between`, `is null`, `and`, `or`,
-`not`. Any other word or sign (functions, casts, subqueries) is refused by name. As in SQL, null makes null of whatever it would decide; a return that is NaN is null. Numbers are float64, so that a division by
-zero is infinite.
+`not`. Any other word or sign (functions, casts, subqueries) is refused by name. As in SQL, null makes null of whatever it would
+decide; a return that is NaN is null. Numbers are float64, so that a division by zero is infinite.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Condition:
 
 
 def _allowed(token: re.Match[str]) -> str:
-    """A token as Polars takes it: names of columns in small letters, texts in single quotes. Raises UsageError for any other."""
+    """A token as Polars takes it: columns in small letters, texts in single quotes. Raises UsageError for any other."""
     word, name = token[0], token[0].strip('"')
     if token["text"] or token["number"] or word.lower() in WORDS or (token["function"] or "").lower() in WORDS:
         return word
