@@ -1,8 +1,8 @@
-"""What is left out: what a foreign format has no place for, counted by its sink; and why an array of a file is no column."""
+"""What a foreign format has no place for, counted by its sink."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
@@ -10,14 +10,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.tally import Tally
 
-__all__ = ["count_finals", "count_left_out", "why_no_column"]
-
-
-def why_no_column(kind: str, shape: Sequence[int], rows: int) -> str:
-    """Why an array that a file has is no column of `rows` rows: for its shape, or else for what it holds."""
-    if tuple(shape[:1]) != (rows,):
-        return f"of shape {list(shape)}, and not one value for each of {rows:,} rows"
-    return f"{kind} of shape {list(shape)}, and not a number, or an array of numbers, a row"
+__all__ = ["count_finals", "count_left_out"]
 
 
 def count_left_out(

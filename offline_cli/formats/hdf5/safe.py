@@ -81,35 +81,35 @@ class Dataset(StoredArray):
         """Rows [first, stop); of a dataset without rows, its number."""
         if self.dtype is None:
             raise BadData(f"{self.said}, and no numbers", where=self.where, fix=FIX)
-        from h5py import Dataset as HighLevel
-        from h5py import h5s
-
         is_part = bool(self.shape) and (first > 0 or (stop is not None and stop < self.shape[0]))
         shape = (len(range(self.shape[0])[first:stop]), *self.shape[1:]) if is_part else self.shape
         self._check_fits(math.prod(shape) * self.dtype.itemsize)
         with _failures(self.where):
             if is_part:
-                values = np.asarray(HighLevel(self.opened)[first:stop]).astype(self.dtype, copy=False)
+                values = np.asarray(self._indexed(slice(first, stop))).astype(self.dtype, copy=False)
             else:
                 values = np.empty(shape, self.dtype)
                 if values.size:
-                    self.opened.read(h5s.ALL, h5s.ALL, values, _memory_type(self.dtype))
+                    every, memory_type = _reading(self.dtype)
+                    self.opened.read(every, every, values, memory_type)
         return values.view(np.uint8) != 0 if self.dtype.kind == "b" else values  # 0 or 1, whatever is stored
 
-    def _texts(self) -> list[str]:
+    def _indexed(self, rows: Any) -> Any:
         from h5py import Dataset as HighLevel
 
+        return HighLevel(self.opened)[rows]
+
+    def _texts(self) -> list[str]:
         if math.prod(self.shape) > OBJECTS:
             raise BadData(f"more than {OBJECTS:,} texts", where=self.where, fix=FIX)
-        return [_text(value) for value in np.asarray(HighLevel(self.opened)[()]).reshape(-1).tolist()]
+        return [_text(value) for value in np.asarray(self._indexed(())).reshape(-1).tolist()]
 
     def _frames(self) -> NDArray[np.uint8]:
         """(N, height, width) or (N, height, width, 3), as Minari decodes them."""
-        from h5py import Dataset as HighLevel
         from PIL import Image
 
         found: list[NDArray[np.uint8]] = []
-        for data in HighLevel(self.opened)[:]:
+        for data in self._indexed(slice(None)):
             with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
                 nbytes = picture.height * picture.width * len(picture.getbands())
                 self._check_fits(self.shape[0] * nbytes)
@@ -131,6 +131,7 @@ class Hdf5File:
         self.url = file.url
         self._file, self._most = file, EpisodeLimit.within(memory_limit).most
         self._scope = Scope()
+        self._h5: Any = None  # the package: it is imported when a file is opened
         self._root: Any = None  # h5py.h5g.GroupID
         self._last: tuple[str, Any] = "", None  # the group that was opened last, and its path
 
@@ -138,6 +139,7 @@ class Hdf5File:
         need_h5py(self.url)
         import h5py
 
+        self._h5 = h5py
         try:
             with storage_failures(self.url, "reading it"):
                 data = self._local_data()
@@ -178,22 +180,20 @@ class Hdf5File:
     def attributes(self, path: str = "", tally: Tally | None = None, without: Collection[str] = ()) -> dict[str, Any]:
         """Those of a group as JSON values, but for those named; the names of others, which are neither numbers nor texts, go
         to `tally`."""
-        import h5py
-        from h5py import h5a
-
         where, values, names = self._where(path), dict[str, Any](), list[bytes]()
         with _failures(where):
             group = self._group(path, where)
-            h5a.iterate(group, lambda name, *_: names.append(name))
+            self._h5.h5a.iterate(group, lambda name, *_: names.append(name))
             for raw in names:
                 name = raw.decode()
                 if name in without:
                     continue
-                attribute = h5a.open(group, raw)
-                size, kind = math.prod(attribute.shape or ()) * attribute.get_type().get_size(), attribute.dtype
+                attribute = self._h5.h5a.open(group, raw)
+                kind = attribute.dtype
+                size = math.prod(attribute.shape or ()) * kind.itemsize
                 if size > ATTRIBUTE:
                     raise BadData(f"an attribute of {size / 1e6:,.0f} MB", where=f"{where}@{name}", fix=FIX)
-                is_text = h5py.check_string_dtype(kind) is not None
+                is_text = self._h5.check_string_dtype(kind) is not None
                 if attribute.shape is not None and (is_text or (kind.kind in "biuf" and kind.itemsize <= 8)):
                     value = np.empty(attribute.shape, kind)
                     if value.size:
@@ -205,8 +205,7 @@ class Hdf5File:
 
     def datasets(self, path: str = "") -> dict[str, Dataset]:
         """All datasets below a group, by path."""
-        from h5py import h5d, h5g, h5o
-
+        h5d, h5g, h5o = self._h5.h5d, self._h5.h5g, self._h5.h5o
         where, links = self._where(path), list[tuple[bytes, Any]]()
 
         def collect(name: bytes, link: Any) -> bool | None:  # an exception would be lost in libhdf5
@@ -222,7 +221,7 @@ class Hdf5File:
             for raw, kind in links:
                 name = raw.decode()
                 place = f"{where}/{name}"
-                _check_link(kind, place)
+                self._check_link(kind, place)
                 member = h5o.open(group, raw)
                 if isinstance(member, h5d.DatasetID):
                     found[name] = self._checked(member, name, place)
@@ -235,25 +234,27 @@ class Hdf5File:
 
     def _group(self, path: str, where: str) -> Any:
         """h5py.h5g.GroupID at a path; no part of it may be a link."""
-        from h5py import h5g, h5o
-
         if path == self._last[0] and self._last[1] is not None:
             return self._last[1]
         found = self._root
         for name in filter(None, path.encode().split(b"/")):
             if not found.links.exists(name):
                 raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
-            _check_link(found.links.get_info(name).type, where)
-            found = h5o.open(found, name)
-            if not isinstance(found, h5g.GroupID):
+            self._check_link(found.links.get_info(name).type, where)
+            found = self._h5.h5o.open(found, name)
+            if not isinstance(found, self._h5.h5g.GroupID):
                 raise BadData("not a group", where=where, fix=FIX)
         self._last = path, found
         return found
 
+    def _check_link(self, kind: int, where: str) -> None:
+        if kind != self._h5.h5l.TYPE_HARD:
+            fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
+            raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
+
     def _checked(self, opened: Any, name: str, where: str) -> Dataset:
         """Raises BadData, UnsafeData for what is not on the allow-list."""
-        from h5py import h5d
-
+        h5d = self._h5.h5d
         stored, shape, dtype = opened.get_create_plist(), opened.shape, opened.dtype
         layout = stored.get_layout()
         if shape is None:
@@ -273,14 +274,6 @@ class Hdf5File:
             what = f"{nbytes / 1e6:,.0f} MB of values in {opened.get_storage_size():,} stored bytes"
             raise BadData(what, where=where, fix="write the file again without compression")
         return Dataset(name, numbers, shape, said, where, opened, self._most)
-
-
-def _check_link(kind: int, where: str) -> None:
-    from h5py import h5l
-
-    if kind != h5l.TYPE_HARD:
-        fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
-        raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
 
 
 def _type_of(kind: np.dtype[Any], where: str) -> tuple[np.dtype[Any] | None, str]:
@@ -303,11 +296,11 @@ def _numbers(kind: np.dtype[Any]) -> tuple[np.dtype[Any], str]:
 
 
 @cache
-def _memory_type(dtype: np.dtype[Any]) -> Any:
-    """h5py's type of the values in memory, which takes longer to make than small arrays to read."""
-    from h5py import h5t
+def _reading(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """h5py's names of all rows and of the values in memory, which take longer to make than small arrays to read."""
+    from h5py import h5s, h5t
 
-    return h5t.py_create(dtype)
+    return h5s.ALL, h5t.py_create(dtype)
 
 
 def _texts_in(value: Any) -> Any:

@@ -68,7 +68,7 @@ class Metadata:
 
     def drops(self, path: str) -> bool:
         """Whether the array at a path of a file, or what it is part of, was dropped."""
-        dotted = f"{dotted_path(path)}."
+        dotted = f"{dotted_path(path)}." if self.dropped else ""
         return any(dotted.startswith(f"{one}.") for one in self.dropped)
 
 
