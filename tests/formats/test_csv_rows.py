@@ -31,15 +31,15 @@ def table(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-SMALL_BLOCKS = ["--memory-limit", "256MiB"]
 BAD = {0: "ride-0,1", 20_123: "ride-201", 30_000: '"a\nb",1,2,3,4,5,6', 30_001: "x", 39_999: "ride-399,1"}
 
 
 def test_short_and_long_rows_in_a_file_of_many_blocks_are_quarantined_with_their_place(
-    table: Callable[..., Path], tmp_path: Path
+    table: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("offline_cli.formats.tables.text_files.CSV_BLOCK", 1 << 14)
     out, mapping = tmp_path / "out", str(tmp_path / "mapping.toml")
-    said = ["--on-error", "quarantine", "--json", *SMALL_BLOCKS]
+    said = ["--on-error", "quarantine", "--json"]
     ended = CliRunner().invoke(app, ["convert", str(table(BAD)), "--out", str(out), "--mapping", mapping, *said])
     assert ended.exit_code == 0, ended.output
     result = json.loads(ended.stdout)

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.errors import BadMapping
-from offline_cli.formats.arrow_leaves import is_text
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.files import TableFiles, dtype_of, is_bytes, is_list
 from offline_cli.formats.tables.mapping import (
@@ -32,7 +31,6 @@ from offline_cli.formats.tables.mapping import (
     FILE_ID,
     FILLED_ROLES,
     FOLDER_ID,
-    KEYS,
     MEAN,
     STARTS,
     TREES,
@@ -241,10 +239,8 @@ def meanings_of(mapping: TableMapping) -> Meanings:
 # ---- what columns hold ----
 
 
-def columns_of(
-    files: TableFiles, names: Collection[str], *, decimal: str, times: Collection[str], nulls: Collection[str] = ()
-) -> dict[str, Column]:
-    """Flat columns by name; `times`: those in which dates and times as text are recognised; `nulls`: whose nulls count."""
+def columns_of(files: TableFiles, names: Collection[str], *, decimal: str, nulls: Collection[str]) -> dict[str, Column]:
+    """Flat columns by name; `nulls`: whose nulls are counted, where they are no text."""
     found = {name: _typed(files, name) for name in names}
     texts = {files.column(name): name for name in found if files.holds_text(name)}
     counted = [name for name in found if name in nulls and not files.holds_text(name)]
@@ -257,11 +253,10 @@ def columns_of(
         return found
     # as rows of one column: SQL that names thousands of columns takes DuckDB half a minute to plan
     each = f"UNPIVOT (SELECT {', '.join(texts)} FROM {files.relation(texts.values())}) ON COLUMNS(*) INTO NAME name VALUE x"
-    timed = ", ".join(f"'{place}'" for place, name in texts.items() if name in times)
-    cell = _cell_sql("x", decimal, f"name IN ({timed})" if timed else "false")
+    cell = _cell_sql("x", decimal)
     seen: dict[str, list[tuple[int, int, int, list[str]]]] = {name: [] for name in texts.values()}
     sql = (
-        f"SELECT name, kind, count(*), max(length(regexp_extract(replace(x, ' ', ''), '^\\[+'))),"
+        f"SELECT name, kind, count(*), max(length(regexp_extract(replace(x, ' ', ''), '^\\[+'))) FILTER (WHERE kind IN (3, 4)),"
         f" min(x, {SAMPLES}) FILTER (WHERE kind = {TEXT}) FROM (SELECT *, {cell} AS kind FROM ({each})) GROUP BY name, kind"
     )
     for batch in files.query(sql):
@@ -318,15 +313,15 @@ def texts_of(files: TableFiles, name: str, most_rows: int = 1 << 62) -> list[str
 # ---- SQL of a value ----
 
 
-def _cell_sql(column: str, decimal: str, with_times: str) -> str:
-    """What a cell of text is, as an index of `KINDS`. `with_times`: where it may be a time, as SQL."""
+def _cell_sql(column: str, decimal: str) -> str:
+    """What a cell of text is, as an index of `KINDS`."""
     number = _number_sql(column, decimal)
     marks = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
     return (
         f"CASE WHEN {number} IS NOT NULL THEN CASE WHEN {marks} OR NOT abs({number}) < {LARGEST} THEN 1 ELSE 0 END"
         f" WHEN lower(trim({column})) IN ('true', 'false') THEN 2"
         f" WHEN starts_with(ltrim({column}), '[') THEN CASE WHEN regexp_matches({column}, '[.eEnN]') THEN 4 ELSE 3 END"
-        f" WHEN {with_times} AND {_time_sql(column, 'us')} IS NOT NULL THEN 5 ELSE {TEXT} END"
+        f" WHEN {_time_sql(column, 'us')} IS NOT NULL THEN 5 ELSE {TEXT} END"
     )
 
 
@@ -418,7 +413,7 @@ def lay_out(
             leaves.append(Leaf(part, (replace(order, dtype=dtype),), dtype))
     by_part = {(leaf.role, leaf.part.path): leaf for leaf in leaves}
     leaves = [replace(leaf, dtype=_dtype(leaf, by_part, mapping, known)) for leaf in leaves]
-    problems += [*_bad_fills(leaves, mapping.said.fill), *_bad_keys(mapping, files.kinds)]
+    problems += _bad_fills(leaves, mapping.said.fill)
     if problems:
         fix = "name columns of numbers, lists of numbers or JSON lists; leave the others out"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files.columns)}", fix=fix)
@@ -487,24 +482,13 @@ def toml_key(name: str) -> str:
 
 def _why_no_extra(column: Column) -> str:
     """Why an unmapped column cannot be an extra model output; "" where all of it is numbers."""
-    if column.held or not column.cells:
-        return f"{column.held}, and not numbers" if column.held else "no value in any row"
+    if not (column.held or column.cells):
+        return "no value in any row"
     if len(column.kinds) > 1:
         return f"cells of several kinds: {', '.join(column.kinds)}"
-    if column.cells == "text" or (column.cells == "time" and column.kinds):
-        return _hint(column) or "text, and not numbers" if column.cells == "text" else "times as text"
+    if column.held or column.kinds in (("text",), ("time",)):
+        return _hint(column) or f"{column.held or column.cells}, and not numbers"
     return "by its name a part of a struct, which the mapping does not name" if "." in column.name else ""
-
-
-def _bad_keys(mapping: TableMapping, kinds: Mapping[str, pa.DataType]) -> Iterator[str]:
-    """Columns of ids and infos that hold none."""
-    for theirs in mapping.names(*KEYS):
-        kind = kinds.get(theirs, pa.string())
-        if is_list(kind) or pa.types.is_struct(kind) or pa.types.is_map(kind):
-            yield f"ids: column '{theirs}' holds {kind}, and neither text nor numbers"
-    infos = kinds.get(mapping.infos or "", pa.null())
-    if not (is_text(infos) or pa.types.is_null(infos)):
-        yield f"infos: column '{mapping.infos}' holds {infos}, and neither JSON text nor structs"
 
 
 def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iterator[str]:

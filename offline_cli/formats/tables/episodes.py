@@ -403,8 +403,8 @@ class Assembler:
         rows = {name: values for name, values in rows.items() if name != RUN} | {EPISODE: np.cumsum(begins) - 1}
         t = rows.get(Columns.T)
         if t is not None and division.ends in ("flags", "chain") and not division.keyed:  # not in order, or without a flag
-            falls = np.flatnonzero((t[1:] < t[:-1]) & _same(rows)) + 1
-            self.tally.assume(T_FALLS, len(falls), places=lambda: (self.files.place(pos) for pos in rows[POS][falls].tolist()))
+            falls: list[int] = rows[POS][1:][(t[1:] < t[:-1]) & _same(rows)].tolist()
+            self.tally.assume(T_FALLS, len(falls), places=lambda: map(self.files.place, falls))
         self._tell_losses(rows, names)
         rows = self._without_bad(self._filled(rows), names)
         if t is not None and division.keyed and not division.each_row and division.ends != "t":

@@ -116,12 +116,12 @@ class _Draft:
         self.left_out: dict[str, str] = {}
         self.head: list[str] = []  # lines above [columns]
         files.first = ROWS
-        self.columns = columns_of(files, names, decimal=self.decimal, times=names, nulls=names)
+        self.columns = columns_of(files, names, decimal=self.decimal, nulls=names)
         commas = [one.samples[0] for one in self.columns.values() if self.decimal == "." and are_decimal_commas(one.samples)]
         self.comma = next(iter(commas), "")
         if self.comma:
             self.decimal = ","
-            self.columns = columns_of(files, names, decimal=",", times=names, nulls=names)
+            self.columns = columns_of(files, names, decimal=",", nulls=names)
         self.images = {name: kind for name in names if is_bytes(files.kind_of(name)) and (kind := self._image(name))}
         files.first = ALL_ROWS
         mixed = [name for name, one in self.columns.items() if one.cells == "text" or len(one.kinds) > 1]

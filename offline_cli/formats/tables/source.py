@@ -277,9 +277,8 @@ class TableSource(FileSource):
             named = [name for theirs in mapping.names(*TREES, EXTRA, Columns.T) for name in expanded(theirs, rows.kinds)]
             extras = [*self._spare, *(name for theirs in mapping.names(EXTRA) for name in expanded(theirs, rows.kinds))]
             wanted = list(dict.fromkeys([*named, *self._spare]))
-            times = [name for name in wanted if name not in mapping.said.categories]
             whole = [name for name in extras if pa.types.is_integer(rows.kind_of(name))]
-            columns = columns_of(rows, wanted, decimal=mapping.said.csv.decimal, times=times, nulls=whole)
+            columns = columns_of(rows, wanted, decimal=mapping.said.csv.decimal, nulls=whole)
             if columns and not any(column.cells for column in columns.values()):
                 if rows.bad:
                     raise rows.bad[0].error
