@@ -227,9 +227,14 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             _log.warning(text, self.url, manifest.counts.episodes, CLOSING)
 
 
+def _save_open() -> None:
+    for recorder in [*_open]:
+        recorder._save()
+
+
 _open: set[Recorder] = set()
 # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
-getattr(threading, "_register_atexit", atexit.register)(lambda: [recorder._save() for recorder in [*_open]])
+getattr(threading, "_register_atexit", atexit.register)(_save_open)
 
 
 def _environment(env: Any) -> Environment | None:
