@@ -196,7 +196,8 @@ def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> t
     known = {*OURS, *OUR_ENCODERS}
     for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
         if one not in known and not one.startswith(PYTHON) and not is_registered(group, one):
-            what = f"{one!r} of the run is not installed; the run says that the package {package!r} registers it"
+            kind = "network" if group == NETWORKS else "encoder"
+            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
             fix = f"install that package if you trust it, and give {OPTION} with its name"
             raise MissingPackage(what, where=where, fix=fix)
     encoder_kind(encoder, named=plugins)
