@@ -200,8 +200,9 @@ class PipelineSpec:
             return f"{names or 'no pieces'} (file {hashlib.blake2b(content, digest_size=6).hexdigest()})"
         if self.custom is None:
             return ""
-        kinds = [one if inspect.isroutine(one) else type(one) for one in self._objects()]
-        return ", ".join(f"{kind.__module__}:{kind.__qualname__}" for kind in kinds) or "no pieces"
+        pieces = [type(one).__name__ for one in self._objects() if isinstance(one, ConnectorV2)]
+        makers = [one if inspect.isroutine(one) else type(one) for one in self._objects() if not isinstance(one, ConnectorV2)]
+        return ", ".join([*pieces, *(f"{one.__module__}:{one.__qualname__}" for one in makers)]) or "no pieces"
 
     @property
     def in_words(self) -> str:
