@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Final, TypeVar, get_type_hints
 
 from offline_cli.errors import UsageError
-from offline_cli.notebook import in_notebook, progress_bars
+from offline_cli.progress import in_notebook, progress_bars
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -129,19 +129,12 @@ class PipelineSpec:
     def from_file(cls, path: str | PathLike[str], *kinds: Kind, plugins: Collection[str] | None = None) -> PipelineSpec:
         """The file at `path`, checked. Raises StorageNotFound, and what `from_document` raises."""
         try:
-            text = Path(path).read_bytes()
+            document = tomllib.loads(Path(path).read_text("utf-8"))
         except (FileNotFoundError, IsADirectoryError) as err:
             raise StorageNotFound("no such pipeline file", where=str(path), fix="check the path") from err
-        return cls.from_bytes(text, *kinds, where=str(path), plugins=plugins)
-
-    @classmethod
-    def from_bytes(cls, text: bytes, *kinds: Kind, where: str, plugins: Collection[str] | None = None) -> PipelineSpec:
-        """What the bytes of such a file say, checked. Raises what `from_document` raises."""
-        try:
-            document = tomllib.loads(text.decode("utf-8"))
         except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, an invalid date
-            raise BadConfig(f"not TOML: {err}", where=where, fix="see https://toml.io for the syntax") from err
-        return cls.from_document(document, *kinds, where=where, plugins=plugins)
+            raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
+        return cls.from_document(document, *kinds, where=str(path), plugins=plugins)
 
     @classmethod
     def from_document(
@@ -207,8 +200,9 @@ class PipelineSpec:
             return f"{names or 'no pieces'} (file {hashlib.blake2b(content, digest_size=6).hexdigest()})"
         if self.custom is None:
             return ""
-        kinds = [one if inspect.isroutine(one) else type(one) for one in self._objects()]
-        return ", ".join(f"{kind.__module__}:{kind.__qualname__}" for kind in kinds) or "no pieces"
+        pieces = [type(one).__name__ for one in self._objects() if isinstance(one, ConnectorV2)]
+        makers = [one if inspect.isroutine(one) else type(one) for one in self._objects() if not isinstance(one, ConnectorV2)]
+        return ", ".join([*pieces, *(f"{one.__module__}:{one.__qualname__}" for one in makers)]) or "no pieces"
 
     @property
     def in_words(self) -> str:

@@ -64,7 +64,7 @@ WHOLE = "[columns]\nobs = 'x'\nactions = 'a'\n"
         ("optional = ['obs']\n" + WHOLE, "optional obs"),
         ("rewards = 'r'\n" + WHOLE, "rewards [columns]"),
         (WHOLE + "[dtypes]\nobs = 'float'\n", "dtypes.obs"),
-        (WHOLE + "[spaces.action]\ntype = 'Discreet'\n", "spaces.action.type Discreet"),
+        (WHOLE + "[spaces.action]\ntype = 'Discreet'\n", "spaces.action Discreet"),
         (WHOLE + "[spaces.observation]\ntype = 'Box'\nshape = [2]\ndtype = 'float32'\nlow = [0, 0, 0]\nhigh = 1\n", "spaces"),
         (WHOLE + "[csv]\ndelimiter = ',,'\n", "csv.delimiter"),
         (WHOLE + "[csv]\nencoding = 'letters'\n", "csv.encoding letters"),

@@ -11,6 +11,8 @@ import io
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import msgpack
@@ -199,7 +201,9 @@ def pipeline(data: bytes) -> None:
     """A pipeline file, with the pieces for observations that are numbers and for ones that are choices."""
     from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 
-    file = PipelineSpec.from_bytes(data, where=PLACE, plugins=())
+    with NamedTemporaryFile(suffix=".toml") as named:
+        Path(named.name).write_bytes(data)
+        file = PipelineSpec.from_file(named.name, plugins=())
     for observations in (spaces.Box(-1, 1, (3,), np.float32), spaces.Discrete(3)):
         with suppress(SpaceMismatch):
             file.build(Setting(observations, spaces.Discrete(3)))
