@@ -47,20 +47,9 @@ from offline_cli.progress import OnProgress, Progress
 from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
 from offline_cli.storage.locations import Location, Sources, expand, open_location
+from offline_cli.training import checks
 from offline_cli.training.action_recall import ActionRecall
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
-from offline_cli.training.checks import (
-    check_gates,
-    decide,
-    files_of_others,
-    missed_gates,
-    notes_on_accuracy,
-    open_others,
-    played_returns,
-    score,
-    seen_by,
-    target_of,
-)
 from offline_cli.training.chosen_episodes import Weights
 from offline_cli.training.config import (
     BCConfig,
@@ -132,12 +121,12 @@ def learn(  # noqa: C901  one run, read from top to bottom
         if asked is not None:
             played_in, notes = asked.chosen((info.location, info.environment) for info in infos_of_manifests(places))
             environment = held.enter_context(open_environment(played_in.id, played_in.kwargs, played_in.wrappers))
-        others = {} if environment is None else open_others(config, environment, plugins, storage_options)
+        others = {} if environment is None else checks.open_others(config, environment, plugins, storage_options)
         data = load_data(
             places,
             config,
             setup,
-            environment=None if environment is None else seen_by(config.agent, environment),
+            environment=None if environment is None else checks.seen_by(config.agent, environment),
             env_to_module=env_to_module,
             device=device.type,
             tables=tables,
@@ -184,7 +173,7 @@ def learn(  # noqa: C901  one run, read from top to bottom
                 _check_rows_apart(learner.whole)
             batches.fill(state.update)
             update.check()
-            check_gates(learner, batches.batch, config)
+            checks.check_gates(learner, batches.batch, config)
         if options["dry_run"]:
             return replace(_result(folder, config, state, data, batches, notes, None), stopped_by="dry-run")
 
@@ -252,10 +241,10 @@ def learn(  # noqa: C901  one run, read from top to bottom
                 try:
                     with update.kept_policy():
                         if is_checked and held_out is not None:
-                            scores = score(learner, held_out, config.precision, ranks, recall)
+                            scores = checks.score(learner, held_out, config.precision, ranks, recall)
                             figures |= {f"val_{name}": value for name, value in scores.items()}
                         if is_checked and environment is not None:
-                            figures |= played_returns(learner, config, environment, others, data.play, number, ranks)
+                            figures |= checks.played_returns(learner, config, environment, others, data.play, number, ranks)
                 except StopRequested:  # the check that was cut short is made again by the resumed run
                     stopping = True
                     continue
@@ -265,7 +254,7 @@ def learn(  # noqa: C901  one run, read from top to bottom
                 row = _row(state, learner.losses, batches.updates_per_epoch, figures)
                 state.metrics_bytes = folder.append(row)
                 track(row)
-                if is_checked and decide(state, config, figures, bound):
+                if is_checked and checks.decide(state, config, figures, bound):
                     best = {name: tensor.clone() for name, tensor in update.policy_state().items()}
                 _report(on_progress, state, bound)
             if state.stopped_by is None:
@@ -301,7 +290,7 @@ def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any]) -> lis
             asked.append(RunFolder(out).config() or {})
     policies = [text for one in asked if isinstance(one.get("policy"), list | tuple) for text in one["policy"]]
     starts = [one["init_from"] for one in asked if isinstance(one.get("init_from"), str)]
-    return [out, *sources, *files_of_others([text for text in policies if isinstance(text, str)]), *starts]
+    return [out, *sources, *checks.files_of_others([text for text in policies if isinstance(text, str)]), *starts]
 
 
 def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: RunFolder) -> BCConfig:
@@ -310,7 +299,7 @@ def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: 
     if options["memory_limit"] is not None:
         asked["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     file, stored = options["config"], folder.config() if options["resume"] else None
-    agent, asked["until_return"] = target_of(options["until_return"])
+    agent, asked["until_return"] = checks.target_of(options["until_return"])
     named: dict[str, Any] = {"algorithm": algorithm, "network": network_named(options["network"])}
     wanted = resolve_config(asked, file=file, stored=stored, plugins=options["plugins"], **named)
     if agent not in (None, wanted.agent):
@@ -491,7 +480,7 @@ def _result(
         steps_left_out=0 if config.keep_invented else facts.invented,
         device=state.device,
         threads=state.threads,
-        notes=[*notes, *notes_on_accuracy(figures)],
+        notes=[*notes, *checks.notes_on_accuracy(figures)],
         rewards_not_finite=dict(facts.faults),
         chosen=dict(facts.chosen),
         weights=dict(facts.weights),
@@ -501,7 +490,7 @@ def _result(
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
     """`result`, or TargetNotMet where a target return was given and not confirmed, or a gate on a held-out figure is missed."""
-    missed = missed_gates(result, config)
+    missed = checks.missed_gates(result, config)
     if config.until_return is not None and result.stopped_by != "target":
         best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
         what = f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}"

@@ -43,23 +43,7 @@ from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists
-from offline_cli.policies.run_files import (
-    CONFIG,
-    CURVE,
-    LEARNED,
-    METRICS,
-    POLICY,
-    RESULT,
-    STATE,
-    TENSORS,
-    TRACKERS,
-    WEIGHTS,
-    check_learned,
-    json_bytes,
-    json_object,
-    state_in,
-    tensor_bytes,
-)
+from offline_cli.policies import run_files as files
 from offline_cli.report.curves import draw_curve
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
@@ -70,7 +54,17 @@ __all__ = ["RunFolder"]
 
 LOCK: Final = ".training.lock"
 OURS: Final = b"offline-cli-policy"
-REPLACED: Final = (RESULT, TENSORS, STATE, WEIGHTS, LEARNED, METRICS, CURVE, TRACKERS, CONFIG)
+REPLACED: Final = (
+    files.RESULT,
+    files.TENSORS,
+    files.STATE,
+    files.WEIGHTS,
+    files.LEARNED,
+    files.METRICS,
+    files.CURVE,
+    files.TRACKERS,
+    files.CONFIG,
+)
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 SHARE: Final = 0.05  # of the time, that they may take there
 T = TypeVar("T")
@@ -97,7 +91,7 @@ class RunFolder:
         if resume and overwrite:
             raise exclusive(self.url, "run")
         is_file = self._place.is_file()
-        is_run = not is_file and OURS in (whole_file(self._place.join(POLICY)) or b"")
+        is_run = not is_file and OURS in (whole_file(self._place.join(files.POLICY)) or b"")
         if is_run and not (resume or overwrite):
             fix = "--resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run is there already", where=self.url, fix=fix)
@@ -116,33 +110,35 @@ class RunFolder:
 
     def config(self) -> dict[str, Any] | None:
         """The stored configuration, unchecked; None: there is none yet. Raises BadData."""
-        return self._read(CONFIG, lambda content: tomllib.loads(content.decode()))
+        return self._read(files.CONFIG, lambda content: tomllib.loads(content.decode()))
 
     def result(self) -> TrainResult | None:
         """The result of a finished run; None: it is not finished. Raises BadData."""
-        return self._read(RESULT, lambda content: TrainResult(**json_object(content)))
+        return self._read(files.RESULT, lambda content: TrainResult(**files.json_object(content)))
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
-        content, where = whole_file(self._place.join(LEARNED)), self._place.join(LEARNED).url
+        content, where = whole_file(self._place.join(files.LEARNED)), self._place.join(files.LEARNED).url
 
         def parse(described: bytes) -> dict[str, Any] | None:
-            told = json_object(described).get("pipeline")
-            return None if content is None and told is None else state_from_bytes(check_learned(content, told), where=where)
+            told = files.json_object(described).get("pipeline")
+            return (
+                None if content is None and told is None else state_from_bytes(files.check_learned(content, told), where=where)
+            )
 
-        return self._read(POLICY, parse)
+        return self._read(files.POLICY, parse)
 
     def load(self) -> tuple[TrainState, dict[str, Tensor]] | None:
         """The checkpoint; None: there is none. Raises BadData where it cannot be read."""
-        return self._read(TENSORS, lambda content: (TrainState.from_dict(state_in(content)), load(content)))
+        return self._read(files.TENSORS, lambda content: (TrainState.from_dict(files.state_in(content)), load(content)))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, oldest first. Raises BadData."""
-        return self._read(METRICS, lambda content: [json_object(line) for line in content.splitlines()]) or []
+        return self._read(files.METRICS, lambda content: [files.json_object(line) for line in content.splitlines()]) or []
 
     def trackers(self) -> dict[str, Any]:
         """The id of this run in each tracker that has followed it. Raises BadData."""
-        return self._read(TRACKERS, json_object) or {}
+        return self._read(files.TRACKERS, files.json_object) or {}
 
     # ---- writing ----
 
@@ -180,10 +176,10 @@ class RunFolder:
         if self._writes:
             self._place.make_folder()
             self._remove(*REPLACED)
-            self._write(POLICY, json_bytes(policy))
+            self._write(files.POLICY, files.json_bytes(policy))
             if learned is not None:
-                self._write(LEARNED, learned)
-            self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
+                self._write(files.LEARNED, learned)
+            self._write(files.CONFIG, tomli_w.dumps(config.as_dict()).encode())
 
     def resume(self, config: BCConfig, metrics_bytes: int) -> None:
         """Prepare for the updates after a checkpoint; `config` may have another bound. A policy stays until it is replaced.
@@ -191,14 +187,14 @@ class RunFolder:
         Rows after the checkpoint, which had `metrics_bytes` of them, are cut off: they will be written again.
         """
         if self._writes:
-            self._remove(RESULT)
-            stored = whole_file(self._place.join(METRICS)) or b""
+            self._remove(files.RESULT)
+            stored = whole_file(self._place.join(files.METRICS)) or b""
             kept = stored[:metrics_bytes]
             self._rows = bytearray(kept[: kept.rfind(b"\n") + 1])  # after a power cut there may be fewer, and half a row
             if self._rows != stored:
-                self._write(METRICS, bytes(self._rows))
+                self._write(files.METRICS, bytes(self._rows))
             if config.as_dict() != self.config():
-                self._write(CONFIG, tomli_w.dumps(config.as_dict()).encode())
+                self._write(files.CONFIG, tomli_w.dumps(config.as_dict()).encode())
 
     def _remove(self, *names: str) -> None:
         """Remove these files, in this order, and half-written ones of a killed trainer."""
@@ -212,7 +208,7 @@ class RunFolder:
         line = (json.dumps(row) + "\n").encode()
         self._rows += line
         if self._writes and self._place.is_local:
-            self._place.ask("writing", lambda: _append(self._place.join(METRICS).path, line))
+            self._place.ask("writing", lambda: _append(self._place.join(files.METRICS).path, line))
         return len(self._rows)
 
     @property
@@ -225,18 +221,18 @@ class RunFolder:
         if self._writes:
             began, counters = time.monotonic(), json.dumps(asdict(state))
             self._flush_rows()
-            self._write(TENSORS, tensor_bytes(tensors, counters))
-            self._write(STATE, counters.encode())
+            self._write(files.TENSORS, files.tensor_bytes(tensors, counters))
+            self._write(files.STATE, counters.encode())
             ended = time.monotonic()
             self._next = ended + max(EVERY, (ended - began) / SHARE)
 
     def keep_trackers(self, ids: Mapping[str, str]) -> None:
         """Write what `trackers` reads."""
-        self._write(TRACKERS, json_bytes(ids))
+        self._write(files.TRACKERS, files.json_bytes(ids))
 
     def keep_policy(self, weights: Mapping[str, Tensor]) -> None:
         """Write the policy; without a result the run is not finished."""
-        self._write(WEIGHTS, tensor_bytes(weights))
+        self._write(files.WEIGHTS, files.tensor_bytes(weights))
 
     def finish(self, weights: Mapping[str, Tensor], result: Mapping[str, Any], *, until_return: float | None = None) -> None:
         """Write the policy, draw the curve, then write the result that marks the run as finished."""
@@ -245,15 +241,15 @@ class RunFolder:
             self.keep_policy(weights)
             curve = io.BytesIO()
             draw_curve(self.metrics(), curve, until_return=until_return)
-            self._write(CURVE, curve.getvalue())
-            self._write(RESULT, json_bytes(result))
+            self._write(files.CURVE, curve.getvalue())
+            self._write(files.RESULT, files.json_bytes(result))
 
     def _flush_rows(self) -> None:
         """Make sure that every row is in the file, and survives a crash of the machine."""
         if not self._place.is_local:
-            self._write(METRICS, bytes(self._rows))
+            self._write(files.METRICS, bytes(self._rows))
         elif self._rows:
-            keep_bytes(self._place.join(METRICS))
+            keep_bytes(self._place.join(files.METRICS))
 
     def _write(self, name: str, content: bytes) -> None:
         if self._writes:

@@ -183,7 +183,7 @@ class FileSteps(Steps):
         """Trees of tensors by column, from the leaves of rows; `names`: those wanted, None: all."""
         left, found = iter(rows), dict[str, Tree]()
         for name, column in self.columns.items():
-            own = [next(left) for _ in _row_leaves(column, 0)]
+            own = [next(left) for _ in ((1, 2) if isinstance(column, FrameStacks) else leaves(column))]
             if names is not None and name not in names:
                 continue
             if isinstance(column, FrameStacks):

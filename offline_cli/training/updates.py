@@ -62,11 +62,13 @@ class GroupStep:
             moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
             self._adam.state[parameter] = {"step": torch.zeros((), device=self.device), **moments}
         self.averages = [] if ema is None else [parameter.detach().clone() for parameter in self.parameters]
+        self._kind = f"algorithm {type(update.learner.algorithm).__name__}"  # for messages
         self.sums = {name: torch.zeros((), device=self.device) for name in group.losses}
         self._inputs = None if len(update.learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
 
     def __call__(self) -> None:
-        losses = self._backward(self.loss)
+        losses, total = self._losses(self.loss)
+        self._backward(total)
         for parameter in self.parameters:
             if parameter.grad is None:  # the loss does not depend on it in this step
                 parameter.grad = torch.zeros_like(parameter)
@@ -82,18 +84,24 @@ class GroupStep:
             if self.group.then is not None:
                 self.group.then()
 
-    def _backward(self, function: Callable[[Mapping[str, Any]], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-        """The losses, by name, with gradients in the parameters. Raises ValueError for other names than the group has."""
-        for parameter in self.parameters:
-            parameter.grad = None
+    def _losses(self, function: Callable[[Mapping[str, Any]], Mapping[str, Tensor]]) -> tuple[Mapping[str, Tensor], Tensor]:
+        """The losses by name, and their sum. Raises BadConfig for other names than the group has."""
         with autocast(self.device, self.update.precision):
             losses = function(self.update.batch)
             if not isinstance(losses, Mapping) or losses.keys() != self.sums.keys():
-                raise ValueError(f"the group gives {losses}, and should give a dict of them by these names")
+                given = list(losses) if isinstance(losses, Mapping) else f"a {type(losses).__name__}"
+                what = f"{self._kind} has losses {list(self.sums)}, and its function gives {given}"
+                raise BadConfig(
+                    what, where=self._kind, fix="return a dict with each loss under the name that its Group has for it"
+                )
             first, *others = losses.values()
-            total = sum(others, start=first)
+            return losses, sum(others, start=first)
+
+    def _backward(self, total: Tensor) -> None:
+        """The gradients of a loss, in the parameters."""
+        for parameter in self.parameters:
+            parameter.grad = None
         total.backward(inputs=self._inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        return losses
 
     def _average(self) -> None:
         """After step n the average becomes d times itself plus 1 - d times the weights, d = min(ema, (1 + n) / (10 + n)): the
@@ -120,20 +128,20 @@ class GroupStep:
 
         Raises BadConfig where these cannot be minimised, or compiled; MissingPackage without a compiler.
         """
-        kind = type(self.update.learner.algorithm).__name__
+        losses, total = self._losses(self.group.loss)
         try:
-            losses = self._backward(self.group.loss)
             if not all(loss.shape == () for loss in losses.values()):
                 raise RuntimeError(f"shapes { ({name: tuple(loss.shape) for name, loss in losses.items()}) }")
-        except (RuntimeError, AttributeError, ValueError) as err:
+            self._backward(total)
+        except (RuntimeError, AttributeError) as err:
             if plugin_behind(err) is not None or any(word in str(err).lower() for word in SHORTAGE):
                 raise
-            what = f"algorithm {kind} has losses {list(self.sums)} that cannot be minimised: {err}"
             fix = 'scalars with a gradient: torch.dot(rows, batch["weights"]), without .item(), detach() or in-place operations'
-            raise BadConfig(what, where=f"algorithm {kind}", fix=fix) from err
+            what = f"{self._kind} has losses {list(self.sums)} that cannot be minimised: {err}"
+            raise BadConfig(what, where=self._kind, fix=fix) from err
         try:
             if self.update.compile:
-                self._backward(self.loss)
+                self._backward(self._losses(self.loss)[1])
         except Exception as err:  # without compiling they were computed a moment ago
             said = "".join(traceback.format_exception(err))
             if any(word in said.lower() for word in SHORTAGE):

@@ -247,10 +247,10 @@ class Detached(Unlike):
     ("kind", "code", "what"),
     [
         ("Raising", 3, "the package faulty raised RuntimeError('boom')"),
-        ("Misnamed", 4, "algorithm Misnamed has losses ['nll'] that cannot be minimised"),
+        ("Misnamed", 4, "algorithm Misnamed has losses ['nll'], and its function gives ['other']"),
         ("Half", 4, "algorithm 'it' of the package faulty lacks groups"),
         ("Rows", 4, "algorithm Rows has losses ['nll'] that cannot be minimised"),
-        ("Bare", 4, "algorithm Bare has losses ['nll'] that cannot be minimised"),
+        ("Bare", 4, "algorithm Bare has losses ['nll'], and its function gives a Tensor"),
         ("Plain", 4, "algorithm Plain has losses ['nll'] that cannot be minimised"),
         ("Detached", 4, "algorithm Detached has losses ['nll'] that cannot be minimised"),
     ],

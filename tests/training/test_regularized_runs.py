@@ -141,17 +141,11 @@ def test_the_spread_is_within_the_limits_that_were_asked_for(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "asked", "what"),
-    [
-        ("td3-bc", {"log_std_min": -6.0}, "the algorithm learns no spread of actions"),
-        ("bc", {"log_std_min": 3.0}, "from 3 to 2; the algorithm's is from -3 to 2"),
-        ("bc", {"log_std_min": 1, "log_std_max": -1}, "--log-std-min 1 is above --log-std-max -1"),
-    ],
+    ("algorithm", "asked"),
+    [("td3-bc", {"log_std_min": -6.0}), ("bc", {"log_std_min": 3.0}), ("bc", {"log_std_min": 1, "log_std_max": -1})],
 )
-def test_limits_that_limit_nothing_are_refused(
-    data: Path, tmp_path: Path, algorithm: str, asked: dict[str, float], what: str
-) -> None:
-    with pytest.raises(Exception, match=what) as caught:
+def test_limits_that_limit_nothing_are_refused(data: Path, tmp_path: Path, algorithm: str, asked: dict[str, float]) -> None:
+    with pytest.raises(Exception, match=r"log.std.min") as caught:
         run_of(data, tmp_path / "run", algorithm=algorithm, **asked)
     assert getattr(caught.value, "exit_code", None) in (2, 4)
     assert not (tmp_path / "run").exists()
