@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, flatten, unflatten_like
+from offline_cli.trees import Tree, flatten, map_leaves, paths, unflatten_like
 
 __all__ = ["check_shapes", "conform"]
 
@@ -34,10 +34,6 @@ def conform(
     actions = _fit(batch.actions, action_space, Columns.ACTIONS, batch, cast=True)
     rewards = np.ascontiguousarray(batch.rewards.astype(np.float64, copy=False))  # without a view for an unpickled dtype
     extra = {name: _with_dtypes(batch.extra[name], name, extra_dtypes or {}, batch) for name in sorted(batch.extra)}
-    if batch.observation_space is observation_space and batch.action_space is action_space and rewards is batch.rewards:
-        fits = list(extra) == list(batch.extra) and all(extra[name] is batch.extra[name] for name in extra)
-        if fits and _is_same(obs, batch.obs) and _is_same(actions, batch.actions):
-            return batch  # the usual case, and many batches are a single short episode
     data: dict[str, Any] = {"obs": obs, "actions": actions, "rewards": rewards, "extra": extra}
     return replace(batch, **data, observation_space=observation_space, action_space=action_space)
 
@@ -49,12 +45,6 @@ def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], bat
     return unflatten_like(tree, [_cast(leaf, dtypes.get(path, leaf.dtype), path, batch) for path, leaf in found])
 
 
-def _is_same(fitted: Tree, tree: Tree) -> bool:
-    """Whether `fitted` is `tree`: the same arrays under the same names in the same order."""
-    pairs = zip(flatten(fitted), flatten(tree), strict=True)
-    return all(here == there and left is right for (here, left), (there, right) in pairs)
-
-
 def check_shapes(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None) -> None:
     """Raise BadEpisode, naming the column, where keys or shapes are not those of the spaces. Dtypes may differ."""
     if observation_space is not None:
@@ -63,29 +53,18 @@ def check_shapes(batch: EpisodeBatch, observation_space: Space | None, action_sp
         _fit(batch.actions, action_space, Columns.ACTIONS, batch, cast=False)
 
 
-def _fit(tree: Tree, space: Space, path: str, batch: EpisodeBatch, *, cast: bool) -> Tree:
-    if isinstance(space, spaces.Dict):
-        keys = [str(key) for key in space.spaces]
-        if not isinstance(tree, Mapping) or set(tree) != set(keys):
-            raise _bad(f"column {path!r} has {_structure(tree)}, its space has the keys {keys}", batch)
-        return {key: _fit(tree[key], space.spaces[key], f"{path}.{key}", batch, cast=cast) for key in keys}
-    if isinstance(space, spaces.Tuple):
-        if not isinstance(tree, tuple) or len(tree) != len(space.spaces):
-            raise _bad(f"column {path!r} has {_structure(tree)}, its space is a tuple of {len(space.spaces)}", batch)
-        parts = enumerate(zip(tree, space.spaces, strict=True))
-        return tuple(_fit(part, sub, f"{path}.{i}", batch, cast=cast) for i, (part, sub) in parts)
-    if isinstance(tree, (Mapping, tuple)):
-        raise _bad(f"column {path!r} has {_structure(tree)}, its space has no parts", batch)
-    shape = tuple(space.shape or ())
-    if tree.shape[1:] != shape:
-        raise _bad(f"column {path!r} has values of shape {tree.shape[1:]}, its space {shape}", batch)
-    return _cast(tree, np.dtype(space.dtype).newbyteorder("="), path, batch) if cast else tree
+def _fit(tree: Tree, space: Space, column: str, batch: EpisodeBatch, *, cast: bool) -> Tree:
+    parts = space_tree(space)
 
+    def fitted(part: Space, leaf: NDArray[Any], path: str) -> NDArray[Any]:
+        if leaf.shape[1:] != (part.shape or ()):
+            raise _bad(f"column {path!r} has values of shape {leaf.shape[1:]}, its space {part.shape or ()}", batch)
+        return _cast(leaf, np.dtype(part.dtype).newbyteorder("="), path, batch) if cast else leaf
 
-def _structure(tree: Tree) -> str:
-    if isinstance(tree, Mapping):
-        return f"the keys {sorted(map(str, tree))}"
-    return f"a tuple of {len(tree)}" if isinstance(tree, tuple) else "no parts"
+    try:
+        return map_leaves(fitted, parts, tree, unflatten_like(parts, paths(parts, column)))
+    except ValueError as err:
+        raise _bad(f"column {column!r} has other parts than its space: {err}", batch) from err
 
 
 def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBatch) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from offline_cli.episodes.codec.arrays import unpack
 from offline_cli.episodes.codec.layouts import INSIDE, NAMES, ArrayField, BufferFields, ItemLayout, StepsField, learn_layout
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, UnsupportedSpace
-from offline_cli.spaces import Space, bound_bytes
+from offline_cli.spaces import Space
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, map_leaves
 
@@ -27,7 +27,6 @@ __all__ = ["BatchDecoder", "decode", "decode_batch"]
 
 FIX = "write the file again from its source"
 MAX_LAYOUTS = 8  # at once: each costs one attempt per item that has another
-LAYOUT_BYTES = 32 << 20  # of the bounds of their spaces; the newest is kept however large
 PATIENCE = 16  # layouts learned before one item in four earns another
 
 
@@ -123,9 +122,6 @@ class BatchDecoder:
         if new is None:
             return None, None
         self.layouts = [new, *self.layouts][:MAX_LAYOUTS]
-        spaces = [space for one in self.layouts for space in (one.observation_space, one.action_space)]
-        if sum(map(bound_bytes, spaces)) > LAYOUT_BYTES:
-            self.layouts = [new]
         return new.read(item), new
 
     def _flush(
