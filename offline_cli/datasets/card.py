@@ -33,9 +33,7 @@ def write_card(folder: Location, manifest: Manifest) -> None:
     there = whole_file(place) if is_regular(place) else None
     if is_link(place) or (there is not None and MARK.encode() not in there):
         return
-    card = _card(manifest).encode()
-    if card != there:
-        write_whole(place, card, folder=folder)
+    write_whole(place, _card(manifest).encode(), folder=folder)
 
 
 def _card(manifest: Manifest) -> str:

@@ -25,7 +25,7 @@ from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadData, MissingPackage, NoData, Uncommitted, UsageError
+from offline_cli.errors import BadData, NoData, Uncommitted, UsageError
 from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, opened
 from offline_cli.scopes import Reading, Scope
 from offline_cli.spaces import Space
@@ -276,18 +276,13 @@ class Dataset:
 
         An item is a dict of tensors by column: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and
         the extra model outputs; `columns`: those wanted, None: all. Options of streams: `batch_size`, `shuffle`, `seed`
-        (`StepStream`). Raises MissingPackage without torch, BadConfig for unknown columns, UsageError for streams' options
-        without `streaming`, and what `batches` raises.
+        (`StepStream`). Raises BadConfig for unknown columns, UsageError for streams' options without `streaming`, and what
+        `batches` raises.
         """
         if options and not streaming:
             fix = f"to_torch(streaming=True, {next(iter(options))}=...), or a DataLoader of it"
             raise UsageError(f"{', '.join(options)}: for streams alone", where="to_torch", fix=fix)
-        try:
-            module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins below the datasets
-        except ModuleNotFoundError as err:
-            if err.name != "torch":
-                raise
-            raise MissingPackage("the package torch is missing", where="to_torch", fix="pip install torch") from err
+        module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins above the datasets
         return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
 
 

@@ -105,6 +105,7 @@ class StepRows(RowFormat):
             check_supported(space, where=name)
         self._steps = step_schema(observation_space, action_space)  # without extra model outputs
         self._schema: Any = None  # with them; None until the first table
+        self._read: list[Any] | None = None  # pa.Fields of those of the first shard that was read
 
     # ---- writing ----
 
@@ -181,9 +182,7 @@ class StepRows(RowFormat):
         """The schema. Raises BadEpisode unless the extra model outputs are those of the first table, to a dtype and a shape."""
         if self._schema is None:
             self._schema = pa.schema([*self._steps][: len(STEP_COLUMNS)] + extra + [*FURTHER])
-        want = pa.schema([field for field in self._schema if field.name not in self._steps.names])
-        have = pa.schema(extra)
-        wrong = [*differing_columns(have, want), *(f"column {name!r} is new" for name in have.names if name not in want.names)]
+        wrong = _other_extra(extra, [field for field in self._schema if field.name not in self._steps.names])
         if wrong:
             fix = "convert the two kinds of episodes into two datasets, or use the episodes format"
             raise BadEpisode(f"other extra model outputs than before: {'; '.join(wrong)}", where=where, fix=fix)
@@ -194,8 +193,9 @@ class StepRows(RowFormat):
     def wrong_columns(self, schema: Any) -> list[str]:
         """See RowFormat."""
         extra = [column for column in schema if column.name not in self._steps.names]
+        self._read = extra if self._read is None else self._read
         wrong = [f"column {one.name!r} is {one.type}, which holds no numbers" for one in extra if not is_numeric(one.type)]
-        return [*differing_columns(schema, self._steps), *wrong]
+        return [*differing_columns(schema, self._steps), *(wrong or _other_extra(extra, self._read))]
 
     def columns(self, schema: Any) -> list[str]:
         """See RowFormat."""
@@ -276,6 +276,13 @@ class StepRows(RowFormat):
         nobody = pa.nulls(len(begins), pa.string())
         texts = [table.raw(name).take(pa.array(begins)) if name in there else nobody for name in (Columns.EPS_ID, *OF_AGENTS)]
         return pa.table([texts[0], np.diff(starts), returns, *flags, *texts[1:]], schema=PLAIN_SCHEMA)
+
+
+def _other_extra(have: list[Any], want: list[Any]) -> list[str]:
+    """In words, how extra model outputs, as pa.Fields, differ from those before."""
+    names = {field.name for field in want}
+    new = [f"column {field.name!r} is new" for field in have if field.name not in names]
+    return [*differing_columns(have, want), *new]
 
 
 def _on_steps(values: Sequence[str | None] | None, batch: EpisodeBatch) -> Any:
