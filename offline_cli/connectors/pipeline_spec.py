@@ -53,6 +53,7 @@ __all__ = [
     "Setting",
     "added_pieces",
     "load_pipeline",
+    "notes_on_export",
     "pipeline_schema",
 ]
 
@@ -457,3 +458,15 @@ def added_pieces(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]
     """The pieces of an env-to-module pipeline that are not default ones, by name."""
     default = {type(piece) for piece in default_pieces_beside(None, None)}
     return [(name, piece) for name, piece in pipeline.named() if type(piece) not in default]
+
+
+def notes_on_export(trained_through: PipelineSpec, setting: Setting) -> list[str]:
+    """For a run's notes, before it is trained: which pieces keep its policy from ONNX; empty: none is known."""
+    if trained_through.document is None:  # Python objects, which `export` gets again, or refuses
+        return []
+    try:
+        pieces = added_pieces(trained_through.beside_environment().build(setting))
+    except OfflineCliError:  # told where the policy plays
+        return []
+    lacking = [name for name, piece in pieces if piece.to_torch() is None]
+    return [f"the policy cannot be exported to ONNX: piece {name} has no `to_torch`" for name in lacking]

@@ -45,7 +45,7 @@ from offline_cli.applying.learner_batches import (
 )
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import STEP_COLUMNS, Columns
-from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting
+from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, notes_on_export
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment
@@ -361,6 +361,8 @@ class TrainingData:
         self.facts.sources = self.where
         if assumed := stream.tally.assumptions["meaning-assumed"]:
             self.facts.notes.append(f"{assumed} columns of sources are taken to mean what another source alone says of them")
+        if not self._alone:
+            self.facts.notes += notes_on_export(given, self._setting)
 
     def close(self) -> None:
         """Release what it holds on disk."""

@@ -165,9 +165,12 @@ def test_a_piece_of_ones_own_is_in_the_graph_by_its_torch_form(own_pieces: str, 
     np.testing.assert_array_equal(ours.act(seen), theirs.act(seen))
 
 
-def test_a_piece_without_a_form_is_exit_4_by_name(own_pieces: str, exports: Exports, call: Call, tmp_path: Path) -> None:
+def test_a_piece_without_a_form_is_told_by_the_training_and_is_exit_4_by_name(
+    own_pieces: str, exports: Exports, call: Call, tmp_path: Path
+) -> None:
     KINDS["no form"] = Kind(VECTOR, CHOICES, ({"use": f"{own_pieces}:Halved"},))
     run = exports.run("no form")
+    assert "Halved" in " ".join(exports.notes["no form"])
     code, found = call(
         "export", run, "--to", "onnx", "--out", tmp_path / "policy.onnx", "--env-to-module", run.parent / "pieces.toml"
     )
