@@ -227,11 +227,6 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             _log.warning(text, self.url, manifest.counts.episodes, CLOSING)
 
 
-def _save_open() -> None:
-    for recorder in [*_open]:
-        recorder._save()
-
-
 _open: set[Recorder] = set()
 
 
