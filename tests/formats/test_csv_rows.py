@@ -48,3 +48,14 @@ def test_short_and_long_rows_in_a_file_of_many_blocks_are_quarantined_with_their
     ragged = {row["where"]: row["raw"].decode() for row in rows if "cells under 5 columns" in row["reason"]}
     assert ragged == {f"{tmp_path / 'big.csv'} row {number}": text for number, text in BAD.items()}
     assert result["episodes"] == 400 - len({0, 201, 300, 399})  # those that the rows belonged to
+
+
+def test_a_byte_that_is_no_text_costs_its_row_and_no_other(table: Callable[..., Path], tmp_path: Path) -> None:
+    source, mapping = table({}), str(tmp_path / "mapping.toml")
+    source.write_bytes(source.read_bytes().replace(b"ride-201,7.25,0.5", b"ride-201,7.\xff5,0.5"))
+    said = ["--on-error", "quarantine", "--json", "--mapping", mapping]
+    ended = CliRunner().invoke(app, ["convert", str(source), "--out", str(tmp_path / "out"), *said])
+    assert ended.exit_code == 0, ended.output
+    rows = pq.read_table(tmp_path / "out" / "quarantine").to_pylist()
+    assert [row["where"] for row in rows if "utf-8" in row["reason"]] == [f"{source} row 20107"]
+    assert json.loads(ended.stdout)["episodes"] == 399

@@ -24,6 +24,7 @@ from urllib.parse import unquote
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
@@ -54,6 +55,9 @@ PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
 ROW_FIX: Final = "correct the row, or --on-error skip to leave out its episode; converting with quarantine keeps the row"
 MAX_DEPTH: Final = 60  # Arrow takes structs and lists nested up to 64 deep
 LONG_INTEGER: Final = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
+
+UNREADABLE: Final = "\ufdd0"  # one of Unicode's noncharacters, in the place of bytes that are no text
+codecs.register_error("offline_cli.mark", lambda error: (UNREADABLE, error.end))  # type: ignore[attr-defined]
 
 NumberedRows = tuple[NDArray[np.int64], pa.Table]  # (N,) the numbers of rows in their file, and the rows
 
@@ -110,9 +114,11 @@ def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: 
 def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scope: Scope) -> Iterator[bytes]:
     """The content as UTF-8, in blocks of about `size` bytes that end where lines do; no `encoding`: as it stands.
 
+    Bytes that are no text are UNREADABLE.
+
     Raises BadData where it breaks off, after the whole lines before that; MemoryLimitExceeded for a line of over `most` bytes.
     """
-    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
+    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)("offline_cli.mark")
     held, failed, piece, stream = bytearray(), None, b"...", unpacked(file, scope)
     while piece:
         try:
@@ -123,8 +129,6 @@ def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scop
             piece, failed = b"", error
         except UnicodeError as error:
             piece, failed = b"", BadData(f"text that is not {encoding}: {error}", where=file.url, fix=SAY_ENCODING)
-            if isinstance(error, UnicodeDecodeError):  # what could be read before
-                held += error.object[: error.start].decode(encoding or "utf-8", "ignore").encode()
         if len(held) >= size or not piece:
             cut = (held.rfind(b"\n") + 1 or held.rfind(b"\r") + 1) if piece or failed else len(held)
             if cut:
@@ -234,13 +238,16 @@ class _Lines(io.RawIOBase):
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._block = chain(blocks, [b"\n"]), b""
         self.failed: BadData | MemoryLimitExceeded | None = None
+        self.unreadable = False  # whether there were bytes that are no text
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
         try:
-            self._block = self._block or next(self._blocks, b"")
+            if not self._block:
+                self._block = next(self._blocks, b"")
+                self.unreadable |= UNREADABLE.encode() in self._block
         except (BadData, MemoryLimitExceeded) as error:
             self.failed = error
         piece, self._block = self._block[:size], self._block[size:]
@@ -275,7 +282,10 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
                     rows = np.arange(first, first + batch.num_rows)
                     first += batch.num_rows
                     rows += np.searchsorted(np.array(ragged) - np.arange(len(ragged)), rows, side="right")
-                    yield rows, pa.Table.from_batches([batch])
+                    table = pa.Table.from_batches([batch])
+                    if lines.unreadable:
+                        rows, table = _readable(rows, table, file, number, form.encoding, bad)
+                    yield rows, table
         except BadData as error:
             lines.failed = lines.failed or error
         if isinstance(lines.failed, MemoryLimitExceeded):
@@ -284,6 +294,18 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
             rest = first + len(ragged)
             at_row = BadData(lines.failed.what, where=f"{file.url} row {rest}", fix=lines.failed.fix)
             bad.append(BadRow(number, rest, at_row))
+
+
+def _readable(
+    rows: NDArray[np.int64], table: pa.Table, file: Openable, number: int, encoding: str, bad: list[BadRow]
+) -> NumberedRows:
+    """The rows without those of bytes that are no text, which go to `bad`."""
+    marked = [pc.fill_null(pc.match_substring(column, UNREADABLE), False) for column in table.columns]
+    unread = np.logical_or.reduce([column.to_numpy() for column in marked])
+    for at in np.flatnonzero(unread).tolist():
+        error = BadData(f"text that is not {encoding}", where=f"{file.url} row {rows[at]}", fix=SAY_ENCODING)
+        bad.append(BadRow(number, int(rows[at]), error))
+    return rows[~unread], table.filter(pa.array(~unread))
 
 
 # ---- JSON ----
