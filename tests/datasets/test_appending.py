@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,15 @@ def test_appended_twice_in_a_row_adds_nothing_the_second_time(parts: tuple[Path,
     assert (again.episodes_appended, again.duplicates_dropped, again.episodes) == (0, 3, 7)
     assert before[:2] == (whole(old), files(old))
     assert close(before[2], open_dataset(old).manifest.statistics)
+
+
+def test_of_twice_the_same_new_episodes_one_is_appended_beside_those_that_are_there(
+    parts: tuple[Path, Path], tmp_path: Path
+) -> None:
+    old, new = parts
+    more = Path(shutil.copytree(old, tmp_path / "more"))
+    result = convert([new, new, more], old, append=True)
+    assert (result.episodes_appended, result.duplicates_dropped, result.episodes) == (3, 7, 7)
 
 
 def test_a_reader_of_the_manifest_before_reads_on(parts: tuple[Path, Path]) -> None:
