@@ -226,8 +226,8 @@ class Batches:
     """Fills one batch, again and again.
 
     `batch` is what updates read: per column a tree of tensors (B, ...) on `device`, and `weights`. Every batch has the same
-    shape: the last one of an epoch is padded with rows of weight 0. Rows that are not on the device are gathered by a thread,
-    one batch ahead.
+    shape: the last one of an epoch is padded with rows of weight 0. For another device a thread gathers rows, one batch ahead;
+    beside updates on the CPU it would cost more than it saves, as both wait for Python's lock at each read.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class Batches:
         }
         self._targets = [leaf for tree in self.batch.values() for leaf in leaves(tree)]
         self._thread: ThreadPoolExecutor | None = None
-        if isinstance(steps, FileSteps) or self._home != device:
+        if self._home != device:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="step-reader")
         self._ahead: tuple[int, Future[list[Tensor]]] | None = None  # the number of an update, and its batch
         self.batch |= self._repeated(self._own)

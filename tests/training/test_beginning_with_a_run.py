@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,3 +134,13 @@ def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp
     with pytest.raises(UsageError, match="cannot begin with what it replaces"):
         train(data, tmp_path / "run", init_from=tmp_path / "run", overwrite=True, **OPTIONS)
     assert (tmp_path / "run" / "result.json").exists()
+
+
+def test_storage_options_may_be_for_a_run_that_the_config_file_alone_names(write_dataset: Write, tmp_path: Path) -> None:
+    data, first = write_dataset(), f"memory://{uuid.uuid4().hex}/run"
+    train(data, first, **OPTIONS)
+    (tmp_path / "c.toml").write_text(f'init_from = "{first}"\n')
+    result = train(data, tmp_path / "run", config=tmp_path / "c.toml", storage_options={"global_store": True}, **ONE)
+    assert result.init_from["run"] == first
+    with pytest.raises(UsageError):
+        train(data, tmp_path / "other", storage_options={"global_store": True}, **ONE)
