@@ -84,7 +84,7 @@ class ImitationSource(FileSource):
                 for batch in record_batches(file, self.scope, memory_limit=self.read_options.memory_limit):
                     tally.rows_in += batch.num_rows
                     _count_left_out(batch, tally)
-                    for at, found in self._episodes(batch, f"{prefix}-", number, f"{file.url} row {row}", tally, rejects):
+                    for at, found in self._episodes(batch, f"{prefix}-", number, (file.url, row), tally, rejects):
                         rows = row + at + np.arange(len(found))
                         yield Fragments(found, Origins((file.url,), np.zeros(len(found), np.int64), rows))
                     row, number = row + batch.num_rows, number + batch.num_rows
@@ -94,20 +94,19 @@ class ImitationSource(FileSource):
             self.done += file.size()
 
     def _episodes(
-        self, batch: pa.RecordBatch, prefix: str, number: int, where: str, tally: Tally, rejects: Rejects
+        self, batch: pa.RecordBatch, prefix: str, number: int, place: tuple[str, int], tally: Tally, rejects: Rejects
     ) -> Iterator[tuple[int, EpisodeBatch]]:
-        """Trajectories of a record batch, the first of which has a number; and which of the batch is their first."""
+        """Trajectories of a record batch, the first of which has a number and stands at a row; and which is their first."""
+        url, row = place
         try:
-            made = self._made(batch, prefix, number, where, tally)
+            made = self._made(batch, prefix, number, f"{url} row {row}", tally)
         except BadData as error:
             if batch.num_rows == 1:
                 rejects.add(error)
                 rejects.lose_episodes(Lost.UNREADABLE)
             for at in range(batch.num_rows) if batch.num_rows > 1 else ():
-                place = f"{where}, trajectory {at}"
-                yield from (
-                    (at, one) for _, one in self._episodes(batch[at : at + 1], prefix, number + at, place, tally, rejects)
-                )
+                alone = self._episodes(batch[at : at + 1], prefix, number + at, (url, row + at), tally, rejects)
+                yield from ((at, one) for _, one in alone)
             return
         yield 0, made
 

@@ -101,6 +101,7 @@ class TempFile:
         with self._failures(f"writing {self._holding} to a temporary file"):
             self._file.seek(offset)
             self._file.write(view)
+            self._file.flush()  # others read by its descriptor
         return offset
 
     def read_into(self, offset: int, target: Any) -> None:

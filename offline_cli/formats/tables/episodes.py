@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -194,6 +193,8 @@ def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) 
     Where `t` is `counted` and most steps of an episode are 1: all others. Where most lie within a half of their median: those
     of more than LONG_GAP times that. Where steps are irregular, none is.
     """
+    import polars as pl
+
     step = pl.col("step")
     usual = step.median().over("episode")
     counts = pl.lit(counted) & ((step == 1).mean().over("episode") >= 0.5)
