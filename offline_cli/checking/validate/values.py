@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from offline_cli.checking.validate.problem_codes import Severity
 from offline_cli.columns import Columns
+from offline_cli.converting.fitting import as_space
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE
@@ -105,7 +106,8 @@ def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Mea
         ("reward", Columns.REWARDS, batch.rewards, batch.starts, None),
         ("extra", "", dict(batch.extra), batch.starts, None),
     ):
-        leaves, rows = dict(flatten(tree, name)), BadRows(batch, starts, meanings)
+        shaped = tree if space is None else as_space(tree, space)  # as `convert` makes it fit
+        leaves, rows = dict(flatten(shaped, name)), BadRows(batch, starts, meanings)
         for path, leaf in leaves.items():
             if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
                 rows.mark(f"nan-in-{kind}s", path, leaf, np.isnan(leaf))
