@@ -108,6 +108,12 @@ class RowFile(TempFile):
         """The rows `chosen` (B,), a tensor (B, ...) for each leaf."""
         return self._read(1, chosen.tolist())
 
+    def expect(self, chosen: Tensor) -> None:
+        """Have the system read those rows meanwhile, all at once, where its cache has not got them."""
+        size, file = self._row.itemsize, self._file.fileno()
+        for row in chosen.tolist() if hasattr(os, "posix_fadvise") else ():
+            os.posix_fadvise(file, row * size, size, os.POSIX_FADV_WILLNEED)
+
     def range(self, first: int, stop: int) -> list[Tensor]:
         """The rows from `first` to `stop`."""
         return self._read(stop - first, [first])
@@ -347,3 +353,6 @@ class Batches:
         if len(chosen) < self._own:
             chosen = torch.cat([chosen, self._order[: self._own - len(chosen)]])
         self._store.gather(chosen, targets)
+        if isinstance(self._store, FileSteps) and self._store.file is not None:
+            after = first + self.batch_size
+            self._store.file.expect(self._order[after + own.start : after + own.stop])
