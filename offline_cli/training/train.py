@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
-from typing import Any, Final, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import (
@@ -33,11 +32,6 @@ from offline_cli.training.run_state import TrainResult
 
 __all__ = ["train", "train_bc"]
 
-NOT_OF_CLONING: Final = (
-    *("algorithm", "set", "weight", "top_fraction", "init_from", "lr_schedule", "lr_warmup", "weight_decay"),
-    *("clip_norm", "dropout", "layer_norm", "ema", "log_std_min", "log_std_max"),
-)
-F = TypeVar("F", bound=Callable[..., Any])
 NOT_KEYS: Final = ("sources", "out", "algorithm", "set", "weight", "env_to_module", "on_progress", "command")
 
 
@@ -148,19 +142,60 @@ def train(
     return learn(sources, out, given, algorithm=table, weight=weight, env_to_module=env_to_module, on_progress=on_progress)
 
 
-def _cloning(function: F) -> F:
-    """Decorator: the function has the signature of `train` without the options of algorithms and of their tuning."""
-    own = [one for name, one in signature(train).parameters.items() if name not in NOT_OF_CLONING]
-    function.__signature__ = signature(train).replace(parameters=own)  # type: ignore[attr-defined]
-    return function
-
-
 @checked
-@_cloning
-def train_bc(sources: Sources, out: str | os.PathLike[str] | Location, **options: Any) -> TrainResult:
+def train_bc(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    keep_invented: bool | None = None,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    plugins: Sequence[str] = (),
+    module_id: str | None = None,
+    agent: str | None = None,
+    batch_size: Count | None = None,
+    lr: Positive | None = None,
+    seed: Whole | None = None,
+    hidden: Sequence[int] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    pipeline: Given = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    policy: Sequence[str] | None = None,
+    updates: Count | None = None,
+    epochs: Count | None = None,
+    until_return: float | str | None = None,
+    patience: Count | None = None,
+    val_fraction: OpenShare | None = None,
+    max_val_loss: float | None = None,
+    min_accuracy: Share | None = None,
+    eval_every: Count | None = None,
+    eval_episodes: Count | None = None,
+    checkpoint_every: Count | None = None,
+    track: Sequence[Tracker] | None = None,
+    device: Device | None = None,
+    precision: Precision | None = None,
+    compile: bool | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    env_to_module: Given = None,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+) -> TrainResult:
     """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
 
-    Takes the options of `train`, but for those of algorithms (`algorithm`, `set`, `init_from`), of sources and episodes
-    (`weight`, `top_fraction`), and of the optimizer and network beyond `lr` and `hidden`. What is raised: see `train`.
+    Options and what is raised: see `train`.
     """
-    return train(sources, out, **options)
+    options = {name: value for name, value in locals().items() if name not in NOT_KEYS}
+    return learn(sources, out, options, algorithm={}, weight=None, env_to_module=env_to_module, on_progress=on_progress)
