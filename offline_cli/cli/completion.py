@@ -7,7 +7,6 @@ import os
 
 __all__ = ["algorithms", "formats", "mappings", "policies", "runs", "sources"]
 
-ALGORITHMS = ("bc", "marwil", "iql", "td3-bc", "rebrac")
 DATA = (".parquet", ".csv", ".json", ".jsonl", ".gz", ".zip", ".arrow", ".feather", ".npz", ".hdf5", ".h5")
 FORMATS = (
     *("auto", "episodes", "columns", "sample-batch", "minari", "d4rl", "robomimic", "d3rlpy"),
@@ -45,7 +44,7 @@ def formats() -> list[str]:
 
 def algorithms() -> list[str]:
     """Algorithms of this package."""
-    return [*ALGORITHMS]
+    return ["bc", "marwil", "iql", "td3-bc", "rebrac"]
 
 
 def _paths(incomplete: str) -> list[str]:

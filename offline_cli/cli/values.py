@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ from offline_cli.errors import BadConfig, UsageError
 __all__ = ["cache_bytes", "comparisons", "json_object", "pairs", "settings", "storage_pairs", "whole_numbers"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
-COMPARISON: Final = re.compile(r"([^<>=!~]*)([<>=!~]+)(.*)", re.DOTALL)
 
 
 def whole_numbers(text: Any) -> tuple[int, ...]:
@@ -59,33 +57,22 @@ def pairs(given: Sequence[str], *, option: str) -> dict[str, str]:
 
 
 def settings(given: list[str]) -> Any:
-    """The values of --set by name: numbers, booleans, texts and lists as TOML has them, any other text itself."""
-    return {key: _of_toml(text) for key, text in pairs(given, option="--set").items()} or None
-
-
-def _of_toml(text: str) -> Any:
-    try:
-        found = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text
-    return found["value"] if len(found) == 1 and isinstance(found["value"], (bool, int, float, str, list)) else text
+    """The values of --set by name: numbers, booleans, texts and lists as JSON has them, any other text itself."""
+    return {key: _of_json(text) for key, text in pairs(given, option="--set").items()} or None
 
 
 def comparisons(given: list[str]) -> Any:
-    """The values of --expect, `["a=1", "b>=2"]`, as `{"a": "1", "b>=": "2"}`. Raises UsageError naming every wrong one."""
+    """The values of --expect, `["a=1", "b>=2"]`, as `{"a=": "1", "b>=": "2"}`. Raises UsageError."""
     found: dict[str, str] = {}
-    wrong = []
     for text in given:
-        match = COMPARISON.fullmatch(text)
-        name, order, value = (part.strip() for part in match.groups()) if match else ("", "", "")
-        key = f"{name}{'' if order in ('=', '==') else order}"
-        if not name:
-            wrong.append(f"{text!r} is not KEY=VALUE, KEY>=VALUE or KEY<=VALUE")
-        elif key in found:
-            wrong.append(f"{key} is given twice")
-        found[key] = value
-    if wrong:
-        raise UsageError("; ".join(wrong), where="--expect", fix="for example --expect 'key>=10'; one value for each")
+        name, order, value = re.findall(r"^([^<>=!~]*)([<>=!~]*)(.*)", text, re.DOTALL)[0]
+        key = f"{name.strip()}{order}"
+        if not order or not name.strip() or key in found:
+            fix = "for example --expect 'key>=10'; one value for each"
+            raise UsageError(
+                f"{text!r} is not KEY=VALUE, KEY>=VALUE or KEY<=VALUE, or is twice there", where="--expect", fix=fix
+            )
+        found[key] = value.strip()
     return found or None
 
 
