@@ -476,8 +476,10 @@ class TableFiles:
                 for numbers, table in self._parsed(number, file):
                     self._blocks.append((number, out.tell()))
                     schemas[table.schema] = None
-                    rows += table.num_rows
-                    table = table.append_column(POS, pa.array(numbers))
+                    rows += len(numbers)
+                    table = pa.table(
+                        [*table.columns, pa.array(numbers)], [*table.column_names, POS]
+                    )  # maybe of no other column
                     with pa.ipc.new_stream(out, table.schema) as writer:
                         writer.write_table(table)
                 if self.kind == "json":
