@@ -113,7 +113,7 @@ class BCConfig(BaseModel):
         description="Scale of recorded Box actions: the environment's own, or [-1, 1]. Default: what the data declares.",
     )
     hidden: tuple[Count, ...] = Field(
-        default=HIDDEN, strict=False, description="Widths of the hidden layers of the network mlp."
+        default=HIDDEN, strict=False, max_length=1000, description="Widths of the hidden layers of the network mlp."
     )
     activation: Activation = Field(
         default=ACTIVATION, description="Activation between hidden layers; linear, as in RLlib, is none."
