@@ -56,6 +56,7 @@ class ErrorBoundary(TyperGroup):
         prog_name: str | None = None,
         complete_var: str | None = None,
         standalone_mode: bool = True,
+        windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
         """Run one command line and exit; with `standalone_mode=False` return the exit code instead."""
@@ -63,7 +64,7 @@ class ErrorBoundary(TyperGroup):
         extra.setdefault("obj", invocation)
         with signals_noted():
             try:
-                outcome = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+                outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
                 code = outcome if isinstance(outcome, int) else 0
             except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a wrong command line, help that cannot be written
                 code = report(error, invocation)

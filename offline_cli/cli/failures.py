@@ -42,7 +42,6 @@ UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 
 _AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
 _EXTRA_OF: Final = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
-_WITH_ON_ERROR: Final = (("convert",), ("inspect",))
 _FIXES: Final = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "a path that can be read and written"),
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), "another disk, or free some space"),
@@ -79,7 +78,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
     exit_code = _exit_code(error, told)
     if isinstance(told, _AGREED) and not is_first():
         return exit_code
-    if invocation.args[:1] not in _WITH_ON_ERROR:
+    if invocation.args[:1] not in (("convert",), ("inspect",)):
         told.fix = as_convert_would(told.fix)
     if invocation.has("--debug"):
         frames = "".join(traceback.format_exception(error))

@@ -26,6 +26,7 @@ from offline_cli.trees import equal_values, flatten, unflatten_like
 
 __all__ = ["Dtypes"]
 
+FLOAT32: Final = np.dtype(np.float32)
 SMALL: Final = np.dtype(np.int16)  # evidence of plain integers that float32 holds too
 Leaf = tuple[str | None, str]  # policy, dotted path
 
@@ -50,7 +51,7 @@ class Dtypes:
                 known = self._needed.get(key)
                 by_space = self._dtype_by_space(name, path) if is_plain else None
                 found = _narrowest(leaf, by_space) if is_plain else leaf.dtype
-                needed = found if known is None else np.promote_types(known, found)
+                needed = found if known in (None, found) else np.promote_types(known, found)
                 self._needed[key] = needed
                 if is_plain and found != by_space:
                     self._plain.add(key)
@@ -90,9 +91,10 @@ def _narrowest(leaf: NDArray[Any], wanted: np.dtype[Any] | None) -> np.dtype[Any
     """For values of a plain list; `wanted`: the dtype of their space."""
     if wanted is not None and _survives(leaf, wanted):
         return wanted
-    if leaf.dtype.kind in "fiu":
-        narrow = np.dtype(np.float32) if leaf.dtype.kind == "f" else SMALL
-        return narrow if _survives(leaf, narrow) else leaf.dtype
+    if leaf.dtype.kind == "f":
+        return FLOAT32 if _survives(leaf, FLOAT32) else leaf.dtype
+    if leaf.dtype.kind in "iu":
+        return SMALL if not leaf.size or (leaf.min() >= -(2**15) and leaf.max() < 2**15) else leaf.dtype
     return leaf.dtype
 
 

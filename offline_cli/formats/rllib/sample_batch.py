@@ -243,11 +243,13 @@ class _Block:
     agents: set[tuple[str | None, Any]]  # policy, agent index: all of the source
     rows: list[PolicyRows] = field(default_factory=list)  # whose columns have their settled dtypes
     nbytes: int = 0
+    _form: object = None  # of the last rows that were asked for, which are those that are added
     _last: tuple[str, str] | None = None  # key of the row before this block, where it did not end its episode
 
     def takes(self, rows: PolicyRows) -> bool:
         """Whether these rows can share a batch with those here."""
-        return not self.rows or (self.nbytes <= BLOCK_BYTES and self.rows[-1].form == rows.form)
+        before, self._form = self._form, rows.form
+        return not self.rows or (self.nbytes <= BLOCK_BYTES and before == self._form)
 
     def add(self, rows: PolicyRows) -> None:
         """Append rows."""
