@@ -17,7 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from serving import serve
 
 
-def prepare(number: int, length: int) -> Callable[[], float]:
+def prepare(number: int, length: int, times: int) -> Callable[[], float]:
     seen, done = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Discrete(2)
     spec = RLModuleSpec(
         module_class=DefaultBCTorchRLModule,
@@ -44,8 +44,9 @@ def prepare(number: int, length: int) -> Callable[[], float]:
     ]
 
     def run() -> float:
-        pipeline(rl_module=module, batch={}, episodes=episodes, shared_data={})
-        return number * length
+        for _ in range(times):
+            pipeline(rl_module=module, batch={}, episodes=episodes, shared_data={})
+        return times * number * length
 
     return run
 
