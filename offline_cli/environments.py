@@ -194,6 +194,8 @@ def _imported(module: str, name: str) -> ModuleType:
         if not lacks_pettingzoo and (said := no_module(module, err)):
             raise _unknown(name, said) from err
         raise _missing(name, err) from err
+    except OfflineCliError:
+        raise
     except (Exception, SystemExit) as err:
         raise _raised(name, f"importing {module}", err) from err
 

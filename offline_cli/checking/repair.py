@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
@@ -230,12 +231,13 @@ class _Repair:
         self._parts = self._parts_of_shards(env)
 
     def _of(self, generation: str) -> list[Location]:
-        """The shards of a write, by number; those between them that are not there are broken."""
+        """The shards of a write, by number; gaps between them are broken, one entry each."""
         files = self._shards.get(generation, {})
-        gaps = sorted({*range(max(files, default=-1))}.difference(files))
-        missing = [self.folder.join(shard_name(generation, number)) for number in gaps]
-        known = {place.path for place, _ in self.broken}
-        self.broken += [(place, "it is missing") for place in missing if place.path not in known]
+        for before, number in pairwise([-1, *sorted(files)]):
+            place = self.folder.join(shard_name(generation, before + 1))
+            if number > before + 1 and place.path not in {one.path for one, _ in self.broken}:
+                more = f", and so are the {number - before - 2:,} after it" if number > before + 2 else ""
+                self.broken.append((place, f"it is missing{more}"))
         return [file for _, file in sorted(files.items())]
 
     def _parts_of_note(self, note: WritingNote) -> dict[str, Any]:

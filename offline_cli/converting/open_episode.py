@@ -47,7 +47,7 @@ class OpenEpisode:
 
     def structure_difference(self, piece: EpisodeBatch) -> str:
         """Why `piece` cannot be a part of this episode, as text; empty when it can. Dtypes may widen."""
-        known = self.all_pieces[:1]
+        known = self.pieces[:1] or self.all_pieces[:1]
         return known[0].structure_difference(piece) if known and _shapes(known[0]) != _shapes(piece) else ""
 
     def start_of(self, piece: EpisodeBatch) -> int | None:

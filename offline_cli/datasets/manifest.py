@@ -92,7 +92,7 @@ class Environment(EnvironmentSpec):
 def _read(value: Any, kind: type[Any], of: Callable[[Any], Any]) -> Any:
     """`value`, or what `of` reads from its JSON."""
     try:
-        return value if value is None or isinstance(value, kind) else of(value)
+        return value if isinstance(value, kind) else of(value)
     except (UnsupportedSpace, BadConfig) as error:
         raise ValueError(error.what) from error
 
@@ -101,7 +101,7 @@ Count = Annotated[int, Field(strict=True, ge=0, le=2**63 - 1)]
 Flag = Annotated[bool, Field(strict=True)]
 SpacePart = Annotated[
     Space | None,
-    PlainValidator(lambda value: _read(value, gym.Space, lambda told: space_from_json(told, where=""))),
+    PlainValidator(lambda value: value and _read(value, gym.Space, lambda told: space_from_json(told, where=""))),
     PlainSerializer(lambda space: space and space_to_json(space)),
     WithJsonSchema({"type": ["object", "null"]}),
 ]

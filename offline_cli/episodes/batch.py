@@ -397,6 +397,7 @@ class EpisodeBatch:
         else:
             actions = arrays("actions", episode.actions, spaces[1])
             extra = {name: arrays(name, buffer, None) for name, buffer in episode.extra_model_outputs.items()}
+        tally = None  # rewards are float64, whatever they were
         rewards = arrays("rewards", episode.rewards, None)
         if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
             where = f"episode {episode.id_}, rewards"

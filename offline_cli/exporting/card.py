@@ -59,9 +59,8 @@ def facts_of(
             for one in known_environments(loaded.description)
         ],
         "data": blanked_values(_known({**result, **seen}, OF_DATA)) | _known({"digest": state.get("data")}, ["digest"]),
-        "training": _known(
-            {**config, **result, "checkpoint": loaded.checkpoint}, (*OF_CONFIG, *OF_RESULT, *OF_POLICY, "checkpoint")
-        ),
+        "training": _known(config, OF_CONFIG)
+        | _known({**result, "checkpoint": loaded.checkpoint}, (*OF_RESULT, *OF_POLICY, "checkpoint")),
         "scores": _known(result, OF_SCORES),
         "provenance": {
             "policy": fingerprint_of(loaded),

@@ -299,7 +299,7 @@ def arrow_file(stream: Any) -> AbstractContextManager[Any]:
     if isinstance(stream, io.BytesIO):
         return pa.BufferReader(stream.getvalue())  # type: ignore[no-any-return]  # pyarrow has no types
     if isinstance(getattr(stream, "raw", None), io.FileIO) and isinstance(stream.name, str):
-        return pa.OSFile(stream.name)  # type: ignore[no-any-return]
+        return pa.OSFile(os.fsencode(stream.name))  # type: ignore[no-any-return]
     return nullcontext(stream)
 
 

@@ -145,8 +145,9 @@ class OnnxPolicy(Policy):
         self._like = [*map(space_tree, self.spaces)]
         self._seen, self._acts = (_ports(space, name) for space, name in zip(self.spaces, (OBS, ACTIONS), strict=True))
         seen = {name: port for name, port in model.inputs.items() if name != REWARDS and not name.startswith(STATE_IN)}
-        if seen != self._seen or not self._acts.items() <= model.outputs.items():
-            what = f"it takes {seen} and gives {model.outputs}; here a policy takes {self._seen} and gives {self._acts}"
+        gives = self._acts | {STATE_OUT + name: port for name, port in self._states.items()}
+        if seen != self._seen or not gives.items() <= model.outputs.items():
+            what = f"it takes {seen} and gives {model.outputs}; here a policy takes {self._seen} and gives {gives}"
             raise SpaceMismatch(what, where=model.where, fix="an environment that it was exported for, wrapped as it was")
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:

@@ -119,11 +119,13 @@ class UserFunction(FunctionPolicy):
             for row, rng in enumerate(self._generators(state))
         ]
         if isinstance(answers[0], Mapping) and Columns.ACTIONS in answers[0]:
-            return {key: self._stacked([answer[key] for answer in answers]) for key in answers[0]}
+            columns = {key: [answer[key] for answer in answers] for key in answers[0]}
+            extras = {key: stacked_rows([np.asarray(value) for value in column]) for key, column in columns.items()}
+            return {**extras, Columns.ACTIONS: self._stacked(columns[Columns.ACTIONS])}
         return self._stacked(answers)
 
-    def _stacked(self, answers: list[Any]) -> Tree:
-        return stacked_rows([map_leaves(np.asarray, tree_from_lists(answer, self.spaces[1])) for answer in answers])
+    def _stacked(self, actions: list[Any]) -> Tree:
+        return stacked_rows([map_leaves(np.asarray, tree_from_lists(action, self.spaces[1])) for action in actions])
 
     def _generators(self, state: State) -> list[Any]:
         wanted = "rng" in self._wanted

@@ -72,7 +72,7 @@ class EpisodeRows:
             raise BadData(what, where=OUTPUTS, fix="give the same outputs at every step")
         t = self._t[slots]
         if int(t.max()) + 1 >= self._held[0].shape[1]:
-            self._held = [np.concatenate([held, np.empty_like(held)], axis=1) for held in self._held]
+            self._held = [_doubled(held) for held in self._held]
         for held, leaf in zip(self._held, new, strict=True):
             held[slots, t] = leaf
         for slot, at, info in zip(slots.tolist(), t.tolist(), infos, strict=True) if infos is not None else ():
@@ -124,3 +124,10 @@ def count_dropped(episodes: Sequence[RecordedEpisode], tally: Tally) -> None:
         for _, info in episode.infos:
             for key in info.dropped:
                 tally.assume(f"{DROPPED}: {key}")
+
+
+def _doubled(held: NDArray[Any]) -> NDArray[Any]:
+    """(slots, 2 * steps, ...) with what is held; room that is not used yet takes no memory."""
+    more = np.empty((held.shape[0], 2 * held.shape[1], *held.shape[2:]), held.dtype)
+    more[:, : held.shape[1]] = held
+    return more

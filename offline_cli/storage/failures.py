@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from offline_cli import stop_signals
 from offline_cli.errors import OfflineCliError, StorageError, StorageNotFound, UsageError, causes
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.local_files import FULL
@@ -63,21 +62,17 @@ class Stopped(Exception):
 
 
 def wait_for(request: Callable[[], T], url: str, seconds: float) -> T:
-    """What `request()` returns, or raises. Raises NoAnswer where that takes longer than `seconds`; Stopped; StopRequested where
-    a signal comes while the storage keeps one waiting: a request that begins after the signal saves what there is.
-    """
+    """What `request()` returns, or raises. Raises NoAnswer where that takes longer than `seconds`; Stopped."""
     stop: threading.Event | None = getattr(_stops, "event", None)
     answer: futures.Future[T] = futures.Future()
     threading.Thread(target=_answer, args=(answer, request), name="offline-cli-storage", daemon=True).start()
-    began, is_noted, is_last = time.monotonic(), False, stop_signals.requested() is not None
+    began, is_noted = time.monotonic(), False
     while not futures.wait([answer], timeout=NOTICED).done:
         waited = time.monotonic() - began
         if stop is not None and stop.is_set():
             raise Stopped
         if waited >= seconds:
             raise NoAnswer(seconds)
-        if waited >= REPORTED and not is_last:
-            stop_signals.check()
         if waited >= REPORTED and not is_noted:
             is_noted = True
             _log.warning("note: %s: no answer for %.0f s; the client tries again, for %.0f s in all", url, waited, seconds)

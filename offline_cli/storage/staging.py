@@ -163,11 +163,12 @@ class _UploadStage:
 
     def write(self, data: memoryview) -> None:
         self._waiting += data
-        if len(self._waiting) >= BLOCK:
+        while len(self._waiting) >= BLOCK:  # parts of one size, which Cloudflare's R2 asks for
             self._send()
 
     def _send(self) -> None:
-        part, self._waiting = bytes(self._waiting), bytearray()
+        part = bytes(self._waiting[:BLOCK])
+        del self._waiting[:BLOCK]
         self._target.ask(WRITING, partial(self._file.write, part), moving=len(part))
 
     def commit(self) -> None:

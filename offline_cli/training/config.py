@@ -286,7 +286,7 @@ def resolve_config(
     contradictions = _contradictions(merged, given)
     mistakes = [*_key_mistakes(merged, given), *_table_mistakes(merged, own, plugins, asked["algorithm"])]
     if mistakes or contradictions:
-        kind = UsageError if not (mistakes or file or stored) else BadConfig
+        kind = UsageError if not mistakes and contradictions == _contradictions(given, given) else BadConfig
         raise kind.of([*mistakes, *contradictions], where=where or "options", fix=HELP)
     brought = algorithm_kind(merged["algorithm"]["name"]).settings if "algorithm" in merged else {}
     if merged.get("network", {}).get("name", MLP) != MLP:

@@ -71,7 +71,7 @@ from offline_cli.training.updates import Update, captured, rate_factor
 __all__ = ["learn"]
 
 CHANCE: Final = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
-LOOK: Final = 10  # updates after which ranks ask each other whether one of them has to stop
+LOOK: Final = 10  # updates after which ranks on GPUs, whose updates are short, ask each other whether one has to stop
 
 _log = logging.getLogger(__name__)
 
@@ -220,7 +220,7 @@ def learn(  # noqa: C901  one run, read from top to bottom
         _report(on_progress, state, bound)
         while state.stopped_by is None:
             number = state.update
-            if ranks.count == 1 or number % LOOK == 0:
+            if ranks.count == 1 or device.type == "cpu" or number % LOOK == 0:
                 stopping = stopping or ranks.summed([float(requested() is not None)])[0] > 0
             is_checked = number > 0 and (number % config.check_every(batches.updates_per_epoch) == 0 or number == bound)
             is_told = is_checked or (number > 0 and number % config.log_every == 0)

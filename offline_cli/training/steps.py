@@ -34,6 +34,7 @@ __all__ = ["WEIGHTS", "Batches", "FileSteps", "Steps", "epoch_order"]
 WEIGHTS: Final = "weights"  # (N,) float32 of the N steps of a batch, sequences one after the other; sum 1; 0 on padding
 ORDER: Final = 11  # sets these seeds apart from others drawn from the same run seed
 AT_A_TIME: Final = 1 << 16  # rows that `parts` gives together
+READ_BYTES: Final = 8 << 20  # of a file, likewise
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +105,11 @@ class RowFile(TempFile):
         self.append(made.view(np.uint8))
         self.count += len(made)
 
+    @property
+    def row_bytes(self) -> int:
+        """Of one row."""
+        return self._row.itemsize
+
     def take(self, chosen: Tensor) -> list[Tensor]:
         """The rows `chosen` (B,), a tensor (B, ...) for each leaf."""
         return self._read(1, chosen.tolist())
@@ -165,8 +171,9 @@ class FileSteps(Steps):
     def parts(self, names: Sequence[str]) -> Iterator[dict[str, Tree]]:
         """See Steps."""
         assert self.file is not None, "rows were added"
-        for first in range(0, len(self), AT_A_TIME >> 4):
-            yield self._expanded(self.file.range(first, min(first + (AT_A_TIME >> 4), len(self))), names)
+        rows = max(1, min(AT_A_TIME >> 4, READ_BYTES // self.file.row_bytes))
+        for first in range(0, len(self), rows):
+            yield self._expanded(self.file.range(first, min(first + rows, len(self))), names)
 
     def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
         """See Steps."""

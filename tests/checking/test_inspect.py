@@ -31,7 +31,7 @@ def test_the_manifest_gives_the_figures_that_reading_gives(to: str, real_data: P
 def test_expectations_that_do_not_hold_are_all_named(real_data: Path) -> None:
     with pytest.raises(TargetNotMet, match="episodes is 8, expected 9; steps is 1600, expected 1") as caught:
         inspect(str(real_data / "rllib_episodes_pendulum"), expect={"episodes": 9, "steps": "1", "terminated": 0})
-    assert caught.value.details["unmet"][1] == {"key": "steps", "is": 1600, "order": "=", "value": "1"}
+    assert caught.value.details["unmet"][1] == {"key": "steps", "is": 1600, "order": "=", "value": 1}
 
 
 # ---- a dataset on this machine ----

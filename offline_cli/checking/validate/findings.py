@@ -192,6 +192,7 @@ class ListeningTally(Tally):
         super().__init__()
         self._findings = findings
         self._counted: dict[str, Counter[str]] = {}  # by source: what is reported at the end
+        self._dropped: dict[str, dict[str, str]] = {}  # by source: columns that were left out, and why
 
     def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
         """Count and report."""
@@ -217,6 +218,13 @@ class ListeningTally(Tally):
         for place in () if places is None else places():
             yield f"{self.location}, {place}" if place.startswith("episode ") else place
 
+    def drop_column(self, name: str, reason: str) -> None:
+        """Count, and keep the name by source."""
+        known = name in self.dropped_columns
+        super().drop_column(name, reason)
+        if not known:
+            self._dropped.setdefault(self.location, {})[name] = reason
+
     def drop_duplicate(self, place: Callable[[], str]) -> None:
         """Count and report."""
         super().drop_duplicate(place)
@@ -227,7 +235,7 @@ class ListeningTally(Tally):
         for source, counts in self._counted.items():
             if kinds := {kind: count for kind, count in sorted(counts.items()) if count > 0}:
                 named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
-                dropped = dict(self.dropped_columns) if DROPPED in kinds else {}
+                dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
                 named += f" ({', '.join(f'{name}: {reason}' for name, reason in dropped.items())})" if dropped else ""
                 details = {"kinds": kinds, **({"dropped_columns": dropped} if dropped else {})}
                 self._findings.add(source, "assumption", sum(kinds.values()), example=named, details=details)

@@ -47,7 +47,7 @@ class Condition:
         if len(text) > LONGEST:
             raise _wrong(f"the condition has more than {LONGEST:,} letters")
         try:
-            expression = pl.sql_expr(TOKEN.sub(_allowed, text))
+            expression = pl.sql_expr(f"({TOKEN.sub(_allowed, text)})")  # in which no word can be an alias
             columns = frozenset(expression.meta.root_names())
         except (PolarsError, PanicException) as error:
             raise _wrong(str(error).partition("\n")[0]) from error

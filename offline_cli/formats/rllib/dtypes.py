@@ -51,7 +51,7 @@ class Dtypes:
                 known = self._needed.get(key)
                 by_space = self._dtype_by_space(name, path) if is_plain else None
                 found = _narrowest(leaf, by_space) if is_plain else leaf.dtype
-                needed = found if known in (None, found) else np.promote_types(known, found)
+                needed = found if known is None or known == found else np.promote_types(known, found)
                 self._needed[key] = needed
                 if is_plain and found != by_space:
                     self._plain.add(key)

@@ -352,6 +352,10 @@ def value_sql(files: TableFiles, role: str, column: Column, decimal: str) -> tup
     if cells == "category":
         return f"NULLIF(list_position(?, CAST({place} AS VARCHAR)), 0) - 1", [list(column.categories)]
     if not files.holds_text(column.name):
+        if pa.types.is_decimal(kind):
+            return f"CAST({place} AS DOUBLE)", []
+        if pa.types.is_duration(kind) or pa.types.is_time(kind):  # as nanoseconds
+            return place if cells == "time" and role == Columns.T else f"{place} // 1000", []
         is_date = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
         micros = f"epoch_us({place})" if is_date else place
         if cells != "time" or role != Columns.T:

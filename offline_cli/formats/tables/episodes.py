@@ -234,6 +234,8 @@ class Assembler:
     _reported: int = 0  # bad rows of files that were reported
     _touched: bool = False  # whether bad rows of files cost an episode
     _said_flags: bool = False
+    _looks: int = 0  # how often episodes were made
+    _next_keep: int = 1  # of these, the next after which rows that are kept are handed on
 
     def episodes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Fragments]:
         """The episodes of all rows."""
@@ -261,8 +263,8 @@ class Assembler:
         self._finish()
 
     def _check_length(self, rows: Rows) -> None:
-        others = (Columns.T, STARTS, *END_FLAGS)
-        written = sum(array.nbytes for name, array in rows.items() if name[:2] != "__" and name not in others)
+        others = (Columns.T, STARTS, *END_FLAGS, Columns.NEXT_OBS)
+        written = sum(array.nbytes for name, array in rows.items() if name[:2] != "__" and name.split(".")[0] not in others)
         size = sum(array.nbytes for array in rows.values())
         if max(2 * size, WRITTEN * written) > self.room:
             key = self.naming.of_run(int(rows[RUN][0]))
@@ -338,8 +340,9 @@ class Assembler:
 
     def _keep(self) -> None:
         """Hand on the rows that are kept, as their files have them."""
-        raws = self.files.raw_rows(sorted(pos for pos, _, _ in self._kept), self.mapping.names())
-        for pos, why, fix in self._kept:
+        kept, self._kept = self._kept, []
+        raws = self.files.raw_rows(sorted(pos for pos, _, _ in kept), self.mapping.names())
+        for pos, why, fix in kept:
             error = BadEpisode(why, where=self.files.place(pos), fix=fix)
             self.rejects.add(error, raw=json.dumps(raws.get(pos, {}), default=str))
 
@@ -419,8 +422,12 @@ class Assembler:
             rows, names = self._split(rows, names)
         if self.mapping.said.shift:
             rows = self._shifted(rows)
-        if len(rows[POS]):
-            yield self._fragments(rows, names)
+        made = [self._fragments(rows, names)] if len(rows[POS]) else []
+        self._looks += 1
+        if self._kept and self._looks >= self._next_keep:  # each time a query of all rows: ever more seldom
+            self._keep()
+            self._next_keep = 2 * self._looks
+        yield from made
 
     def _without_ties(self, rows: Rows) -> Rows:
         """Each `t` of an episode once; an episode with different rows for one `t` is refused."""

@@ -103,7 +103,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(inner, kind.list_size) if types.is_fixed_size_list(kind) and not is_list(inner) else pa.list_(inner)
     if types.is_fixed_size_binary(kind):
         return pa.large_binary()
-    if types.is_decimal(kind):
+    if types.is_decimal256(kind):
         return pa.float64()
     if types.is_float16(kind):
         return pa.float32()
@@ -120,7 +120,10 @@ def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
     if len(known) <= 1:
         return known[0] if known else pa.null()
     if all(pa.types.is_timestamp(kind) or pa.types.is_date(kind) for kind in known):
-        return pa.timestamp("us")
+        return pa.timestamp("ns" if any(pa.types.is_timestamp(kind) and kind.unit == "ns" for kind in known) else "us")
+    for is_span, kind in ((pa.types.is_duration, pa.duration("ns")), (pa.types.is_time, pa.time64("ns"))):
+        if all(map(is_span, known)):
+            return kind
     with suppress(pa.ArrowException):
         fields = [pa.schema([pa.field("c", plain_type(kind))]) for kind in known]
         return pa.unify_schemas(fields, promote_options="permissive").field(0).type
@@ -140,8 +143,7 @@ def _plain_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(array.type):
         return _plain_array(array.dictionary, kind).take(array.indices)
     if kind == pa.int64() and pa.types.is_temporal(array.type):
-        unit = pa.duration("us") if pa.types.is_duration(array.type) else pa.time64("us")
-        return array.cast(unit, safe=False).cast(kind)
+        return array.cast(pa.duration("ns") if pa.types.is_duration(array.type) else pa.time64("ns")).cast(kind)
     if is_text(kind) and not is_text(array.type) and not pa.types.is_null(array.type):  # files differ in its type
         return json_texts(array.to_pylist())
     return array if array.type == kind else array.cast(kind, safe=not pa.types.is_floating(kind))

@@ -300,6 +300,9 @@ class TableSource(FileSource):
             return f"list_extract(?, ({POS} >> {ROW_BITS}) + 1)", [folders]
         text = f"CAST({self.rows.column(theirs)} AS VARCHAR)"
         kind = plain_type(self.rows.kinds[theirs])
+        if is_list(kind) or pa.types.is_struct(kind):
+            what = f"column {theirs} holds {self.rows.kinds[theirs]}, which is no id: neither text nor numbers"
+            raise BadMapping(what, where=self.info.location, fix="name a column of text or numbers as eps_id")
         if pa.types.is_floating(kind):
             text = f"nullif({text}, 'nan')"
         is_soft = self.rows.is_text or pa.types.is_floating(kind)

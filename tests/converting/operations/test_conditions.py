@@ -92,6 +92,7 @@ def test_what_is_not_in_the_allow_list_is_refused_by_name(text: str, named: str)
     "text",
     [
         *("", "length >", "length > and 5", "length", "(length > 5", "eps_id > 5", "length in (1, 'a')"),
+        *("return > 0 terminated", "terminated truncated", "length > 1 'x'"),
         *("length > 5; drop table x", "length in (select 1)", "length > 5 -- comment\n or x", "exists (select 1)"),
         *("(" * 5000 + "terminated" + ")" * 5000, "-" * 5000 + "1 > 0", "1" + "+1" * 6000 + " > 0"),
     ],
