@@ -251,7 +251,10 @@ class DatasetWriter:
 
     def rehearse(self, batch: EpisodeBatch) -> None:
         """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
-        self._take_ids(self._rows.prepare(batch).ids)
+        prepared = self._as_declared(self._rows.prepare(batch))
+        self._take_ids(prepared.ids)
+        if len(prepared):
+            self._rows.table(prepared, where=self.location.url)
 
     def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` with the spaces of the manifest, where both have some."""

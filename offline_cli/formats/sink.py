@@ -96,7 +96,7 @@ class Sink(Protocol):
         """Take one or more whole episodes with new ids; their arrays may wait here, and must not change afterwards."""
 
     def rehearse(self, batch: EpisodeBatch) -> None:
-        """Raise and count as `write` would, and write nothing: for a dry run, which writes the first episodes alone."""
+        """For a dry run: raise and count as `write` would, as far as that shows without a file, and write nothing."""
 
     def quarantine(self, rejects: list[Reject]) -> None:
         """Keep rows that were set aside beside the episodes, and empty the list."""

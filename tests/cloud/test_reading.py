@@ -144,7 +144,7 @@ def test_a_server_that_stops_sending_ends_the_reading_in_time_and_nothing_half_i
 
 
 @pytest.mark.nightly
-def test_ctrl_c_ends_training_that_waits_for_a_server(s3_server: Cloud, local: Path, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_ends_training_that_waits_for_a_server(s3_server: Cloud, local: Path, tmp_path: Path) -> None:
     with FaultProxy(s3_server.port) as proxy:
         url = uploaded(local, s3_server)
         proxy.fault = Fault("stall", after=60_000, direction="down")
@@ -159,13 +159,8 @@ def test_ctrl_c_ends_training_that_waits_for_a_server(s3_server: Cloud, local: P
         assert process.stderr is not None
         assert b"no answer for" in process.stderr.readline(), "it waits"
         process.send_signal(signal.SIGINT)
-        began = time.monotonic()
-        told: list[bytes] = []
-        for line in process.stderr:
-            told.append(line)
-            if b"interrupted" in line:
-                break
-        assert b"interrupted" in b"".join(told), told
-        assert time.monotonic() - began < 5
-        process.communicate(timeout=60)  # taking down an interpreter with torch in it takes seconds on a busy machine
+        assert any(b"a second signal" in line for line in process.stderr), "it was told"
+        time.sleep(1)  # two signals within half a second are one
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
         assert process.returncode == 130
