@@ -24,6 +24,7 @@ HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
 OUTCOMES = HERE / "outcomes.json"
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
+sys.dont_write_bytecode = True  # else modules that are imported under the canary would write theirs
 
 Words = list[str | Path]
 TRAINING = ("configs", "datasets", "pipelines", "runs")  # their commands may draw curves

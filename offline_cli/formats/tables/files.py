@@ -295,11 +295,11 @@ class TableFiles:
         """A database of our own, in memory, which spills to `--temp-dir`; it loads no extension and reaches no network."""
         if self._con is None:
             config: dict[str, Any] = {
-                "memory_limit": f"{max(LEAST_ROOM, room_for_data(self.memory_limit) // 2) >> 20}MiB",
+                "memory_limit": f"{max(LEAST_ROOM, 3 * room_for_data(self.memory_limit) // 4) >> 20}MiB",
                 "temp_directory": f"{self._own_folder}/spill",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
-                "threads": str(min(4, os.cpu_count() or 1)),
+                "threads": str(max(1, min(4, os.cpu_count() or 1, self.memory_limit >> 29))),  # each pins memory of its own
             }
             self._con = duckdb.connect(":memory:", config=config)
             self._con.execute("SET GLOBAL TimeZone = 'UTC'").fetchall()
