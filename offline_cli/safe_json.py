@@ -26,6 +26,14 @@ def from_json(text: str | bytes) -> Any:
     return value
 
 
+def json_or_text(text: str) -> Any:
+    """The JSON value that `text` is; the text where it is none."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return text
+
+
 def deeper_than(document: Any, depth: int) -> bool:
     """Whether lists and objects are nested deeper than `depth`: a validator goes as deep as they do, and Python does not."""
     level = [document] if isinstance(document, (dict, list)) else []

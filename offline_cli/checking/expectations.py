@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from offline_cli.errors import TargetNotMet, UsageError
-from offline_cli.safe_json import from_json
+from offline_cli.safe_json import json_or_text
 from offline_cli.tally import KINDS
 
 OPTION: Final = "--expect"
@@ -60,20 +60,13 @@ def check_expected(expected: Sequence[Expected], document: Mapping[str, Any], *,
             continue
         if not _holds(value, order, want):
             wrong.append(f"{name} is {value}, expected {'' if order == '=' else f'{order} '}{want}")
-            unmet.append({"key": name, "is": value, "order": order, "value": _decoded(want)})
+            typed = json_or_text(want) if isinstance(want, str) else want
+            unmet.append({"key": name, "is": value, "order": order, "value": typed})
     if unknown:
         raise UsageError("; ".join(unknown), where=OPTION, fix="--json shows all keys with their values")
     if wrong:
         fix = "check the data with inspect, or correct the expectation"
         raise TargetNotMet("; ".join(wrong), where=where, fix=fix, details={"unmet": unmet})
-
-
-def _decoded(want: Any) -> Any:
-    """A text as the JSON value that it is, if it is one."""
-    try:
-        return from_json(want) if isinstance(want, str) else want
-    except ValueError:
-        return want
 
 
 def _value_at(document: Mapping[str, Any], name: str) -> Any:

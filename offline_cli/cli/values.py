@@ -11,6 +11,7 @@ import typer
 
 from offline_cli.byte_sizes import byte_size
 from offline_cli.errors import BadConfig, UsageError
+from offline_cli.safe_json import json_or_text
 
 __all__ = ["cache_bytes", "comparisons", "json_object", "pairs", "settings", "storage_pairs", "whole_numbers"]
 
@@ -58,7 +59,7 @@ def pairs(given: Sequence[str], *, option: str) -> dict[str, str]:
 
 def settings(given: list[str]) -> Any:
     """The values of --set by name: numbers, booleans, texts and lists as JSON has them, any other text itself."""
-    return {key: _of_json(text) for key, text in pairs(given, option="--set").items()} or None
+    return {key: json_or_text(text) for key, text in pairs(given, option="--set").items()} or None
 
 
 def comparisons(given: list[str]) -> Any:
@@ -78,11 +79,4 @@ def comparisons(given: list[str]) -> Any:
 
 def storage_pairs(given: list[str]) -> Any:
     """Storage options by name: `anon=true` is a bool, `key='"007"'` a text."""
-    return {key: _of_json(text) for key, text in pairs(given, option=STORAGE_OPTION).items()} or None
-
-
-def _of_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return {key: json_or_text(text) for key, text in pairs(given, option=STORAGE_OPTION).items()} or None

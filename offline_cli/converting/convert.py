@@ -341,7 +341,7 @@ def _added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo
         shaped = replace(batch, obs=as_space(batch.obs, observation), actions=as_space(batch.actions, action))
         return conform(shaped, observation, action, dtypes)
 
-    ids = tuple(name for names in base.ids(target) for name in names)
+    ids = tuple(name for names in base.ids() for name in names)
     info = replace(info_of(manifest, target.url), said_by="the dataset")
     return AddedTo(info, EarlierEpisodes(target.url, ids, dataset.batches, stored), first)
 

@@ -75,7 +75,7 @@ class Base(Dataset):
             provenance={**before.provenance, **added.provenance, **lines},
         )
 
-    def ids(self, folder: Location | None = None) -> Iterator[Sequence[str]]:
+    def ids(self) -> Iterator[Sequence[str]]:
         """Ids of the episodes, shard by shard. Raises BadData, StorageError."""
         with self.plain(agents=False) as tables:
             yield from (table.column(Columns.EPS_ID).to_pylist() for table in tables)

@@ -135,11 +135,6 @@ class ImageForm:
 BY_SHAPE: Final = ImageForm()
 
 
-def reads_alike(space: Space, one: ImageForm, other: ImageForm) -> bool:
-    """Whether both read the leaves of `space` as the same images."""
-    return all(one.axes(leaf) == other.axes(leaf) for leaf in leaf_spaces(space).values())
-
-
 def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> list[str]:
     """One sentence for each leaf with two or more axes that is no image, unless none was asked for. `name`: of `space`."""
     least = encoder_kind(form.encoder).least_side

@@ -255,21 +255,22 @@ def resolve_config(
     options: Mapping[str, Any],
     *,
     file: str | PathLike[str] | None = None,
+    said: Mapping[str, Any] | None = None,
     stored: Mapping[str, Any] | None = None,
     plugins: Collection[str] = (),
     algorithm: Mapping[str, Any] | None = None,
     network: str | None = None,
 ) -> BCConfig:
-    """The configuration; options that are None were not given. `stored` is that of the run to resume. `plugins`: packages whose
-    code may be imported because `stored` names it; what the file, `algorithm` or `network` names is imported. `algorithm`: the
-    options of the table that were given, and perhaps its name; `network`: the name of that table. A table of the file may leave
-    out a name that is given so.
+    """The configuration; options that are None were not given. `said`: what `file` says, where it has been read. `stored` is
+    that of the run to resume. `plugins`: packages whose code may be imported because `stored` names it; what the file,
+    `algorithm` or `network` names is imported. `algorithm`: the options of the table that were given, and perhaps its name;
+    `network`: the name of that table. A table of the file may leave out a name that is given so.
 
     Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
     of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
     """
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None}
-    said, before = {} if file is None else read_config(file), stored or {}
+    said, before = said if said is not None else {} if file is None else read_config(file), stored or {}
     where = " and ".join(
         [*["options"] * bool(given), *["the run's config.toml"] * bool(stored), *([str(file)] if file else [])]
     )

@@ -93,13 +93,14 @@ def learn(  # noqa: C901  one run, read from top to bottom
     storage_options, resume, plugins = options["storage_options"], options["resume"], options["plugins"]
     with ExitStack() as held:
         # ---- configuration and run folder ----
-        beside = _places(sources, out, options)
+        written = {} if options["config"] is None else read_config(options["config"])  # once: it may be a pipe
+        beside = _places(sources, out, options, written)
         weights = Weights.of(weight, sources, storage_options, beside) if weight else None
         folder = RunFolder(open_location(out, storage_options, beside=beside), writes=is_first())
         folder.claim(resume=resume, overwrite=options["overwrite"])
         tables = TableOptions.of({name: value for name, value in options.items() if name not in BCConfig.model_fields})
         check_plugins(plugins)
-        config = _resolved(options, algorithm, folder)
+        config = _resolved(options, algorithm, folder, written)
         trackers = [*dict.fromkeys(config.track or ())]
         if trackers:
             check_trackers(trackers, folder)
@@ -282,9 +283,9 @@ def learn(  # noqa: C901  one run, read from top to bottom
 # ---- what a run is asked for ----
 
 
-def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any]) -> list[Any]:
+def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any], written: Mapping[str, Any]) -> list[Any]:
     """All that storage options may be for: the run, its sources, and policies of the call, its file and a local run."""
-    asked = [options, {} if options["config"] is None else read_config(options["config"])]
+    asked = [options, written]
     if options["resume"] and "://" not in str(out):
         with suppress(OfflineCliError):  # what is wrong there is told where the run is opened
             asked.append(RunFolder(out).config() or {})
@@ -293,20 +294,25 @@ def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any]) -> lis
     return [out, *sources, *checks.files_of_others([text for text in policies if isinstance(text, str)]), *starts]
 
 
-def _resolved(options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: RunFolder) -> BCConfig:
-    """The configuration; for a resumed run the stored one, or with another bound. Raises BadConfig for other changes."""
+def _resolved(
+    options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: RunFolder, written: Mapping[str, Any]
+) -> BCConfig:
+    """The configuration; for a resumed run the stored one, or with another bound. `written`: what the config file says.
+
+    Raises BadConfig for other changes.
+    """
     asked = {name: value for name, value in options.items() if name in BCConfig.model_fields and name != "network"}
     if options["memory_limit"] is not None:
         asked["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     file, stored = options["config"], folder.config() if options["resume"] else None
     agent, asked["until_return"] = checks.target_of(options["until_return"])
     named: dict[str, Any] = {"algorithm": algorithm, "network": network_named(options["network"])}
-    wanted = resolve_config(asked, file=file, stored=stored, plugins=options["plugins"], **named)
+    wanted = resolve_config(asked, file=file, stored=stored, said=written, plugins=options["plugins"], **named)
     if agent not in (None, wanted.agent):
         what = f"the target is for agent {agent}, and {wanted.agent or 'no single agent'} learns"
         raise BadConfig(what, where="--until-return", fix=f"--agent {agent}")
     if stored is not None:
-        said = {**({} if file is None else read_config(file)), **{name: one for name, one in asked.items() if one is not None}}
+        said = {**written, **{name: one for name, one in asked.items() if one is not None}}
         check_named_again(wanted, said, where=folder.url)
         changed = differences(stored_config(stored), wanted)
         if changed:

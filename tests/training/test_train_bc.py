@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -49,6 +52,16 @@ def test_it_learns_what_the_data_shows(write_dataset: Write, config: Path, tmp_p
     assert result.loss is not None
     assert result.loss < 0.2
     assert (result.episodes, result.stopped_by, result.updates) == (12, "epochs", 60 * result.updates // 60)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes have names on POSIX systems alone")
+def test_a_config_file_may_be_a_pipe_which_can_be_read_once(write_dataset: Write, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(SMALL,))
+    writer.start()
+    train_bc(write_dataset(), tmp_path / "run", config=tmp_path / "pipe", updates=1)
+    writer.join()
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["hidden"] == [16]
 
 
 @pytest.mark.parametrize(
