@@ -74,6 +74,13 @@ def test_fragments_that_overlap_and_wait_for_the_first_one_in_any_order_are_join
         assert stitcher.tally.assumptions["repeated-steps"] == 5
 
 
+def test_infos_of_fragments_are_joined_and_a_fragment_does_not_know_its_first_one() -> None:
+    pieces = [fragment("a", first, 2, end="terminated" if first == 4 else "") for first in (0, 2, 4)]
+    infos: list[list[dict[str, int]]] = [[{"t": 0}, {"t": 1}, {"t": 2}], [{}, {"t": 3}, {"t": 4}], [{}, {"t": 5}, {"t": 6}]]
+    whole, _ = stitch(*(replace(piece, infos=known) for piece, known in zip(pieces, infos, strict=True)))
+    assert episodes(whole)["a"].infos == [{"t": t} for t in range(7)]
+
+
 def test_fragments_without_timesteps_are_joined_where_observations_chain() -> None:
     whole, stitcher = stitch(
         fragment("a", 0, 2, start=UNKNOWN),

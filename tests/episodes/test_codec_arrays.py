@@ -41,6 +41,10 @@ def test_a_numpy_scalar_keeps_value_and_type(scalar: Any) -> None:
     assert (again, type(again)) == (scalar, type(scalar))
 
 
+def test_a_complex_number_is_read_as_msgpack_numpy_writes_it() -> None:
+    assert unpack(msgpack.packb(1 - 2.5j, default=msgpack_numpy.encode), where="test") == 1 - 2.5j
+
+
 @pytest.mark.parametrize("array", [np.array([object()]), np.zeros(1, [("a", "f4")]), np.zeros(1, "M8[s]")])
 def test_arrays_that_are_no_numbers_cannot_be_packed(array: Any) -> None:
     with pytest.raises(TypeError, match="only numbers, bools and strings"):

@@ -87,6 +87,14 @@ def test_the_error_for_an_info_names_episode_step_and_key() -> None:
     assert many.value.where == one.value.where == "part-0, episode ride, infos at t=7, key 'where'"
 
 
+def test_timesteps_of_errors_count_from_before_the_lookback_buffer() -> None:
+    episode = batch_with([{}, {}, {}])[0].cut(len_lookback_buffer=2)
+    episode.infos.data[0] = {"where": object()}  # at the start of the buffer, two steps before t = 7
+    with pytest.raises(BadData) as caught:
+        encode(episode, where="part-0")
+    assert caught.value.where == "part-0, episode ride, infos at t=5, key 'where'"
+
+
 def test_changes_are_counted_once_however_an_episode_is_written() -> None:
     batch = batch_with([{1: (2,)}, {}, {}], custom_data=({"tags": {"x"}},))
     counts = []

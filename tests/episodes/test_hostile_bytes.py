@@ -151,6 +151,8 @@ MALFORMED: dict[str, bytes] = {
     "leaves of two lengths": packed(observations=buffer({"a": node(), "b": node(shape=[1], data=bytes(4))})),
     "observations of rank 0": observed(shape=[], data=bytes(4)),
     "negative shape": observed(shape=[-3]),
+    "shape of a float": observed(shape=[3.0]),
+    "shape of a bool": observed(shape=[3, True]),
     "shape whose product overflows to its size": observed(shape=[1 << 62, 4, 3]),
     "shape of a hundred axes": observed(shape=[1] * 100, data=bytes(4)),
     "shape larger than its bytes": observed(shape=[4]),

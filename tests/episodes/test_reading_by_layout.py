@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode, decode_batch, encode_batch, unpack
+from offline_cli.episodes.codec.layouts import ItemLayout
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.testing import assert_same_batch
@@ -89,3 +90,48 @@ def test_no_episode_in_a_known_layout_is_read_alone(
     assert alone == 0
     want = EpisodeBatch.concat([EpisodeBatch.from_episodes([decode(item, where="one")]) for item in items])
     assert_same_batch(EpisodeBatch.concat(batches), want)
+
+
+def test_episodes_of_one_size_are_cut_in_one_call_from_the_third_on() -> None:
+    observations, actions = SPACES["vectors and choices"]
+    observations.seed(0), actions.seed(0)
+    items = []
+    for number in range(6):
+        episode = SingleAgentEpisode(id_=f"episode {number}", module_id=f"module {number}")
+        episode.add_env_reset(observations.sample())
+        for step in range(5):
+            episode.add_env_step(observations.sample(), actions.sample(), step + number, terminated=step == 4)
+        items.append(as_ours(episode))
+    assert len(set(map(len, items))) == 1
+    with patch.object(ItemLayout, "_read", autospec=True, side_effect=ItemLayout._read) as by_field:
+        batches, alone = read(items)
+    assert (by_field.call_count, alone) == (2, 0)
+    want = EpisodeBatch.concat([EpisodeBatch.from_episodes([decode(item, where="one")]) for item in items])
+    assert_same_batch(EpisodeBatch.concat(batches), want)
+
+
+def test_layouts_of_two_kinds_are_learned_once_each() -> None:
+    kinds = [episodes(*SPACES[kind]) for kind in ("pictures", "bits")]
+    items = [as_ours(episode) for _ in range(3) for pair in zip(*kinds, strict=True) for episode in pair]
+    with patch.object(unpack, "learn_layout", wraps=unpack.learn_layout) as learned:
+        _, alone = read(items)
+    assert (learned.call_count, alone) == (2, 0)
+
+
+def test_episodes_with_custom_data_are_not_read_alone() -> None:
+    made = episodes(*SPACES["vectors and choices"])
+    for number, episode in enumerate(made):
+        episode.custom_data = {"score": number, "tags": ["a"] * number} if number != 3 else {}
+    batches, alone = read([as_ours(episode) for episode in made])
+    assert alone == 0
+    assert [data.get("score") for data in EpisodeBatch.concat(batches).custom_data or ()] == [0, 1, 2, None, 4, 5]
+
+
+def test_missing_infos_count_as_empty_ones() -> None:
+    made = episodes(*SPACES["vectors and choices"])
+    for number, episode in enumerate(made):
+        episode.infos.data[:] = [None if step % 2 else {"n": number} for step in range(len(episode) + 1)]
+    batches, alone = read([as_rllib_lists(episode) for episode in made])
+    assert alone == 0
+    infos = EpisodeBatch.concat(batches).infos
+    assert infos == [{} if step % 2 else {"n": number} for number, length in enumerate(LENGTHS) for step in range(length + 1)]

@@ -1,0 +1,61 @@
+"""Limits of a shard's bytes count arrays before compression, and are met by whole episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from offline_cli import open_dataset, repack, write_dataset
+from offline_cli.episodes.batch import EpisodeBatch
+
+EPISODES, STEPS, WIDTH = 24, 9, 10
+ROW = 64 + 2 * WIDTH * 4 + 8 + 4  # bytes of a step: what each has, obs and new_obs, the action, the extra output
+
+
+def batch(**changes: Any) -> EpisodeBatch:
+    rng, steps = np.random.default_rng(0), EPISODES * STEPS
+    return EpisodeBatch(
+        ids=tuple(f"episode-{number}" for number in range(EPISODES)),
+        starts=np.arange(EPISODES + 1) * STEPS,
+        obs=rng.random((steps + EPISODES, WIDTH), np.float32),
+        actions=rng.integers(0, 5, steps),
+        rewards=rng.random(steps),
+        terminated=np.ones(EPISODES, np.bool_),
+        truncated=np.zeros(EPISODES, np.bool_),
+        extra={"action_logp": rng.random(steps, np.float32)},
+        observation_space=spaces.Box(0, 1, (WIDTH,), np.float32),
+        action_space=spaces.Discrete(5),
+        **changes,
+    )
+
+
+def episodes_per_shard(folder: Path) -> list[int]:
+    return [shard.episodes for shard in open_dataset(folder).manifest.shards]
+
+
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+@pytest.mark.parametrize("fit", [1, 3, 8])
+def test_as_many_episodes_share_a_shard_as_the_limit_holds(format: str, fit: int, tmp_path: Path) -> None:
+    write_dataset(batch(), tmp_path / "exact", format=format, max_bytes_per_file=fit * (STEPS + 1) * ROW)
+    assert episodes_per_shard(tmp_path / "exact") == [fit] * (EPISODES // fit)
+    write_dataset(batch(), tmp_path / "less", format=format, max_bytes_per_file=4 * (STEPS + 1) * ROW - 1)
+    assert episodes_per_shard(tmp_path / "less") == [3] * 8
+
+
+def test_infos_count_with_their_texts_and_arrays(tmp_path: Path) -> None:
+    infos = [{"text": "x" * 1000, "picture": np.zeros(500, np.uint8), "n": 1} for _ in range(EPISODES * (STEPS + 1))]
+    row = ROW + 3 * 64 + 1000 + 500
+    write_dataset(batch(infos=infos), tmp_path / "d", max_bytes_per_file=4 * (STEPS + 1) * row)
+    assert episodes_per_shard(tmp_path / "d") == [4] * 6
+
+
+@pytest.mark.parametrize("format", ["episodes", "columns"])
+def test_rows_that_are_moved_count_as_they_are_stored(format: str, tmp_path: Path) -> None:
+    write_dataset(batch(), tmp_path / "whole", format=format)
+    raw = EPISODES * (STEPS + 1) * ROW
+    assert repack(tmp_path / "whole", tmp_path / "one", max_bytes_per_file=2 * raw).shards == 1
+    assert 2 <= repack(tmp_path / "whole", tmp_path / "several", max_bytes_per_file=raw // 4).shards <= 8
