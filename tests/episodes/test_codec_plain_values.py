@@ -88,7 +88,7 @@ def test_the_error_for_an_info_names_episode_step_and_key() -> None:
 
 
 def test_timesteps_of_errors_count_from_before_the_lookback_buffer() -> None:
-    episode = batch_with([{}, {}, {}])[0].cut(len_lookback_buffer=2)
+    episode = batch_with([{}, {}, {}], terminated=np.array([False]))[0].cut(len_lookback_buffer=2)
     episode.infos.data[0] = {"where": object()}  # at the start of the buffer, two steps before t = 7
     with pytest.raises(BadData) as caught:
         encode(episode, where="part-0")
