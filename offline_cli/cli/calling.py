@@ -35,7 +35,7 @@ Summary = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
-    """What `function` returns for the parameters of the command; those that were not given are left to its defaults."""
+    """Call `function` with the parameters of the command; those not given keep the function's defaults."""
     params = ctx.params
     given = {name: value for name, value in params.items() if name not in OF_COMMANDS and value not in (None, (), [])}
     cache = {name: params[name] for name in ("cache", "cache_size") if params.get(name) is not None}
@@ -53,7 +53,7 @@ def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
 
 
 def show_result(ctx: typer.Context, result: Any, summary: Summary = dict) -> None:
-    """Write a result on stdout: all of it with its notes as JSON, or for people what `summary` makes of it."""
+    """Write a result on stdout: as JSON with its notes, or as `summary` formats it for people."""
     if not is_first():
         return
     told = dict(result.as_dict())
@@ -66,7 +66,7 @@ def show_result(ctx: typer.Context, result: Any, summary: Summary = dict) -> Non
 
 
 def call_and_show(ctx: typer.Context, function: Callable[..., Any], summary: Summary = dict) -> None:
-    """Both."""
+    """Call `function` and show its result."""
     show_result(ctx, call(ctx, function), summary)
 
 

@@ -1,4 +1,4 @@
-"""A command is one function with annotated parameters; the decorator says what its help shows beside them.
+"""Commands: functions with annotated parameters, and a decorator for the rest of their help.
 
 `-h` is one sentence, an example and the options that most people need; `--help` is everything, in panels. Other packages add
 commands as entry points `offline_cli.commands`: such functions, each imported when it is called. None replaces one of ours.
@@ -92,7 +92,7 @@ def is_short(ctx: Any) -> bool:
 
 @contextmanager
 def reader_may_go() -> Iterator[None]:
-    """Within it typer and rich write help on stdout. Raises typer.Exit where its reader has gone, which is no failure."""
+    """Context for writing help on stdout. Raises typer.Exit, with success, when the reader of a pipe has gone."""
     try:
         yield
     except BrokenPipeError as error:

@@ -50,7 +50,7 @@ _FIXES: Final = {
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether `error` is, or came from, a lack of memory or threads, in the words of Python, torch, C++ or Linux."""
+    """Whether `error` came from a lack of memory or threads, as Python, torch, C++ or Linux report it."""
     return any(
         isinstance(one, MemoryError)
         or type(one).__name__ == "OutOfMemoryError"  # torch's, known without loading torch
@@ -120,7 +120,7 @@ def _exit_code(error: BaseException, told: OfflineCliError) -> int:
 
 
 def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
-    """`error` as something that a user can act on."""
+    """Translate `error` into an OfflineCliError that a user can act on."""
     if isinstance(error, OfflineCliError):
         return error
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
@@ -151,7 +151,7 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
 
 
 def _distribution(package: str) -> str:
-    """What pip takes for a package: our extra that has it, or itself."""
+    """The pip requirement of a missing package: our extra that includes it, or the package itself."""
     from offline_cli.storage.providers import PROVIDERS
 
     extras = {name: one.extra for one in PROVIDERS for name in one.client} | _EXTRA_OF
@@ -159,7 +159,7 @@ def _distribution(package: str) -> str:
 
 
 def _of_plugin(error: BaseException) -> BadData | None:
-    """`error` as that of a package which offline-cli was asked to use; None: it is none."""
+    """Translate an error of a plugin package; None when it comes from elsewhere."""
     from offline_cli.plugins import plugin_behind
 
     package, place = plugin_behind(error) or ("", "")

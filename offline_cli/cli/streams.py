@@ -57,7 +57,7 @@ def reader_is_gone() -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Send what `stream` still holds, and all that follows, nowhere: else the interpreter complains when it flushes at exit."""
+    """Redirect `stream` to the null device, so that the interpreter does not fail when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -73,7 +73,7 @@ def settle() -> None:
 
 @contextmanager
 def results_alone() -> Iterator[None]:
-    """Within it Python's `sys.stdout` alone reaches stdout: what C code of an environment prints goes to stderr."""
+    """Context in which only `sys.stdout` reaches stdout; output of C code goes to stderr."""
     stdout = sys.stdout
     if stdout is not sys.__stdout__ or stdout is None:  # closed, or a test's buffer
         yield

@@ -1,4 +1,4 @@
-"""What people are shown where a plain table of a result would mislead, or could not be read: from the keys of `--json`."""
+"""Tables for people of results that need more than names and values; built from the keys of `--json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN: Final = ("columns", "histograms", "first_episodes", "shown_episode", "dro
 
 
 def converted(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows that are skipped are not kept, so they are not called quarantined; the reasons name the columns left out."""
+    """The result of `convert`: skipped rows are called skipped, not quarantined; reasons name the columns left out."""
     names = {"rows_quarantined": "rows_skipped"} if told["on_error"] == "skip" else {}
     rejected = [f"{one['where']}: {one['what']}" for one in told["rejected"]]
     shown = {**told, "rejected": rejected, "dropped_columns": None}

@@ -55,7 +55,7 @@ def owned(item: Tree) -> Tree:
 
 
 def key_of(episode: SingleAgentEpisode) -> tuple[Any, ...]:
-    """How an episode's items are filed: by its id, or by (multi-agent episode, agent, module) where it has an agent's id."""
+    """The key of an episode's items in a column: (its id,), or (multi-agent episode id, agent id, module id)."""
     if episode.agent_id is None:
         return (episode.id_,)
     whole = episode.multi_agent_episode_id
@@ -63,7 +63,7 @@ def key_of(episode: SingleAgentEpisode) -> tuple[Any, ...]:
 
 
 def is_filed(column: Any) -> bool:
-    """Whether a column is filed by episode: its keys are tuples, where those of a Dict observation are text."""
+    """Whether a column maps episode keys (tuples) to items; the keys of a Dict observation are text."""
     return isinstance(column, dict) and isinstance(next(iter(column), None), tuple)
 
 
@@ -76,7 +76,7 @@ class BatchHelpers:
         agents_that_stepped_only: bool = True,
         zip_with_batch_column: Sequence[Any] | Mapping[Any, Sequence[Any]] | None = None,
     ) -> Iterator[Any]:
-        """Each single-agent episode, multi-agent ones taken apart; or (episode, its item) where a column is given.
+        """Iterate over single-agent episodes, those of agents one by one; with a column, over pairs (episode, item).
 
         Args:
             agents_that_stepped_only: Of multi-agent episodes only the agents that stepped last; in the others the one agent
@@ -117,7 +117,7 @@ class BatchHelpers:
 
     @staticmethod
     def foreach_batch_item_change_in_place(batch: Batch, column: str | Sequence[str], func: Callable[..., Any]) -> None:
-        """Put `func(item, episode id, agent id, module id)` in the place of each item of `column`; several columns go together.
+        """Replace each item of `column` by `func(item, episode id, agent id, module id)`; several columns are passed together.
 
         With several columns `func` takes and gives a tuple of items. Ids are None for items without an episode. The steps of a
         numpy'ized episode come as RLlib has them: all at once, as arrays (T, ...), and `func` gives as many. One by one come

@@ -53,14 +53,14 @@ class ConnectorPipelineV2(ConnectorV2):
         return found
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, EpisodeBatch]:
-        """As a piece of another pipeline: what the pieces here change in the episodes is seen by those after it."""
+        """Run as a nested pipeline: pieces after it see what its pieces changed in the episodes."""
         left: Any = episodes
         for _, after, changed in self.stepwise(batch=batch, episodes=episodes, **call):
             batch, left = after, changed
         return batch, left
 
     def stepwise(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Iterator[tuple[str, Batch, Episodes]]:
-        """What a call does, piece by piece: after each its unique name, the batch, and the episodes as later pieces see them.
+        """Run piece by piece; yields the piece's unique name, the batch, and the episodes as later pieces see them.
 
         Both are the ones that the next piece works on: look, and leave them as they are. Raises what a call raises.
         """
@@ -72,7 +72,7 @@ class ConnectorPipelineV2(ConnectorV2):
             yield name, found, left
 
     def takes_arrays(self) -> bool:
-        """Whether each piece does, up to the one that stacks: after it columns are the same in both forms."""
+        """Whether all pieces up to the stacking one take arrays; after it both forms have the same columns."""
         if type(self).__call__ is not ConnectorPipelineV2.__call__:
             return False
         for piece in self.connectors:
@@ -129,30 +129,30 @@ class ConnectorPipelineV2(ConnectorV2):
         return UnknownPiece(f"{what} {wanted!r} among {names}", where=type(self).__name__, fix=fix)
 
     def remove(self, name_or_class: NameOrClass) -> ConnectorV2:
-        """Take the piece out and give it. Raises UnknownPiece."""
+        """Remove and return a piece. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
         removed = self.connectors[index]
         self._become([*self.connectors[:index], *self.connectors[index + 1 :]])
         return removed
 
     def insert_before(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
-        """Put `connector` right before the named piece, which is given back. Raises UnknownPiece."""
+        """Insert `connector` before the named piece, and return the latter. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
         self._insert(index, connector)
         return self.connectors[index + 1]
 
     def insert_after(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
-        """Put `connector` right after the named piece, which is given back. Raises UnknownPiece."""
+        """Insert `connector` after the named piece, and return the latter. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
         self._insert(index + 1, connector)
         return self.connectors[index]
 
     def prepend(self, connector: ConnectorV2) -> None:
-        """Put `connector` first."""
+        """Insert `connector` at the start."""
         self._insert(0, connector)
 
     def append(self, connector: ConnectorV2) -> None:
-        """Put `connector` last."""
+        """Append `connector`."""
         self._insert(len(self.connectors), connector)
 
     def _insert(self, index: int, connector: ConnectorV2) -> None:

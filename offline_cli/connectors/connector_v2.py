@@ -24,7 +24,7 @@ __all__ = ["Batch", "ConnectorV2", "Episodes", "Items", "TwoSidedPiece", "learns
 
 
 class ConnectorV2(BatchHelpers, ABC):
-    """One piece of a pipeline: a call that takes a batch and episodes and gives the batch.
+    """Base class of pieces: a callable that takes a batch and episodes and returns the batch.
 
     `whole_arrays`: the piece has a second form, for an `EpisodeBatch`: it reads the arrays, and never writes into them. All
     pieces of a pipeline get the same form: arrays where each of them has that form, else the same list of episodes.
@@ -74,7 +74,7 @@ class ConnectorV2(BatchHelpers, ABC):
         """The batch, changed in place or new."""
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, EpisodeBatch]:
-        """What a pipeline calls instead where `episodes` are arrays: the batch, and the episodes as later pieces see them."""
+        """As `__call__`, for arrays of an EpisodeBatch; returns the batch and the episodes for later pieces."""
         return self(batch=batch, episodes=episodes, **call), episodes
 
     def takes_arrays(self) -> bool:
@@ -83,11 +83,11 @@ class ConnectorV2(BatchHelpers, ABC):
 
     @property
     def looks_back(self) -> int:
-        """How many steps before the current one it looks at, beside an environment."""
+        """How many past steps the piece needs when it plays."""
         return 0
 
     def to_torch(self) -> Any:
-        """The piece as a module of torch, for ONNX files (`torch_forms.py`); None: it has no such form."""
+        """The piece as a torch module for ONNX export (`torch_forms.py`); None: the piece cannot be exported."""
         return None
 
     def bad(self, what: str, *, fix: str) -> BadPiece:
@@ -172,14 +172,14 @@ class ConnectorV2(BatchHelpers, ABC):
     # ---- state ----
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        """What the piece learned from data: plain values and arrays by name, saved with the policy.
+        """State learned from data: plain values and arrays by name, saved with the policy.
 
         `components` and `not_components` choose pieces of a pipeline by name; a single piece has none.
         """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave. Raises BadPiece for names that this piece does not have."""
+        """Restore the state that `get_state` returned. Raises BadPiece for unknown names."""
         if not isinstance(state, Mapping) or state:  # a state may come from a file
             what = f"{type(self).__name__} has no state, yet was given {state!r}"[:300]
             raise self.bad(what, fix="the pipeline that the state was saved from")
@@ -188,7 +188,7 @@ class ConnectorV2(BatchHelpers, ABC):
         """Forget what was learned from data."""
 
     def freeze(self) -> None:
-        """Learn nothing more from data: to be called before held-out data, or an evaluation, comes through."""
+        """Stop learning from data; call it before held-out data or an evaluation."""
         self.frozen = True
 
     def __repr__(self) -> str:

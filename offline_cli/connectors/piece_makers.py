@@ -68,7 +68,7 @@ def home_of(maker: Maker) -> str | None:
 
 
 def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
-    """The class, or function, of that name; ours come first. Class names of ours work too. `named`: see `plugins.plugin`.
+    """The class or builder registered under `name` (snake case or class name); ours come first. `named`: see `plugins.plugin`.
 
     Raises UnknownPiece with the nearest names; BadConfig for a package that is not named, and for what makes no pieces;
     MissingPackage for a third-party piece that cannot be imported.
@@ -86,7 +86,7 @@ def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
 
 
 def imported(path: str, *, where: str) -> Maker:
-    """What `package.module:attribute` names, importable from the current folder too.
+    """Import `package.module:attribute`; the current folder is on the path.
 
     Runs the module's code: only to be called for what a user's own file or flag names. Raises BadConfig, MissingPackage.
     """
@@ -114,7 +114,7 @@ def custom_pieces(
     device: Any = None,
     num_envs: int = 1,
 ) -> list[ConnectorV2]:
-    """The user's own pieces of a pipeline of this kind, in order. Raises BadPiece for what is none and builds none.
+    """Pieces that the user gave for a pipeline of this kind, in order. Raises BadPiece for anything else.
 
     A builder's `spaces` are pairs (observation space, action space): `"__env_single__"` those given, `"__env__"` those of
     the vector of `num_envs` environments. A learner's builder of one argument gets `env`, None unless there is one.

@@ -1,4 +1,4 @@
-"""The options that a connector piece takes, and what an exception of a piece says.
+"""Options of connector pieces, read from constructors, and messages about exceptions of pieces.
 
 Options are the arguments that the constructors of a piece's class and of its bases name, and no others: every piece takes
 `**kwargs`, for RLlib's sake, and would swallow whatever it is given.
@@ -63,7 +63,7 @@ def signature_of(maker: Maker) -> Signature:
 
 
 def option_mistakes(signature: Signature, given: Collection[str]) -> list[str]:
-    """What is wrong with the names of the options given; empty when nothing is."""
+    """Mistakes in the names of options; empty when there are none."""
     found = []
     for name in given:
         if name not in signature.options:

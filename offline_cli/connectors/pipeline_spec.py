@@ -117,7 +117,7 @@ class PipelineSpec:
 
     @classmethod
     def of(cls, given: Given, *kinds: Kind) -> PipelineSpec:
-        """What a user gave: a file of one of `kinds`, or objects for the first of them. Raises as `from_file` does."""
+        """From what a user gave: a file of one of `kinds`, or objects for the first of them. Raises as `from_file` does."""
         if isinstance(given, (str, PathLike)):
             return cls.from_file(given, *kinds)
         if not isinstance(given, PipelineSpec):
@@ -194,7 +194,7 @@ class PipelineSpec:
 
     @property
     def name(self) -> str:
-        """What a run that is resumed has to share: pieces and a hash of the file's content, or names of Python objects."""
+        """Identity, compared by `--resume`: pieces and a hash of the file's content, or names of Python objects."""
         if self.document is not None:
             names = ", ".join(str(piece.get("name", piece.get("use"))) for piece in self.document.get("pieces", []))
             content = json.dumps(self.document, sort_keys=True, default=str).encode()
@@ -220,7 +220,7 @@ class PipelineSpec:
         return [entry.maker for entry in self.entries()] or self._objects()
 
     def plays_alone(self, pieces: Iterable[ConnectorV2]) -> bool:
-        """Whether what learns through the pipeline, which is made of `pieces`, plays without pieces.
+        """Whether a policy trained through these `pieces` plays without any.
 
         So it is where nothing is given, or Python objects that are all our own and work for learners alone. A file says itself
         what belongs beside the environment.
@@ -461,7 +461,7 @@ def added_pieces(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]
 
 
 def notes_on_export(trained_through: PipelineSpec, setting: Setting) -> list[str]:
-    """For a run's notes, before it is trained: which pieces keep its policy from ONNX; empty: none is known."""
+    """Notes, before training, on pieces that will keep the policy from being exported to ONNX."""
     if trained_through.document is None:  # Python objects, which `export` gets again, or refuses
         return []
     try:

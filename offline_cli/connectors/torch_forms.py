@@ -26,20 +26,20 @@ State = dict[str, Tensor]
 
 
 class RememberingForm(nn.Module):
-    """The form of a piece that looks at earlier steps: what it remembers of them goes in and comes out by name."""
+    """Torch form of a piece with memory: its state of earlier steps goes in and comes out by name."""
 
     wants_rewards = False  # what the last actions were answered with, (B,)
 
     def states(self) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Shape and dtype of what it remembers of one environment, by name; zeros where an episode begins."""
+        """Shape and dtype of the state of one environment, by name; all zeros at the start of an episode."""
         raise NotImplementedError
 
     def forward(self, observations: Tree, state: State, rewards: Tensor | None, after: State) -> Tree:
-        """The observations that it gives; what it remembers next goes into `after`."""
+        """The transformed observations; puts the next state into `after`."""
         raise NotImplementedError
 
     def chose(self, actions: Tree, state: State, after: State) -> None:
-        """These actions, in the units of networks, follow."""
+        """Note the actions chosen, in network units."""
 
 
 class Standardized(nn.Module):

@@ -122,19 +122,19 @@ class EpisodeBatch:
 
     @property
     def final_obs_assumed(self) -> NDArray[np.bool_]:
-        """(E,) whether the last observation was not recorded, and repeats the one before; the custom data says so."""
+        """(E,) whether the last observation repeats the one before because none was recorded; stored in custom data."""
         said = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
         return np.array([isinstance(one, bool | np.bool_) and bool(one) for one in said], np.bool_)
 
     def with_assumed_finals(self, missing: NDArray[np.bool_]) -> Self:
-        """The batch whose custom data says of the episodes where `missing` (E,) that nobody recorded the last observation."""
+        """A batch whose custom data marks the episodes in `missing` (E,) as lacking a recorded last observation."""
         pairs = zip(self.custom_data or ({},) * len(self), missing.tolist(), strict=True)
         data = tuple({**one, Columns.FINAL_OBS_ASSUMED: True} if here else one for one, here in pairs)
         return replace(self, custom_data=data) if missing.any() else self
 
     @property
     def invented_ends(self) -> NDArray[np.bool_]:
-        """(E,) whether the value after the last step would be that of an assumed observation; a terminated one has none."""
+        """(E,) whether bootstrapping after the last step would use an assumed observation; never for terminated episodes."""
         return self.final_obs_assumed & ~self.terminated
 
     @property
@@ -223,7 +223,7 @@ class EpisodeBatch:
         return self._part(range(first, stop), starts, rows, slice(int(obs_starts[first]), int(obs_starts[stop])))
 
     def without_invented(self) -> Self:
-        """All episodes, those with `invented_ends` without their last steps, so that they end at a recorded observation."""
+        """The batch without the last steps of episodes with `invented_ends`, so that all end at a recorded observation."""
         cut = self.invented_ends & (self.lengths > 0)
         if not cut.any():
             return self
@@ -259,7 +259,7 @@ class EpisodeBatch:
         )
 
     def without_first_steps(self, episodes: NDArray[np.bool_]) -> Self:
-        """The batch where those of a mask (E,), each of a step or more, begin with their second observation."""
+        """The batch without the first step of the masked episodes (E,), which need at least one step."""
         kept, kept_obs = np.ones(self.num_steps, np.bool_), np.ones(self.num_steps + len(self), np.bool_)
         kept[self.starts[:-1][episodes]] = kept_obs[self.obs_starts[:-1][episodes]] = False
         starts = self.starts - np.concatenate([[0], np.cumsum(episodes)])
@@ -427,14 +427,14 @@ class EpisodeBatch:
 
 
 def forms(tree: Tree, name: str) -> dict[str, Form]:
-    """Of each leaf of `tree`, by path."""
+    """Dtype and shape of one step, by path of leaf."""
     if type(tree) is np.ndarray:  # the usual case
         return {name: (tree.dtype, tree.shape[1:])}
     return {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in flatten(tree, name)}
 
 
 def in_words(form: Form | None) -> str:
-    """As text."""
+    """A form as text."""
     return "absent" if form is None else f"{form[0]}{form[1]}"
 
 
@@ -445,7 +445,7 @@ def _named(batch: EpisodeBatch) -> str:
 
 
 def _joined_of_episodes(batches: Sequence[EpisodeBatch], name: str, missing: Any) -> Any:
-    """That of all batches; None where none has it."""
+    """Concatenate a field of all batches; None where no batch has it."""
     parts = [getattr(batch, name) for batch in batches]
     like = next((part for part in parts if part is not None), None)
     if like is None:

@@ -1,4 +1,4 @@
-"""Which episodes were seen before: by id, however many there are, and by one 64-bit fingerprint of their content.
+"""Duplicate detection: episodes seen before, by id and by a 64-bit fingerprint of content.
 
 Two episodes with one id are duplicates when their fingerprints agree. A fingerprint is a keyed hash with a key drawn anew in
 each process, so that equal fingerprints of different episodes are a matter of chance (one in 2^64 for each pair compared), and
@@ -57,7 +57,7 @@ class KnownIds:
 
 @dataclass(slots=True)
 class EarlierEpisodes:
-    """Whole episodes of a dataset that others are added to: copies of them are recognised as what the dataset keeps of them."""
+    """Episodes of a dataset that others are appended to, compared with new ones as the dataset stores them."""
 
     location: str  # the dataset's
     ids: Sequence[str]
@@ -77,7 +77,7 @@ class EarlierEpisodes:
 
 
 def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
-    """(E,) numbers, equal for episodes with the same steps (extra outputs included), flags and length; ids, infos: no."""
+    """(E,) hashes of steps (extra outputs included), flags and length; ids and infos are left out."""
     trees = [("actions", batch.actions), ("rewards", batch.rewards), *((f"extra.{n}", tree) for n, tree in batch.extra.items())]
     acted = sorted((part for name, tree in trees for part in flatten(tree, name)), key=itemgetter(0))
     seen = sorted(flatten(batch.obs), key=itemgetter(0))  # dicts of one episode may have their keys in different orders

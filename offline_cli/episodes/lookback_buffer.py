@@ -1,4 +1,4 @@
-"""One kind of data of an episode (its observations, say) with a lookback buffer on the left.
+"""InfiniteLookbackBuffer: one kind of data of an episode (its observations, say) after a lookback buffer.
 
 The first `lookback` records belong to an earlier chunk of the episode: index 0 is the first record after them, and `len` does
 not count them.

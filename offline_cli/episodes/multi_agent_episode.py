@@ -1,4 +1,4 @@
-"""MultiAgentEpisode: agents that act when they like, in one environment; impossible turns of an agent raise.
+"""MultiAgentEpisode: the episodes of agents that act in turns or together in one environment.
 
 Names and meaning are those of RLlib's class: construction, steps, getters by agent, `cut` and states. Data of an agent is a
 SingleAgentEpisode, `agent_episodes[agent]`, with setters, slices and joins of its own. docs/rllib.md lists what differs.
@@ -59,7 +59,7 @@ class Timeline(InfiniteLookbackBuffer):
 
 
 class Turn(NamedTuple):
-    """What one agent was given in a step, with what hung; None: nothing."""
+    """One agent's data of a step, hanging data included; None: nothing."""
 
     observation: Any
     action: Any
@@ -294,7 +294,7 @@ class MultiAgentEpisode:
         self.is_terminated, self.is_truncated = ends
 
     def _turn(self, agent: AgentID, given: Sequence[ByAgent]) -> Turn:
-        """What the agent was given, with what hung. Raises BadEpisode where that cannot be, or its spaces refuse it."""
+        """The agent's data of this step, with what hangs. Raises BadEpisode for an impossible turn and other spaces."""
         observation, action, reward, infos, extra = (kind.get(agent) for kind in given[:5])
         terminated, truncated = (bool(flag.get(agent) or flag.get(ALL)) for flag in given[5:])
         part, hangs, acts = self.agent_episodes.get(agent), agent in self._hanging_actions_end, action is not None
@@ -357,7 +357,7 @@ class MultiAgentEpisode:
             self._hanging_rewards_begin.pop(agent, None)
 
     def _enter(self, agent: AgentID, observation: Any, infos: Any) -> None:
-        """Let an agent in with its first observation, at the environment timestep that is the last one now."""
+        """Add an agent with its first observation, at the current environment timestep."""
         part = SingleAgentEpisode(
             agent_id=agent,
             module_id=self.module_for(agent),

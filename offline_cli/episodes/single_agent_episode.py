@@ -1,4 +1,4 @@
-"""SingleAgentEpisode: one agent's way through one environment, or a chunk of it; data of lengths that do not fit raises.
+"""SingleAgentEpisode: one agent's trajectory in one environment, or a chunk of it.
 
 The API and meaning are those that RLlib documents on its Episodes page. What is kept although it may surprise: data given to
 the constructor is lookback buffer unless `len_lookback_buffer` says otherwise; `cut` keeps the id; infos stay a list when
@@ -110,7 +110,7 @@ class SingleAgentEpisode:
 
     @classmethod
     def assemble(cls, **attributes: Any) -> Self:
-        """An episode over buffers that are known to fit each other, unchecked: a value for every attribute."""
+        """An episode over buffers known to be consistent, unchecked; takes a value for every attribute."""
         self = cls.__new__(cls)
         self.__dict__ |= attributes
         return self
@@ -328,7 +328,7 @@ class SingleAgentEpisode:
         return self.get_extra_model_outputs(key, index, **options)
 
     def _placed(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """`call(...)`; errors of a buffer get the episode and the kind of data in front of their place."""
+        """Call a buffer's method; errors get the episode and the kind of data in their `where`."""
         try:
             return call(*args, **options)
         except BadEpisode as err:
@@ -523,14 +523,14 @@ class SingleAgentEpisode:
 
 
 def check_cut(episode: Any, lookback: int) -> None:
-    """Raise BadEpisode unless `episode`, of one agent or several, continues in a chunk with such a lookback."""
+    """Raise BadEpisode unless `episode` (single or multi-agent) can be cut with this lookback."""
     if episode.is_done or lookback < 0:
         what = "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}"
         raise episode._bad(what, fix="cut only episodes that are not done, with a lookback of 0 or more")
 
 
 def state_error(err: Exception, kind: str, where: str, writers: str) -> BadEpisode:
-    """The error for what is not the state of `kind`."""
+    """The error for a malformed state of `kind`."""
     what = f"no {err} in it" if isinstance(err, KeyError) else str(err)
     return BadEpisode(f"not the state of {kind}: {what}", where=where, fix=f"write it with {writers}, or with get_state")
 

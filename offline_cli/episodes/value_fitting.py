@@ -17,7 +17,7 @@ __all__ = ["category_check", "fitted", "fitter"]
 
 
 def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
-    """What turns one value of `space`, `noun` in messages, into arrays in the space's dtypes.
+    """A function that converts one value of `space` to arrays in the space's dtypes; `noun` names the value in messages.
 
     It raises ValueError for another structure or shape, and for numbers that the leaf's dtype cannot hold.
     """
@@ -56,7 +56,7 @@ def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> ND
 
 
 def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
-    """What raises ValueError where a value in rows of `space` is none of its categories: no dataset can hold it."""
+    """A function that raises ValueError for rows of `space` with values outside its categories."""
     parts = enumerate(leaf_spaces(space).values())
     bounds = [(at, part, *category_bounds(part)) for at, part in parts if not isinstance(part, spaces.Box)]
 

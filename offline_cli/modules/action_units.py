@@ -1,4 +1,4 @@
-"""Box actions between an environment's units and those that networks work in; nothing is guessed.
+"""Scaling of Box actions between environment units and network units.
 
 A network works in about [-1, 1] whatever the bounds, and its outputs are stretched to them for the environment. Data of the
 scale `env` is brought there before it is learned from; data of the scale `normalized`, a module's own outputs, is there
@@ -51,7 +51,7 @@ class Span:
 
 
 def span_of(space: spaces.Box) -> Span | None:
-    """The bounds that actions are scaled by; None: there are none to scale by."""
+    """The bounds that actions are scaled by; None for unbounded spaces."""
     dtype, low, high = np.dtype(space.dtype), space.low.astype(np.float64), space.high.astype(np.float64)
     if dtype.kind == "f":  # many a float64 box has float32's
         limit = float(np.finfo(np.float16 if dtype.itemsize == 2 else np.float32).max)

@@ -1,4 +1,4 @@
-"""What `inspect` shows people beside its figures: statistics of columns, histograms as letters, single episodes.
+"""Tables of `inspect`: column statistics, histograms drawn in letters, single episodes.
 
 Histograms of a dataset's columns need its steps (`--deep`); those of return and length are drawn from the manifest's quantiles,
 where every bar is an estimate: between two quantiles, episodes are taken to be spread evenly.

@@ -51,7 +51,7 @@ class StepColumns(ConnectorV2):
 
 
 class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
-    """`obs`: in a learner pipeline the T observations that were acted on, else the last one of each episode."""
+    """Adds `obs`: the T observations acted on in a learner pipeline, the last one of each episode elsewhere."""
 
     column = Columns.OBS
 
@@ -68,7 +68,7 @@ class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
 
 
 class NumpyToTensor(ConnectorV2):
-    """Every array becomes a tensor on `device` (None: the CPU): float64 as float32, other numbers as they are, `infos` stay.
+    """Turns arrays into tensors on `device` (None: the CPU), float64 into float32; `infos` stay lists.
 
     Memory is shared with the array where nothing has to change and the array may be written to. Unsigned integers above
     uint8, which torch can hardly count with, become int64. `pin_memory` is for a device that is not the CPU.
@@ -124,7 +124,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 class TensorToNumpy(ConnectorV2):
-    """Every tensor of the batch becomes an array in main memory, which those on the CPU share; the rest stays as it is."""
+    """Turns tensors into arrays; arrays of CPU tensors share their memory."""
 
     whole_arrays = True
 

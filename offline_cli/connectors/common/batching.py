@@ -1,4 +1,4 @@
-"""Stacks the items of columns into arrays, and moves columns between agents and modules."""
+"""Pieces that stack items of columns into arrays, and that regroup columns from agents to modules and back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _stack(*leaves: Any) -> Any:
 
 
 class BatchIndividualItems(ConnectorV2):
-    """Each column becomes a tree of arrays (N, ...); columns that are one already stay as they are, `infos` stay a list.
+    """Stacks the items of each column into arrays (N, ...); stacked columns and `infos` stay as they are.
 
     With `multi_agent`, that happens to the columns of each module, after AgentToModuleMapping. For a single agent of several
     modules (RLlib's learners have it) the columns end up under the default module's id. Which episode each single item of
@@ -82,7 +82,7 @@ class BatchIndividualItems(ConnectorV2):
 
 
 class AgentToModuleMapping(TwoSidedPiece):
-    """`{column: {(episode, agent, module): items}}` becomes `{module: {column: items}}`, and Dict spaces go by module, too.
+    """Regroups `{column: {(episode, agent, module): items}}` as `{module: {column: items}}`; spaces become Dicts by module.
 
     Agents of one module must have the same spaces, and every module must have an agent.
 
@@ -170,7 +170,7 @@ class AgentToModuleMapping(TwoSidedPiece):
 
 
 class ModuleToAgentUnmapping(ConnectorV2):
-    """`{module: {column: {key: items}}}` becomes `{column: {key: items}}`, keys being (episode id, agent id, module id)."""
+    """Regroups `{module: {column: {key: items}}}` as `{column: {key: items}}`; keys are (episode id, agent id, module id)."""
 
     whole_arrays = True
 

@@ -1,4 +1,4 @@
-"""Values of any space as one row of numbers, and the pieces that make observations of such rows.
+"""Flattening: values of any space as one vector of numbers, and the pieces that turn observations into such vectors.
 
 The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves by sorted key, Tuple leaves by place.
 """
@@ -49,7 +49,7 @@ def _in_order(tree: Tree) -> list[Any]:
 
 
 class FlattenObservations(ObservationTransform):
-    """(size,) float32: Dict leaves by sorted key, Discrete and MultiDiscrete one-hot, everything else as it is.
+    """Flattens observations to (size,) float32: Dict leaves by sorted key, Discrete and MultiDiscrete one-hot.
 
     Args:
         keys_to_remove: Keys of a Dict space that are left out; with several agents, of those whose space is a Dict.
@@ -107,7 +107,8 @@ episode of each observation begins."""
 
 
 class PrevActionsPrevRewards(ObservationTransform):
-    """Observations become Dicts: `_orig_obs`, `prev_n_actions` (n * size,), `prev_n_rewards` (n,), float32, the oldest first.
+    """Adds the last n actions and rewards to observations: a Dict of `_orig_obs`, `prev_n_actions` (n * size,) and
+    `prev_n_rewards` (n,), float32, oldest first.
 
     Actions of any space are one row of `size` numbers each, Discrete and MultiDiscrete one-hot. Before the first step there are
     zeros. With n = 0 the key is left out.

@@ -1,4 +1,4 @@
-"""Normalizes observations to mean 0 and standard deviation 1, by the observations seen so far.
+"""MeanStdFilter: normalizes observations by the running mean and standard deviation.
 
 Its state is the moments of every Box leaf, in float64: count, mean, and sum of squares about it.
 
@@ -32,7 +32,7 @@ SMALL: Final = 1e-6  # RLlib's: keeps a dimension that never changes from dividi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moments:
-    """Of `count` rows of one shape: their mean, and the sum of squared distances from it."""
+    """Running moments of `count` rows of one shape: the mean, and the sum of squared deviations from it."""
 
     count: int
     mean: NDArray[np.float64]
@@ -57,7 +57,7 @@ class Moments:
 
     @property
     def divisor(self) -> NDArray[np.float64]:
-        """A little more than the standard deviation of a sample (N - 1), which is 0 for fewer than two rows."""
+        """The sample standard deviation (N - 1) plus a small constant; just the constant for fewer than two rows."""
         found: NDArray[np.float64] = np.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else np.zeros_like(self.m2)
         return found + SMALL
 

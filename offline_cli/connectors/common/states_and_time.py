@@ -25,7 +25,7 @@ __all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """How N timesteps of several episodes lie in B sequences of T; an episode begins one, its last is padded on the right."""
+    """N timesteps of episodes cut into B sequences of T; each episode begins a new one, and its last is zero-padded."""
 
     rows: NDArray[np.int64]  # (B, T) which timestep; 0 where there is none
     there: NDArray[np.bool_]  # (B, T) whether there is one
@@ -84,7 +84,7 @@ class Cut:
 
 
 class AddStatesFromEpisodesToBatch(TwoSidedPiece):
-    """Nothing for stateless modules, nor where `state_in` is there. Else `state_in`, without a time axis.
+    """Adds `state_in`, without a time axis, for stateful modules; does nothing where the batch has it.
 
     In a learner pipeline (B, ...): the state that each sequence begins with, which is the module's initial one at the start
     of an episode, and everywhere where the episodes hold no `state_out`. Where the batch has `new_obs`, `next_state_in` is the
@@ -156,7 +156,7 @@ def _states(module: Any, episodes: EpisodeBatch, before: Tree, with_next: bool) 
 
 
 class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
-    """Nothing for stateless modules, nor where `state_in` is there. Else all columns but `infos` get a time axis.
+    """Gives all columns but `infos` a time axis for stateful modules; does nothing where the batch has `state_in`.
 
     In a learner pipeline rows (N, ...) become sequences (B, T, ...) with T the module's `max_seq_len`, filled up with zeros;
     `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. A module with `burn_in` gets so many timesteps of
@@ -210,7 +210,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
 
 
 def _one_step(rl_module: Any, held: Any) -> Any:
-    """A column with a time axis of one step, after the axis of the batch where there is one yet."""
+    """Insert a time axis of one step, after the batch axis if there is one."""
     if is_filed(held):
         stateless = [key for key in held if len(key) == 3 and not module_of(rl_module, key[2]).is_stateful()]
         return {key: items if key in stateless else _one_step(rl_module, items) for key, items in held.items()}

@@ -22,7 +22,7 @@ __all__ = ["EnvToModulePipeline", "WriteObservationsToEpisodes", "env_to_module_
 
 
 class WriteObservationsToEpisodes(ConnectorV2):
-    """The last observation of each episode becomes the one in the batch, which stays as it is. For env-to-module only."""
+    """Writes the batch's observations back as the last observation of each episode. Only in env-to-module pipelines."""
 
     writes_episodes = True
 

@@ -163,7 +163,7 @@ class _Wrapping(ObservationTransform):
 
 
 class GymnasiumWrapper(_Wrapping):
-    """What a wrapper makes of an observation: `GymnasiumWrapper(wrapper="ResizeObservation", options={"shape": (84, 84)})`."""
+    """Applies a wrapper of gymnasium: `GymnasiumWrapper(wrapper="ResizeObservation", options={"shape": (84, 84)})`."""
 
     def __init__(self, *spaces: Space | None, wrapper: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """`options` are the wrapper's. Raises BadConfig for one that there is not, or that needs more than an observation."""
@@ -231,7 +231,7 @@ def _around_zero(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class OneHot(ObservationTransform):
-    """Discrete(n) becomes (n,) float32, MultiDiscrete the vectors of its parts, one after the other. `start` is honoured.
+    """Encodes Discrete and MultiDiscrete observations as one-hot vectors, float32; `start` is honoured.
 
     Discrete(3), 1 -> [0, 1, 0]; MultiDiscrete([3, 4]), [1, 3] -> [0, 1, 0, 0, 0, 0, 1].
     """
@@ -259,7 +259,7 @@ class OneHot(ObservationTransform):
 
 
 def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bool = False, **images: Any) -> list[ConnectorV2]:
-    """No piece or one, to be put first. `images`: options of AtariImages."""
+    """RLlib's built-in preprocessing as a list of no piece or one, which goes first. `images`: options of AtariImages."""
     side: dict[str, Any] = {"as_learner_connector": as_learner_connector}
     match observation_space:
         case spaces.Discrete() | spaces.MultiDiscrete():

@@ -35,7 +35,7 @@ ENDS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 class AddColumnsFromEpisodesToBatch(StepColumns):
-    """N rows each of `actions`, `rewards`, `terminateds`, `truncateds` and every extra output; a column that is there stays."""
+    """Adds N rows of `actions`, `rewards`, `terminateds`, `truncateds` and each extra output; present columns stay."""
 
     aliases: ClassVar[tuple[str, ...]] = ("AddColumnsFromEpisodesToTrainBatch",)  # RLlib's class; its documents have ours
 
@@ -59,7 +59,7 @@ AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch
 
 
 class AddInfosFromEpisodesToTrainBatch(StepColumns):
-    """`infos`: N dicts, those that came with the observations that were acted on; a list to the end, without a time axis."""
+    """Adds `infos`: a list of the N dicts that came with the observations acted on; it never gets a time axis."""
 
     column = Columns.INFOS
 
@@ -69,7 +69,7 @@ class AddInfosFromEpisodesToTrainBatch(StepColumns):
 
 
 class AddNextObservationsFromEpisodesToTrainBatch(StepColumns):
-    """`new_obs` with N rows, leaves (N, *obs_shape); `by_rows`: as FrameStacking has it."""
+    """Adds `new_obs`, leaves (N, *obs_shape); `by_rows`: as in FrameStacking."""
 
     column = Columns.NEXT_OBS
     by_rows: bool = False
@@ -80,7 +80,7 @@ class AddNextObservationsFromEpisodesToTrainBatch(StepColumns):
 
 
 class AddNextActionsFromEpisodesToTrainBatch(StepColumns):
-    """`next_actions` (N, *action_shape), and `is_followed` (N,): False at the last steps, which have their own action again."""
+    """Adds `next_actions` (N, *action_shape) and `is_followed` (N,), False at last steps, whose own action is repeated."""
 
     column = NEXT_ACTIONS
 
@@ -92,7 +92,7 @@ class AddNextActionsFromEpisodesToTrainBatch(StepColumns):
 
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):
-    """Episodes of T steps get T + 1, so that a value function sees the last observation, too; those not done become truncated.
+    """Appends an artificial step to each episode, so that a value function sees the last observation; truncates those not done.
 
     The artificial step repeats the last observation, info, action and extra outputs, with a reward of 0. It is never marked as
     an end: the flags stay at the last real step. Adds `loss_mask`, which is False for it, `terminateds` and `truncateds`. An

@@ -30,7 +30,7 @@ ENDS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(N,) of values and factors (N,); the last factor is taken for 0."""
+    """Discounted sums from the end: y[t] = values[t] + factors[t] * y[t + 1], all (N,); the last factor counts as 0."""
     sums, reach = values.astype(np.float64), factor.astype(np.float64)
     if len(reach):
         reach[-1] = 0.0
@@ -44,14 +44,14 @@ def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDAr
 
 
 def factors(lengths: NDArray[np.int64], gamma: float) -> NDArray[np.float64]:
-    """(N,) `gamma` at every step of episodes of these lengths but their last, 0 there."""
+    """Discount factors (N,): `gamma`, but 0 at the last step of each episode."""
     steps = np.full(int(lengths.sum()), float(gamma))
     steps[np.cumsum(lengths)[lengths > 0] - 1] = 0.0
     return steps
 
 
 class ComputeReturnsToGo(StepColumns):
-    """`returns_to_go` (N,) float64, in the units of rewards: r[t] + gamma * r[t+1] + ... up to the end of the chunk."""
+    """Adds `returns_to_go` (N,) float64, in units of rewards: r[t] + gamma * r[t+1] + ... to the end of the chunk."""
 
     column = Columns.RETURNS_TO_GO
 
@@ -107,7 +107,7 @@ class NStepReturns(StepColumns):
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
-    """`advantages` and `value_targets`, float32 tensors shaped as `rewards`, for every module that has `compute_values`.
+    """Adds `advantages` and `value_targets`, float32 and shaped as `rewards`, for modules that have `compute_values`.
 
     It comes after the default pieces, and needs AddOneTsToEpisodesAndTruncate before them: at that step the value of the last
     observation is computed. Source: Schulman et al. 2016 (high-dimensional continuous control using GAE).
@@ -175,7 +175,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
 
 class ClipRewards(ConnectorV2):
-    """Each reward within [-bound, bound], in the same units; written into the episodes. Source: Mnih et al. 2015, Methods."""
+    """Clips rewards of the episodes to [-bound, bound]. Source: Mnih et al. 2015, Methods."""
 
     whole_arrays = True
     writes_episodes = True

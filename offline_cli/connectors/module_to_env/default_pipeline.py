@@ -62,7 +62,7 @@ def _module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[
 
 
 class GetActions(ConnectorV2):
-    """`actions` (B, ...) from `action_dist_inputs` (B, n), and `action_logp` (B,) where the module did not put it out.
+    """Computes `actions` (B, ...) from `action_dist_inputs` (B, n), and `action_logp` (B,) unless the module gives it.
 
     Drawn where `explore`, else the likeliest, whose `action_logp` is 0: they are certain. Axes between the first and the last
     of the inputs (time) are kept. What draws: `chance`, uniform numbers (B, k) per row, or `generator`, else torch's own.
@@ -107,7 +107,7 @@ def _from_distribution(module: Any, inputs: Tensor, explore: bool) -> tuple[Tree
 
 
 class UnBatchToIndividualItems(ConnectorV2):
-    """Each column from leaves (B, ...) to items under the keys that their rows had before they were stacked.
+    """Splits columns (B, ...) into items under the episode keys that they were stacked from.
 
     Items are views of the rows. Columns that are made of items already stay as they are.
     """
@@ -149,7 +149,7 @@ class UnBatchToIndividualItems(ConnectorV2):
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
-    """Items (1, ...) become items (...), in every column but `state_out`, which has no time axis.
+    """Removes the time axis of one step: (1, ...) to (...), in every column but `state_out`, which has none.
 
     Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
     several modules only for the items of stateful ones.
@@ -183,7 +183,7 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
-    """Columns become lists with an item per episode, in the order of the episodes; `actions` and `actions_for_env` stacked.
+    """Turns columns into lists with one item per episode, in the order of episodes; stacks `actions` and `actions_for_env`.
 
     With several agents an entry is a dict by agent, in every column. Columns that are not filed by episode stay as they are.
     """
@@ -216,7 +216,7 @@ class ListifyDataForVectorEnv(ConnectorV2):
 
 
 class NormalizeAndClipActions(ConnectorV2):
-    """A new column `actions_for_env` beside `actions`; without either setting no column, and the actions go as they are.
+    """Adds `actions_for_env`: `actions` rescaled or clipped to the action space; with neither setting, adds nothing.
 
     normalize_actions: Box actions of floats in about [-1, 1] are stretched to the bounds of the space, then clipped to them.
     clip_actions: only clipped. A Box without bounds on both sides cannot be stretched to; other spaces get their dtype.

@@ -1,4 +1,4 @@
-"""How one packed episode is laid out: constant bytes with fields between them; items of other constant bytes do not match.
+"""Layouts of packed episodes: constant bytes with fields between them, learned from one item and matched against others.
 
 Episodes of one recording differ in few places: ids, lengths, flags, array bytes. A layout is learned from one item, by packing
 its parts again, and then reads others: a handful of byte comparisons and slices instead of a Python object per value. It serves
@@ -150,7 +150,7 @@ class BufferFields:
 
 
 class _Cut:
-    """Where items of one size that also agree in every byte outside their values are cut, with one call.
+    """Offsets at which items of one size and equal constant bytes are cut by one `struct` call.
 
     Short episodes cost more for what lies around their steps than for the steps. Only bytes that the fields' readers would not
     look at are free (payloads, seconds), and text.
@@ -189,7 +189,7 @@ class _Cut:
 
 
 def _free_span(read: Read, value: Any, code: int) -> tuple[int, str, Callable[[Any], Any]] | None:
-    """The free bytes at the end of a field: how many, what `struct` takes them for, how the value is made; None: none."""
+    """Variable bytes at the end of a field: their count, `struct` format and converter; None for a constant field."""
     if isinstance(value, tuple) and read is not read_infos:
         rows, payload = value
         return len(payload), f"{len(payload)}s", lambda part: (rows, part)

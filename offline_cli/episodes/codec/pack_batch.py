@@ -94,12 +94,12 @@ class _Items:
         return list(map(b"".join, zip(repeat(begin), *chain.from_iterable(parts))))
 
     def each(self, *columns: Iterable[bytes | memoryview]) -> bytes:
-        """A mark for what each episode has of its own."""
+        """A mark in the template, and the bytes of each episode in its place."""
         self.columns.append(columns)
         return MARK
 
     def by_steps(self, make: Callable[[int], bytes]) -> Iterable[bytes]:
-        """What only depends on the number of steps."""
+        """Bytes that depend on the number of steps alone."""
         made = {steps: make(steps) for steps in set(self.steps)}
         return map(made.__getitem__, self.steps)
 

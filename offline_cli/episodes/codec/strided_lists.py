@@ -104,7 +104,7 @@ def learn_template(data: bytes, start: int, *, where: str) -> ItemTemplate | Non
 
 
 class _NotStrided(Exception):
-    """A value whose bytes may change their number from step to step."""
+    """A value whose packed size may vary from step to step."""
 
 
 class _Builder:

@@ -69,7 +69,7 @@ def decode_batch(
 
 
 class BatchDecoder:
-    """`decode_batch` for many files: layouts that it has seen (about a millisecond each to learn) are known to the next call.
+    """`decode_batch` for many files: keeps learned layouts (a millisecond each) between calls.
 
     Not for several threads at once.
     """
@@ -80,7 +80,7 @@ class BatchDecoder:
         self.unknown = self.learned = 0
 
     def decode(self, items: Iterable[bytes], *, where: Callable[[int], str]) -> Iterator[EpisodeBatch]:
-        """As `decode_batch`; read each call to its end before the next."""
+        """As `decode_batch`; exhaust one iterator before the next call."""
         to_list = getattr(items, "to_pylist", None)  # pyarrow arrays: one pass in C instead of a scalar object per item
         pending: list[EpisodeBatch] = []
         for batch in self._batches(to_list() if to_list else items if isinstance(items, list) else list(items), where):
