@@ -38,30 +38,15 @@ def test_episodes_written_and_read_again_are_equal(has_next: bool, last_is_end: 
     np.testing.assert_array_equal(wrote["infos/action_log_probs"], arrays["infos/action_log_probs"])
 
 
-def test_final_observations_that_are_known_are_counted_where_another_one_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_next", [True, False])
+def test_without_timeouts_next_observations_divide_or_limits_are_unknown_and_counted(has_next: bool, tmp_path: Path) -> None:
     arrays = d4rl(100)
-    convert(write(tmp_path / "a.hdf5", arrays), tmp_path / "A")
-    convert(write(tmp_path / "b.hdf5", {**arrays, "next_observations": arrays["observations"] + 1}), tmp_path / "B")
-    result = convert([tmp_path / "A", tmp_path / "B"], tmp_path / "c.hdf5", to="d4rl")
-    assert result.assumptions["final-observation-not-kept"] == result.episodes // 2
-    assert "next_observations" not in tree(tmp_path / "c.hdf5")
-
-
-def test_without_timeouts_and_next_observations_limits_are_unknown_and_counted(tmp_path: Path) -> None:
-    arrays = {name: values for name, values in d4rl(100).items() if name != "timeouts"}
-    stream, batch = read(write(tmp_path / "a.hdf5", arrays))
-    assert (len(batch), stream.tally.assumptions["missing-timeouts"]) == (3, 1)
-
-
-def test_without_timeouts_next_observations_divide(tmp_path: Path) -> None:
-    arrays = d4rl(100)
-    ends = arrays["terminals"] | arrays["timeouts"]
+    ends = arrays["terminals"] | arrays.pop("timeouts")
     following = np.roll(arrays["observations"], -1, axis=0)
     following[ends] += 1
-    del arrays["timeouts"]
-    stream, batch = read(write(tmp_path / "a.hdf5", {**arrays, "next_observations": following}))
-    assert batch.starts.tolist() == [0, *(np.flatnonzero(ends) + 1).tolist()]
-    assert "missing-timeouts" not in stream.tally.assumptions
+    stream, batch = read(write(tmp_path / "a.hdf5", {**arrays, "next_observations": following} if has_next else arrays))
+    assert len(batch) == (ends.sum() if has_next else 3)
+    assert stream.tally.assumptions.get("missing-timeouts", 0) == (not has_next)
 
 
 def test_what_has_another_number_of_rows_is_left_out_by_name_or_refused(tmp_path: Path) -> None:

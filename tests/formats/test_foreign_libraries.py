@@ -87,14 +87,3 @@ def test_imitations_trajectories_are_read_as_imitation_reads_them(name: str, ask
     np.testing.assert_array_equal(ours["actions"], theirs["acts"])
     np.testing.assert_array_equal(ours["rewards"], theirs["rews"])
     assert int(ours["terminals"].sum()) == int(theirs["terminal"].sum())
-
-
-def test_layout_v21_and_v30_of_one_recording_are_the_same_episodes(ask: Ask, tmp_path: Path) -> None:
-    ask("lerobot", "lerobot-write", tmp_path / "v30")
-    old = Path(__file__).resolve().parents[1] / "testdata" / "lerobot" / "v21"  # LeRobot 0.3.3, whose pins are others
-    for name, source in (("new", tmp_path / "v30"), ("old", old)):
-        convert([str(source)], str(tmp_path / f"{name}.npz"), to="npz")
-    new, known = arrays(tmp_path / "new.npz"), arrays(tmp_path / "old.npz")
-    assert new.keys() == known.keys()
-    for name, one in known.items():
-        np.testing.assert_array_equal(new[name], one, err_msg=name)

@@ -77,25 +77,6 @@ def test_other_programs_names_are_known(tmp_path: Path, flat: Arrays, names: dic
     assert batch.terminated.tolist() == [True, True, False]
 
 
-def test_parts_of_a_dict_are_named_with_a_slash(tmp_path: Path, flat: Arrays) -> None:
-    frames = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2)
-    arrays = {**flat, "observations/camera": frames, "observations/state": flat.pop("observations")}
-    del arrays["observations"]
-    batch: Any = episodes(saved(tmp_path, arrays), tmp_path / "out")
-    np.testing.assert_array_equal(batch.acted_obs()["camera"], frames)
-    assert open_sources(str(tmp_path / "out"))[0].info.observation_space["camera"].dtype == np.uint8  # type: ignore[index]
-
-
-def test_further_arrays_are_kept_with_their_dtypes_or_named(tmp_path: Path, flat: Arrays) -> None:
-    more = {"level": np.arange(12), "goal": np.ones((12, 2)), "note": np.array("hi"), "sizes": np.ones(3)}
-    objects = {"details": np.array([{}] * 12, object)}
-    file = saved(tmp_path, {**flat, **more, **objects})
-    result = convert([str(file)], str(tmp_path / "out"))
-    assert result.dropped_columns == ("note", "sizes", "details")
-    extra: Any = episodes(file, tmp_path / "again").extra
-    assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
-
-
 def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arrays) -> None:
     convert([str(saved(tmp_path, flat))], str(tmp_path / "ours"), action_scale="env")
     result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="npz")
@@ -161,19 +142,20 @@ def test_choices_rewards_and_flags_may_have_a_second_dimension_of_one(tmp_path: 
     assert open_sources(str(tmp_path / "out"))[0].info.action_space == spaces.Discrete(3)
 
 
-def test_what_an_array_lacks_to_be_a_column_is_said_of_it(tmp_path: Path, flat: Arrays) -> None:
+def test_further_arrays_are_kept_or_it_is_said_what_they_lack(tmp_path: Path, flat: Arrays) -> None:
     more = {"gamma": np.array(0.99), "episode_returns": np.ones(3), "details": np.array([{}] * 12, object)}
-    reasons = convert([str(saved(tmp_path, {**flat, **more}))], str(tmp_path / "out")).dropped_reasons
-    assert {name: reasons[name].partition(",")[0] for name in more} == {
+    file = saved(tmp_path, {**flat, **more, "level": np.arange(12), "goal": np.ones((12, 2))})
+    reasons = convert([str(file)], str(tmp_path / "out")).dropped_reasons
+    assert {name: reasons[name].partition(",")[0] for name in reasons} == {
         "gamma": "of shape []",
         "episode_returns": "of shape [3]",
         "details": "object of shape [12]",
     }
+    extra: Any = episodes(file, tmp_path / "again").extra
+    assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
     columns = {"obs": "observations", "actions": "actions", "terminateds": "terminals", "rewards": "episode_returns"}
     with pytest.raises(BadMapping, match=r"episode_returns \(of shape \[3\]"):
-        convert([str(tmp_path / "log.npz")], str(tmp_path / "more"), mapping={"columns": columns})
-    with pytest.raises(BadMapping, match=r"observations.*object"):
-        convert([str(saved(tmp_path, {**flat, "observations": more["details"]}, "o.npz"))], str(tmp_path / "objects"))
+        convert([str(file)], str(tmp_path / "more"), mapping={"columns": columns})
 
 
 # ---- archives that lie ----
@@ -204,8 +186,6 @@ SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
         npy(SHAPE % "4611686018427387904, 4"),
         npy(SHAPE % "-3,", bytes(8)),
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': __import__('os').system('x')}"),
-        npy("[" * 5000),
-        npy(SHAPE % "1,", bytes(4), b"\x09\x00"),
         npy(SHAPE % ("1, " * 70), bytes(4)),
         b"PK",
     ],
@@ -219,16 +199,3 @@ def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "log.npz", observations=np.zeros(65 << 20, np.uint8))
     with pytest.raises(UnsafeData):
         opened(tmp_path / "log.npz")
-
-
-def test_a_cut_archive_and_a_changed_byte_are_named(tmp_path: Path, flat: Arrays) -> None:
-    file = tmp_path / "log.npz"
-    np.savez(file, **flat)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadData):
-        convert([str(file)], str(tmp_path / "out"))
-    at = whole.index(flat["actions"].tobytes())
-    file.write_bytes(whole[:at] + b"\x00\x01" + whole[at + 2 :])
-    with pytest.raises(BadData):
-        convert([str(file)], str(tmp_path / "out"))

@@ -56,10 +56,8 @@ def open_robomimic(files: Sequence[Location], context: OpenContext) -> EpisodeFi
         attributes, demos = file.attributes(DATA), numbered(file.members(DATA), DEMO)
         actions = file.datasets(f"{DATA}/{demos[0][1]}").get("actions") if demos else None
     arguments = attributes.get("env_args")
-    known: dict[str, Any] = {
-        "action_scale": NORMALIZED_SCALE,
-        "environment": environment_of(arguments, "env_name", "env_kwargs"),
-    }
+    environment = environment_of(arguments, "env_name", "env_kwargs")
+    known: dict[str, Any] = {"action_scale": NORMALIZED_SCALE, "environment": environment}
     if actions is not None and actions.dtype in (np.float32, np.float64) and len(actions.shape) > 1:
         known["action_space"] = spaces.Box(-1.0, 1.0, actions.shape[1:], actions.dtype.type)
         known["spaces_inferred"] = True
@@ -98,8 +96,8 @@ class RobomimicSource(EpisodeFiles):
             yield number, partial(self._episode, opened, name, prefix, data, tally)
 
     def _episode(self, file: Hdf5File, name: str, prefix: str, data: dict[str, Any], tally: Tally) -> EpisodeBatch:
-        place, values, dropped = f"{DATA}/{name}", dict[str, Values](), dict[str, str]()
-        where = f"{file.url} {place}"
+        place, where = f"{DATA}/{name}", f"{file.url} {DATA}/{name}"
+        values, extra, dropped = dict[str, Values](), dict[str, Any](), dict[str, str]()
         for path, dataset in file.datasets(place).items():
             leaf = path.removeprefix("next_").replace("/", ".")
             if leaf in self.drop:
@@ -113,11 +111,12 @@ class RobomimicSource(EpisodeFiles):
         if "actions" not in values:
             raise BadEpisode("no actions are in the demonstration", where=where, fix=FIX)
         steps, dones = len(values["actions"]), values.get("dones")
-        extra = {path: one for path, one in values.items() if path.partition("/")[0] not in (*KNOWN, DONES)}
-        for path, one in list(extra.items()):
-            if why := why_left_out(one, steps):
+        for path, one in values.items():
+            why = "the name has a meaning here" if path.startswith(DONES) else why_left_out(one, steps)
+            if path.partition("/")[0] not in KNOWN and why:
                 dropped[path] = why
-                del extra[path]
+            elif path.partition("/")[0] not in KNOWN:
+                extra[path] = one
         if isinstance(dones, np.ndarray):
             extra[DONES] = dones
         ended = isinstance(dones, np.ndarray) and bool(dones[-1:].any())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, TypeGuard
+from typing import Annotated, Any, Final, TypeVar
 
 import numpy as np
 import pydantic
@@ -23,53 +23,13 @@ from offline_cli.tally import Rejects
 
 INFO: Final = "meta/info.json"
 TASKS, EPISODES = "meta/tasks", "meta/episodes"
-INDEX, LENGTH, OF_TASKS = "episode_index", "length", "tasks"
-EPS_ID, CUSTOM_DATA = "eps_id", "custom_data"  # of episodes that we wrote: the id, and the rest as JSON
+EPS_ID, CUSTOM_DATA = "eps_id", "offline_cli"  # in records that we wrote: the id, and the custom data as JSON
 DERIVED: Final = ("stats/", "videos/", "data/", "meta/", "dataset_")  # records that follow from the frames
 MAX_FILE: Final = 256 << 20  # bytes of a JSON file
 LARGEST: Final = 1 << 53
 FIX: Final = "write the dataset again with LeRobot, or copy it again"
-
-
-@dataclass(frozen=True, slots=True)
-class Folder:
-    """The files of one dataset, by their path below its root."""
-
-    root: str  # path or URL, for messages
-    files: Mapping[str, Location]
-
-    @classmethod
-    def of(cls, files: Sequence[Location], location: str) -> Folder:
-        """The dataset that `files` are of. Raises NoData where there is none, or several."""
-        infos = [file for file in files if file.path.endswith(f"/{INFO}") or file.path == INFO]
-        if len(infos) != 1:
-            fix = f"name the folder of one dataset, which has {INFO}"
-            raise NoData(f"{len(infos)} LeRobot datasets are here", where=location, fix=fix)
-        root = infos[0].path.removesuffix(INFO)
-        below = {file.path.removeprefix(root): file for file in files if file.path.startswith(root)}
-        return cls(infos[0].url.removesuffix(INFO).rstrip("/") or ".", below)
-
-    def place(self, path: str) -> str:
-        """For messages."""
-        return f"{self.root}/{path}"
-
-    def parquet(self, folder: str) -> list[Location]:
-        """The Parquet files below a folder, sorted by path. Raises BadData where there are none."""
-        found = [path for path in sorted(self.files) if path.startswith(f"{folder}/") and path.endswith(".parquet")]
-        if not found:
-            fix = "download the whole dataset, and not only a part of it"
-            raise BadData("no Parquet file is here", where=self.place(folder), fix=fix)
-        return [self.files[path] for path in found]
-
-    def json_lines(self, path: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-        """Objects of a file of JSON lines, and the place of each. Raises BadData."""
-        if path not in self.files:
-            fix = "copy or download the dataset again"
-            raise BadData("a file of the dataset is missing", where=self.place(path), fix=fix)
-        for number, line in enumerate(_bytes(self.files[path]).splitlines(), 1):
-            if line.strip():
-                where = f"{self.place(path)} line {number}"
-                yield _object(line, where), where
+OLD: Final = "convert it to v3.0 with LeRobot's own scripts (convert_dataset_v21_to_v30 and those before it)"
+Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
 class Feature(pydantic.BaseModel):
@@ -104,61 +64,89 @@ class Info(pydantic.BaseModel):
     features: dict[str, Feature] = pydantic.Field(min_length=1, max_length=4096)
 
 
-def read_info(folder: Folder) -> Info:
-    """Raises BadData."""
-    where = folder.place(INFO)
-    try:
-        return Info.model_validate(_object(_bytes(folder.files[INFO]), where))
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place, fix = ".".join(map(str, first["loc"])), FIX
-        if place == "codebase_version":
-            fix = "convert it to v3.0 with LeRobot's own scripts (convert_dataset_v21_to_v30 and those before it)"
-        what = f"{place}: {first['msg']}, and not {str(first['input'])[:80]!r}; read are v3.0, v2.1 and v2.0"
-        raise BadData(what, where=where, fix=fix) from error
+class Episode(pydantic.BaseModel, extra="allow"):
+    """The record of one episode; `model_extra` has further fields."""
 
-
-def _object(data: bytes, where: str) -> dict[str, Any]:
-    """Raises BadData."""
-    try:
-        found = from_json(data)
-    except ValueError as error:
-        raise BadData(f"not JSON: {error}", where=where, fix=FIX) from error
-    if not isinstance(found, dict):
-        raise BadData("not a JSON object", where=where, fix=FIX)
-    return found
-
-
-def _bytes(file: Location) -> bytes:
-    if file.size() > MAX_FILE:
-        raise BadData(f"{file.size()} bytes, more than {MAX_FILE >> 20} MiB", where=file.url, fix=FIX)
-    return file.read_bytes()
+    episode_index: int = pydantic.Field(ge=0, lt=LARGEST)
+    length: int = pydantic.Field(gt=0, lt=LARGEST)
+    tasks: list[str] | None = None
+    eps_id: str | None = None
+    custom_data: pydantic.Json[dict[str, Any]] | None = pydantic.Field(None, alias=CUSTOM_DATA)
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """The record of one episode."""
+class Folder:
+    """The files of one dataset, by their path below its root."""
 
-    index: int
-    length: int
-    tasks: tuple[str, ...]
-    eps_id: str | None  # of one that we wrote
-    fields: Mapping[str, Any]  # further plain values by name
+    root: str  # path or URL, for messages
+    files: Mapping[str, Location]
+
+    @classmethod
+    def of(cls, files: Sequence[Location], location: str) -> Folder:
+        """The dataset that `files` are of. Raises NoData where there is none, or several."""
+        infos = [file for file in files if file.path.endswith(f"/{INFO}") or file.path == INFO]
+        if len(infos) != 1:
+            fix = f"name the folder of one dataset, which has {INFO}"
+            raise NoData(f"{len(infos)} LeRobot datasets are here", where=location, fix=fix)
+        root = infos[0].path.removesuffix(INFO)
+        below = {file.path.removeprefix(root): file for file in files if file.path.startswith(root)}
+        return cls(infos[0].url.removesuffix(INFO).rstrip("/") or ".", below)
+
+    def place(self, path: str) -> str:
+        """For messages."""
+        return f"{self.root}/{path}"
+
+    def parquet(self, folder: str) -> list[Location]:
+        """The Parquet files below a folder, sorted by path. Raises BadData where there are none."""
+        found = [path for path in sorted(self.files) if path.startswith(f"{folder}/") and path.endswith(".parquet")]
+        if not found:
+            fix = "download the whole dataset, and not only a part of it"
+            raise BadData("no Parquet file is here", where=self.place(folder), fix=fix)
+        return [self.files[path] for path in found]
+
+    def documents(self, path: str) -> Iterator[tuple[Any, str]]:
+        """The JSON values of a file: of JSON lines one each, with its place. Raises BadData."""
+        if path not in self.files or self.files[path].size() > MAX_FILE:
+            what = f"a file of the dataset is missing, or has more than {MAX_FILE >> 20} MiB"
+            raise BadData(what, where=self.place(path), fix="copy or download the dataset again")
+        data = self.files[path].read_bytes()
+        for number, text in enumerate(data.splitlines() if path.endswith(".jsonl") else [data], 1):
+            where = f"{self.place(path)} line {number}" if path.endswith(".jsonl") else self.place(path)
+            try:
+                if text.strip():
+                    yield from_json(text), where
+            except ValueError as error:
+                raise BadData(f"not JSON: {error}", where=where, fix=FIX) from error
 
 
-def read_episodes(folder: Folder, info: Info) -> list[Episode]:
+def _checked(kind: type[Model], document: Any, where: str) -> Model:
+    """Raises BadData, naming the field."""
+    try:
+        return kind.model_validate(document)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        what = f"{place}: {first['msg']}, and not {str(first['input'])[:80]!r}"
+        raise BadData(what, where=where, fix=OLD if place == "codebase_version" else FIX) from error
+
+
+def read_info(folder: Folder) -> Info:
+    """Raises BadData."""
+    return next((_checked(Info, *one) for one in folder.documents(INFO)), None) or _checked(Info, None, folder.place(INFO))
+
+
+def read_episodes(folder: Folder, info: Info) -> dict[int, Episode]:
     """By ascending index. Raises BadData where a record is missing, or no such record."""
     is_v3 = info.codebase_version.startswith("v3")
-    found = [_episode(*one) for one in (_rows(folder) if is_v3 else folder.json_lines(f"{EPISODES}.jsonl"))]
-    if not found:
-        raise BadData("the dataset has no episodes", where=folder.place(EPISODES), fix="record some")
+    found = [_checked(Episode, *one) for one in (_rows(folder) if is_v3 else folder.documents(f"{EPISODES}.jsonl"))]
     ids = [one.eps_id for one in found if one.eps_id is not None]
-    if len({one.index for one in found}) < len(found) or len(set(ids)) < len(ids):
-        raise BadData(f"two episodes have one {INDEX}, or one {EPS_ID}", where=folder.place(EPISODES), fix=FIX)
-    return sorted(found, key=lambda one: one.index)
+    by_index = {one.episode_index: one for one in sorted(found, key=lambda one: one.episode_index)}
+    if not found or len(by_index) < len(found) or len(set(ids)) < len(ids):
+        raise BadData(f"no episodes, or two of one episode_index or {EPS_ID}", where=folder.place(EPISODES), fix=FIX)
+    return by_index
 
 
-def _rows(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _rows(folder: Folder) -> Iterator[tuple[Any, str]]:
     """Records of v3.0."""
     for file in folder.parquet(EPISODES):
         names = [name for name in schema_of(file).names if not name.startswith(DERIVED)]
@@ -166,27 +154,11 @@ def _rows(folder: Folder) -> Iterator[tuple[Mapping[str, Any], str]]:
             yield from ((row, file.url) for row in chunk.table.to_pylist())
 
 
-def _episode(record: Mapping[str, Any], where: str) -> Episode:
-    index, length, tasks = record.get(INDEX), record.get(LENGTH), record.get(OF_TASKS) or []
-    if not isinstance(tasks, list) or not all(isinstance(text, str) for text in tasks):
-        raise BadData("tasks of an episode that are no texts", where=where, fix=FIX)
-    if not _is_count(index) or not _is_count(length) or not length:
-        raise BadData(f"no {INDEX} and {LENGTH}", where=where, fix=FIX)
-    own, name, data = (INDEX, LENGTH, OF_TASKS, EPS_ID, CUSTOM_DATA), record.get(EPS_ID), record.get(CUSTOM_DATA)
-    plain = {key: one for key, one in record.items() if key not in own and isinstance(one, str | int | float | bool)}
-    ours = _object(data.encode(), where) if isinstance(data, str) else {}
-    return Episode(index, length, tuple(tasks), name if isinstance(name, str) else None, plain | ours)
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and 0 <= value < LARGEST
-
-
 def read_tasks(folder: Folder) -> Mapping[int, str]:
     """The texts of tasks by their number; none where the dataset has no such file. Raises BadData."""
-    rows: list[Mapping[str, Any]] = []
+    rows: list[Any] = []
     if f"{TASKS}.jsonl" in folder.files:
-        rows = [record for record, _ in folder.json_lines(f"{TASKS}.jsonl")]
+        rows = [record for record, _ in folder.documents(f"{TASKS}.jsonl") if isinstance(record, dict)]
     elif (file := folder.files.get(f"{TASKS}.parquet")) is not None:
         for chunk in chunks([file], Rejects()):
             texts = [one.name for one in chunk.table.schema if is_text(one.type)]

@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import STEP_COLUMNS, Columns
@@ -42,7 +41,6 @@ from offline_cli.formats.tables import TableSource
 from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode
 from offline_cli.meanings import Element, Meanings
-from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import GAP, MISSING_REWARDS, Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
@@ -54,6 +52,7 @@ TRUNCATED: Final = "next.truncated"
 FRAME: Final = ("timestamp", "frame_index", "episode_index", "index", "task_index")
 """Columns that every dataset has."""
 TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX = FRAME
+ROLES: Final = {OBSERVATION: Columns.OBS, ACTION: Columns.ACTIONS}
 
 MOST: Final = 1 << 22  # numbers of one step
 RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS, Columns.SOURCE_ID})
@@ -93,43 +92,29 @@ def _roles_of(features: Mapping[str, Feature], schema: pa.Schema, where: str) ->
         what = f"the feature {lacking[0][:80]!r} is not in the data files" if lacking else f"more than {MOST} numbers a step"
         raise BadData(what, where=where, fix="write the dataset again with LeRobot, with fewer features")
     reward, done = (next((name for name in names if name in numbers), None) for names in (REWARDS, DONE))
-    rest = [name for name in numbers if name not in {*FRAME, reward, done, TRUNCATED}]
-    obs, actions = (
-        {name.removeprefix(f"{role}."): name for name in rest if name.startswith(f"{role}.")} for role in (OBSERVATION, ACTION)
-    )
-    whole_action = ACTION if ACTION in rest else None
-    missing = [f"{OBSERVATION}.*"] * (not obs) + [ACTION] * (not actions and whole_action is None)
-    if missing:
-        there = ", ".join(f"{name} {list(features[name].shape)}" for name in rest)
-        what = f"no feature of numbers is called {' or '.join(missing)}; there are {there[:500] or 'none'}"
-        fix = SAY_ROLES if rest else "pictures and videos are not read: add the state with LeRobot"
-        raise BadData(what, where=where, fix=fix)
-    extra = [name for name in rest if name not in {*obs.values(), *([whole_action] if whole_action else actions.values())}]
-    dropped |= {name: "the name has a meaning here" for name in extra if name.partition(".")[0] in RESERVED}
+    truncated, rest = TRUNCATED if TRUNCATED in numbers else None, dict[str, str]()  # by dotted path of ours
+    for name in numbers:
+        head, dot, below = name.partition(".")
+        ours = ROLES.get(head, head)
+        if head in RESERVED:
+            dropped[name] = "the name has a meaning here"
+        elif name not in (*FRAME, reward, done, truncated):
+            is_part = name != ACTION and head == ACTION and ACTION in numbers  # of the action that is there as a whole
+            rest[name if is_part else f"{ours}{dot}{below}"] = name
     try:
-        return _Roles(
-            obs=obs[STATE] if list(obs) == [STATE] else tree_of_names(obs, "."),
-            actions=whole_action or tree_of_names(actions, "."),
-            extra=tree_of_names({name: name for name in extra if name not in dropped}, "."),
-            reward=reward,
-            done=done,
-            truncated=TRUNCATED if TRUNCATED in numbers else None,
-            dropped=dropped,
-        )
+        tree = tree_of_names(rest, ".")
     except ValueError as error:
         what = f"the feature {str(error)[:80]!r} cannot be part of a Dict beside the others"
         raise BadData(what, where=where, fix=f"rename it with lerobot-edit-dataset, or {SAY_ROLES}") from error
-
-
-def _space(tree: Tree, features: Mapping[str, Feature], schema: pa.Schema) -> Space | None:
-    """As shapes and columns say; None where the values decide, as of whole numbers."""
-    if isinstance(tree, dict):
-        parts = {key: _space(part, features, schema) for key, part in tree.items()}
-        return None if None in parts.values() else spaces.Dict(parts)  # type: ignore[arg-type]
-    kind = schema.field(tree).type
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    return spaces.Box(-np.inf, np.inf, features[tree].row, kind.to_pandas_dtype()) if pa.types.is_floating(kind) else None
+    missing = [theirs for theirs, ours in ROLES.items() if ours not in tree]
+    if missing:
+        there = ", ".join(f"{name} {list(features[name].shape)}" for name in numbers if name not in FRAME)
+        what = f"no feature of numbers is called {' or '.join(missing)}; there are {there[:500] or 'none'}"
+        fix = SAY_ROLES if there else "pictures and videos are not read: add the state with LeRobot"
+        raise BadData(what, where=where, fix=fix)
+    obs, actions = tree.pop(Columns.OBS), tree.pop(Columns.ACTIONS)
+    obs = obs[STATE] if isinstance(obs, dict) and list(obs) == [STATE] else obs
+    return _Roles(obs, actions, tree, reward, done, truncated, dropped)
 
 
 def _meanings(roles: _Roles, info: Info) -> Meanings:
@@ -154,51 +139,21 @@ def open_lerobot(files: Sequence[Location], context: OpenContext) -> Source:
         return TableSource(data, context.location, options=context.tables, storage_options=storage, kind="parquet")
     schema, episodes = schema_of(data[0]), read_episodes(folder, info)
     roles = _roles_of(info.features, schema, folder.place(INFO))
+    if any(len(one.tasks or ()) > 1 for one in episodes.values()):
+        roles = replace(roles, extra={**roles.extra, TASK_INDEX: TASK_INDEX})
     lacking = [name for name in (FRAME_INDEX, EPISODE_INDEX) if name not in schema.names]
     if lacking:
         raise BadData(f"no column {' or '.join(lacking)}", where=data[0].url, fix="write the dataset again with LeRobot")
-    known = [_space(tree, info.features, schema) for tree in (roles.obs, roles.actions)]
-    observation, action = known if None not in known else (None, None)
     declared = SourceInfo(
         format=LeRobotSource.format,
         location=context.location,
-        observation_space=observation,
-        action_space=action,
-        spaces_inferred=True,
         action_scale=ENV_SCALE,
         said_by=INFO,
-        longest=max(one.length for one in episodes),
+        longest=max(one.length for one in episodes.values()),
         meanings=_meanings(roles, info),
     )
-    dataset = _Dataset(info, {one.index: one for one in episodes}, read_tasks(folder), roles, f"{source_hash(data)}-")
-    return LeRobotSource(data, context.location, declared, dataset=dataset)
-
-
-@dataclass(frozen=True, slots=True)
-class _Dataset:
-    """What is known before the frames are read."""
-
-    info: Info
-    episodes: Mapping[int, Episode]  # by ascending index
-    tasks: Mapping[int, str]
-    roles: _Roles
-    prefix: str  # of ids, with its hyphen
-
-    @property
-    def has_steps_of_tasks(self) -> bool:
-        """Whether some episode has several tasks."""
-        return any(len(one.tasks) > 1 for one in self.episodes.values())
-
-    def data_of(self, one: Episode) -> dict[str, Any]:
-        """The custom data of an episode."""
-        data: dict[str, Any] = {**one.fields, Columns.SOURCE_ID: str(one.index), "fps": self.info.fps}
-        if isinstance(self.info.robot_type, str):
-            data["robot_type"] = self.info.robot_type[:200]
-        if one.tasks:
-            data["task"] = "; ".join(one.tasks)
-        if len(one.tasks) > 1:
-            data["tasks"] = {str(number): text for number, text in self.tasks.items() if text in one.tasks}
-        return data
+    tasks = read_tasks(folder)
+    return LeRobotSource(data, context.location, declared, meta=info, records=episodes, tasks=tasks, roles=roles)
 
 
 class _Frames(NamedTuple):
@@ -213,39 +168,42 @@ class LeRobotSource(EpisodeFiles):
     """The data files, in their order."""
 
     format: ClassVar = "lerobot"
-    dataset: _Dataset = field(kw_only=True)
+    meta: Info = field(kw_only=True)
+    records: Mapping[int, Episode] = field(kw_only=True)  # by ascending index
+    tasks: Mapping[int, str] = field(kw_only=True)
+    roles: _Roles = field(kw_only=True)
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`: whole episodes."""
-        self.done, roles = 0, self.dataset.roles
-        for name, reason in roles.dropped.items():
+        self.done = 0
+        for name, reason in self.roles.dropped.items():
             tally.drop_column(name, reason)
-        tally.assume("missing-end-flags", int(roles.done is None and roles.truncated is None))
+        tally.assume("missing-end-flags", int(self.roles.done is None and self.roles.truncated is None))
         yield from self.joined(self._episodes(tally, rejects), self.info.location, tally, rejects)
         self.done = self.size or self.done
 
     def _episodes(self, tally: Tally, rejects: Rejects) -> Reads:
         """Each as soon as all of its frames have been read; last those that lack some."""
-        dataset, options, before = self.dataset, self.read_options, rejects.count
-        waiting, missing = dict[int, list[_Frames]](), set(dataset.episodes)
-        columns = [*dataset.roles.columns, *([TASK_INDEX] * dataset.has_steps_of_tasks), TIMESTAMP, FRAME_INDEX, EPISODE_INDEX]
+        waiting, missing = dict[int, list[_Frames]](), set(self.records)
+        options, before, prefix = self.read_options, rejects.count, f"{source_hash(self.files)}-"
+        columns = [*self.roles.columns, TIMESTAMP, FRAME_INDEX, EPISODE_INDEX]
         for chunk in chunks(
             self.files, rejects, columns=columns, workers=options.workers, first_rows=options.limit, scope=self.scope
         ):
             for index, frames in self._by_episode(chunk, rejects):
                 parts = waiting.setdefault(index, [])
                 parts.append(frames)
-                if sum(len(part.rows) for part in parts) >= dataset.episodes[index].length:
+                if sum(len(part.rows) for part in parts) >= self.records[index].length:
                     missing.discard(index)
-                    yield index, partial(self._episode, dataset.episodes[index], waiting.pop(index), tally)
+                    yield index, partial(self._episode, self.records[index], prefix, waiting.pop(index), tally)
         lost = set(waiting) if rejects.count > before else missing.union(waiting)  # a file that is damaged is told already
         for index in sorted(lost):
-            yield index, partial(self._episode, dataset.episodes[index], waiting.get(index, []), tally)
+            yield index, partial(self._episode, self.records[index], prefix, waiting.get(index, []), tally)
 
     def _by_episode(self, chunk: Chunk, rejects: Rejects) -> Iterator[tuple[int, _Frames]]:
         """The frames of a chunk; those of no episode go to `rejects`."""
         table = chunk.table
-        needed = (*self.dataset.roles.columns, FRAME_INDEX, EPISODE_INDEX)
+        needed = (*self.roles.columns, FRAME_INDEX, EPISODE_INDEX)
         lacking = [name for name in needed if name not in table.column_names]
         if lacking or not pa.types.is_integer(table.schema.field(EPISODE_INDEX).type):
             what = f"no column {(lacking or [EPISODE_INDEX])[0][:80]!r}, which other files have, or no whole numbers in it"
@@ -256,18 +214,18 @@ class LeRobotSource(EpisodeFiles):
         order = np.argsort(index, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(index[order])) + 1):
             number = int(index[rows[0]])
-            if number in self.dataset.episodes:
+            if number in self.records:
                 yield number, _Frames(chunk, rows)
             else:
                 what = f"a frame of episode {table[EPISODE_INDEX][int(rows[0])]}, which has no record in meta/episodes"
                 rejects.add(BadData(what, where=chunk.where(int(rows[0])), fix=FIX), rows=len(rows))
 
-    def _episode(self, one: Episode, parts: Sequence[_Frames], tally: Tally) -> EpisodeBatch:
+    def _episode(self, one: Episode, prefix: str, parts: Sequence[_Frames], tally: Tally) -> EpisodeBatch:
         """An episode from all of its frames. Raises BadEpisode where some are missing, or a value is."""
-        dataset, roles, count = self.dataset, self.dataset.roles, sum(len(part.rows) for part in parts)
+        roles, count = self.roles, sum(len(part.rows) for part in parts)
         place = parts[0].chunk.where(int(parts[0].rows[0])) if parts else self.info.location
         if count != one.length:
-            what = f"episode {one.index} has {count} frames, and its record in meta says {one.length}"
+            what = f"episode {one.episode_index} has {count} frames, and its record in meta says {one.length}"
             raise BadEpisode(what, where=place, fix=FIX, details={PROBLEM: GAP})
         try:
             table = pa.concat_tables([part.chunk.table.take(part.rows) for part in parts], promote_options="permissive")
@@ -283,22 +241,20 @@ class LeRobotSource(EpisodeFiles):
             """(T, ...) of a column; LeRobot writes one number, not a list of one."""
             at = table.column_names.index(name)
             read = np.asarray(tree_of(table.column(at), table.schema.field(at), where=where))
-            shape = dataset.info.features[name].row if name in dataset.info.features else ()
+            shape = self.meta.features[name].row if name in self.meta.features else ()
             return read.reshape(count, *shape) if math.prod(read.shape[1:]) == math.prod(shape) else read
 
         frame = values(FRAME_INDEX)
         order = np.argsort(frame, kind="stable")
         if not np.array_equal(frame[order], np.arange(count)):
-            raise BadEpisode(f"{FRAME_INDEX} of episode {one.index} does not count from 0", where=place, fix=FIX)
+            raise BadEpisode(f"{FRAME_INDEX} of episode {one.episode_index} does not count from 0", where=place, fix=FIX)
         table = table if np.array_equal(frame, np.arange(count)) else table.take(order)
         flags = [np.zeros(count) if name is None else values(name) for name in (roles.done, roles.truncated)]
         done, is_truncated = (one_number_each(flag, DONE[0], where=place, fix=FIX) > 0 for flag in flags)
         terminated = bool(done[-1] and not is_truncated[-1])
         obs, extra = map_leaves(values, roles.obs), {name: map_leaves(values, tree) for name, tree in roles.extra.items()}
-        if dataset.has_steps_of_tasks and TASK_INDEX in table.column_names:
-            extra[TASK_INDEX] = values(TASK_INDEX)
         made = whole_episode(
-            one.eps_id or f"{dataset.prefix}{one.index}",
+            one.eps_id or f"{prefix}{one.episode_index}",
             place,
             obs=obs,
             next_obs=obs,
@@ -307,10 +263,10 @@ class LeRobotSource(EpisodeFiles):
             terminated=terminated,
             truncated=not terminated,
             extra=extra,
-            custom_data=(dataset.data_of(one),),
+            custom_data=(self._data_of(one),),
         )
         if TIMESTAMP in table.column_names:
-            regular = (np.arange(count) / dataset.info.fps).astype(np.float32)
+            regular = (np.arange(count) / self.meta.fps).astype(np.float32)
             tally.assume(
                 "irregular-timestamp", int((np.abs(values(TIMESTAMP).reshape(-1) - regular) > np.spacing(regular)).sum())
             )
@@ -318,3 +274,15 @@ class LeRobotSource(EpisodeFiles):
         tally.assume("dones-as-terminateds", int(terminated and roles.truncated is None))
         tally.assume(MISSING_REWARDS, count if roles.reward is None else 0)
         return made
+
+    def _data_of(self, one: Episode) -> dict[str, Any]:
+        """The custom data of an episode."""
+        data = {key: value for key, value in (one.model_extra or {}).items() if isinstance(value, str | int | float | bool)}
+        data |= {**(one.custom_data or {}), Columns.SOURCE_ID: str(one.episode_index), "fps": self.meta.fps}
+        if isinstance(self.meta.robot_type, str):
+            data["robot_type"] = self.meta.robot_type[:200]
+        if one.tasks:
+            data["task"] = "; ".join(one.tasks)
+        if len(one.tasks or ()) > 1:
+            data["tasks"] = {str(number): text for number, text in self.tasks.items() if text in (one.tasks or ())}
+        return data

@@ -157,13 +157,6 @@ class LeRobotSink(ForeignSink):
             self._bytes += self._open.commit()[0]
             self._open = None
 
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """See `Sink`."""
-        self._counted(batch)
-        for at, data in enumerate(batch.custom_data or ()):
-            self._fps(data, batch.ids[at])
-            self._json_of(data)
-
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
         self._close_file()

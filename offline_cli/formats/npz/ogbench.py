@@ -15,19 +15,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
-from gymnasium import spaces
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
-from offline_cli.formats.action_shapes import choices, one_number_each
+from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.flat_steps import ACTIONS, OBS, REWARDS, TERMINALS, FlatFiles
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
-from offline_cli.formats.stored_arrays import StoredArray
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Tally
 
@@ -39,7 +36,7 @@ FIX: Final = "write observations, actions and terminals with a row for each obse
 
 
 def open_ogbench(files: Sequence[Location], context: OpenContext) -> FlatFiles:
-    """Raises BadData, and UsageError for a file together with the validation file beside it."""
+    """Raises UsageError for a file together with the validation file beside it."""
     names = {file.name: file for file in files if file.name.endswith(".npz")}
     for name, file in names.items():
         training = f"{name.removesuffix(VALIDATION)}.npz"
@@ -47,25 +44,8 @@ def open_ogbench(files: Sequence[Location], context: OpenContext) -> FlatFiles:
             what = f"{name} is the validation data of {training}, and a source of its own"
             fix = f"name one of them, {names[training].url}, and convert the other into its own dataset"
             raise UsageError(what, where=file.url, fix=fix)
-    with Scope() as scope:
-        archive = NpzArchive(files[0], scope)
-        known = [_space_of(archive.numbers(name)) for name in (OBS, ACTIONS)]
-    declared = SourceInfo(
-        format=OgbenchSource.format,
-        location=context.location,
-        observation_space=None if None in known else known[0],
-        action_space=None if None in known else known[1],
-        spaces_inferred=True,
-        action_scale=ENV_SCALE,
-    )
+    declared = SourceInfo(format=OgbenchSource.format, location=context.location, action_scale=ENV_SCALE)
     return OgbenchSource(files, context.location, declared)
-
-
-def _space_of(array: StoredArray) -> Space | None:
-    row, dtype = array.shape[1:], array.dtype
-    if dtype is not None and dtype.kind == "f":
-        return spaces.Box(-np.inf, np.inf, row, dtype.type)
-    return spaces.Box(0, 255, row, np.uint8) if dtype == np.uint8 and len(row) == 3 else None
 
 
 @dataclass(slots=True)
@@ -126,7 +106,7 @@ class _Trajectories:
             ids=ids,
             starts=starts,
             obs=arrays[OBS],
-            actions=choices(acted.pop(ACTIONS)),
+            actions=acted.pop(ACTIONS),
             rewards=rewards.astype(np.float64),
             terminated=terminated,
             truncated=ended & ~terminated,

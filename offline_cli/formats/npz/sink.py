@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
@@ -43,7 +42,8 @@ class NpzSink(ForeignSink):
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`. Raises BadEpisode for arrays of another form than before."""
-        arrays = self._arrays(batch)
+        count_left_out(batch, self.context.tally)
+        arrays = self._steps.arrays(batch, batch.extra)
         forms = {name: (rows.dtype, rows.shape[1:]) for name, rows in arrays.items()}
         if not self._forms:
             self._forms = forms
@@ -56,14 +56,6 @@ class NpzSink(ForeignSink):
             self._files[name].append(np.ascontiguousarray(rows))
         self._are_narrow &= narrow(batch.rewards).dtype == np.float32
         self.count(batch)
-
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """See `Sink`."""
-        self._arrays(batch)
-
-    def _arrays(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
-        count_left_out(batch, self.context.tally)
-        return self._steps.arrays(batch, batch.extra)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
