@@ -1,27 +1,21 @@
-"""Flat arrays of a row a step: a source of files that hold several episodes each, and episodes as such arrays for writing.
+"""Flat arrays of a row a step, several episodes in each: blocks of them, and episodes as such arrays for writing.
 
 D4RL has them in HDF5, OGBench and others in NumPy archives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
-from offline_cli.formats.action_shapes import choices
 from offline_cli.formats.leaf_names import named_leaves
 from offline_cli.formats.left_out import count_finals
-from offline_cli.formats.source import FileSource, Fragments, Origins
-from offline_cli.formats.tables.episodes import source_hash
-from offline_cli.scopes import Scope
-from offline_cli.storage.locations import Location
-from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.formats.whole_episodes import Reads
+from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 
 OBS, ACTIONS, REWARDS, TERMINALS = "observations", "actions", "rewards", "terminals"
@@ -39,38 +33,17 @@ class FlatArrays(Protocol):
         """Episodes [begin, stop), by these ids; they are asked for one block after the other. Raises BadData."""
 
 
-@dataclass(slots=True)
-class FlatFiles(FileSource):
-    """Files in the order given; no episode goes on in the next one. A format derives its source from it."""
+def blocks(flat: FlatArrays, prefix: str) -> Reads:
+    """The episodes of a file, as many at a time as fit into `BLOCK`, or a single one; `prefix`: how their ids begin.
 
-    drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
-
-    def opened(self, file: Location, held: Scope, tally: Tally) -> FlatArrays:
-        """A file; `held` owns it. Raises BadData."""
-        raise NotImplementedError
-
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`: whole episodes, as many at a time as fit into `BLOCK`, or a single one."""
-        self.done, number, prefix = 0, 0, source_hash(self.files)
-        for file in self.files:
-            try:
-                with self.scope.part() as held:
-                    flat = self.opened(file, held, tally)
-                    starts, rows, begin = flat.starts, max(1, BLOCK // max(1, flat.row_bytes)), 0
-                    while begin < len(starts) - 1:
-                        stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
-                        batch = flat.episodes(begin, stop, tuple(f"{prefix}-{number + at}" for at in range(begin, stop)))
-                        if self.info.action_space is None:
-                            batch = replace(batch, actions=choices(batch.actions))
-                        tally.rows_in += int(starts[stop] - starts[begin])
-                        whole = np.ones(len(batch), np.bool_)
-                        yield Fragments(batch, Origins((file.url,), np.zeros(len(batch), np.int64), starts[begin:stop], whole))
-                        begin = stop
-                    number += len(starts) - 1
-            except BadData as error:
-                rejects.add(error)
-                rejects.lose_episodes(Lost.UNREADABLE)
-            self.done += file.size()
+    What is wrong with a block ends the file, because arrays are read on from where the last one ended.
+    """
+    starts, rows, begin = flat.starts, max(1, BLOCK // max(1, flat.row_bytes)), 0
+    while begin < len(starts) - 1:
+        stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
+        batch = flat.episodes(begin, stop, tuple(f"{prefix}{at}" for at in range(begin, stop)))
+        yield starts[begin:stop].tolist(), lambda whole=batch: whole
+        begin = stop
 
 
 # ---- writing ----

@@ -75,7 +75,7 @@ class ImitationSource(EpisodeFiles):
             _count_left_out(batch, tally)
             for at in range(batch.num_rows):
                 place = f"{file.url} row {row + at}"
-                yield row + at, partial(self._episode, batch.slice(at, 1), f"{prefix}{row + at}", place, tally)
+                yield [row + at], partial(self._episode, batch.slice(at, 1), f"{prefix}{row + at}", place, tally)
             row += batch.num_rows
 
     def _episode(self, row: pa.RecordBatch, name: str, where: str, tally: Tally) -> EpisodeBatch:

@@ -1,13 +1,14 @@
-"""Files that keep each episode by itself, as a group, a folder or a row: one loop for Minari, robomimic, d3rlpy and imitation.
+"""Files of whole episodes: the one loop over them for all formats of other programs but RLlib's and tables.
 
-A format reads one episode as an `EpisodeBatch` of one. Episodes of one structure are joined, for later steps take whole arrays.
+A format reads one episode, or a block of flat arrays, as an `EpisodeBatch`. Batches of one structure are joined, for later
+steps take whole arrays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +29,15 @@ TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
 FIX: Final = "write the episode again, or leave it out with --on-error skip"
 
-Reads = Iterable[tuple[int, Callable[[], EpisodeBatch]]]
-"""Of the episodes of a file: the number of each in it, and a function that reads it, which raises BadData."""
+Reads = Iterable[tuple[Sequence[int], Callable[[], EpisodeBatch]]]
+"""Of the episodes of a file, one or some at a time: their numbers or rows in it, and what reads them, which raises BadData."""
 
 
 @dataclass(slots=True)
 class EpisodeFiles(FileSource):
     """Files of episodes, in the order given. A format derives its source from it, and says how a file is read."""
 
+    rows_are_steps: ClassVar[bool] = False  # and the first of each episode is its number in the file
     drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
@@ -54,8 +56,8 @@ class EpisodeFiles(FileSource):
     def joined(self, episodes: Reads, url: str, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Episodes in their order, those of one structure together; one that cannot be read goes to `rejects`."""
         held, numbers, size = list[EpisodeBatch](), list[int](), 0
-        for number, read in _until_damage(episodes, rejects):
-            tally.rows_in += 1
+        for rows, read in _until_damage(episodes, rejects):
+            tally.rows_in += 0 if self.rows_are_steps else len(rows)
             try:
                 one = read()
             except BadData as error:
@@ -66,8 +68,9 @@ class EpisodeFiles(FileSource):
                 yield self._together(held, numbers, url)
                 held, numbers, size = [], [], 0
             held.append(one)
-            numbers.append(number)
+            numbers += rows
             size += one.nbytes
+            tally.rows_in += one.num_steps if self.rows_are_steps else 0
         if held:
             yield self._together(held, numbers, url)
 
@@ -76,7 +79,8 @@ class EpisodeFiles(FileSource):
         if self.info.action_space is None:
             batch = replace(batch, actions=choices(batch.actions))
         self.done += batch.nbytes
-        return Fragments(batch, Origins((url,), np.zeros(len(held), np.int64), np.array(numbers)))
+        in_order = np.ones(len(batch), np.bool_) if self.rows_are_steps else None
+        return Fragments(batch, Origins((url,), np.zeros(len(batch), np.int64), np.array(numbers), in_order))
 
 
 def _until_damage(episodes: Reads, rejects: Rejects) -> Reads:

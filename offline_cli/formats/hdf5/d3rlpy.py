@@ -69,7 +69,7 @@ class D3rlpySource(EpisodeFiles):
             tally.drop_column(column, "d3rlpy has no such column")
         if count.dtype.kind not in "iu" or count.size != 1 or not 0 <= int(count[0]) <= len(found):
             raise BadData("num_episodes is not a number of episodes", where=file.url, fix=FIX)
-        yield from ((number, partial(_episode, found, number, prefix, file.url)) for number in range(int(count[0])))
+        yield from (([number], partial(_episode, found, number, prefix, file.url)) for number in range(int(count[0])))
 
 
 def _episode(found: Mapping[str, Dataset], number: int, prefix: str, url: str) -> EpisodeBatch:

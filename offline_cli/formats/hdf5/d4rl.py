@@ -24,7 +24,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.flat_steps import ACTIONS, NEXT, OBS, REWARDS, TERMINALS, TIMEOUTS, FlatFiles, FlatSteps, narrow
+from offline_cli.formats.flat_steps import ACTIONS, NEXT, OBS, REWARDS, TERMINALS, TIMEOUTS, FlatSteps, blocks, narrow
 from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
 from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, check_hdf5, read_metadata
 from offline_cli.formats.leaf_names import tree_of_names
@@ -33,6 +33,7 @@ from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
 from offline_cli.formats.step_rows import END_FLAGS, chained, with_finals
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Tally
@@ -49,7 +50,7 @@ CHUNK: Final = 1 << 20  # bytes of rows that HDF5 stores together
 FIX: Final = "write the file again with as many rows in each array"
 
 
-def open_d4rl(files: Sequence[Location], context: OpenContext) -> FlatFiles:
+def open_d4rl(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
     """The files, each with arrays of its own that are looked at when it is read. Raises BadData."""
     with Hdf5File(files[0]) as file:
         ours = read_metadata(file.attributes(), file.url)
@@ -58,18 +59,19 @@ def open_d4rl(files: Sequence[Location], context: OpenContext) -> FlatFiles:
 
 
 @dataclass(slots=True)
-class D4rlSource(FlatFiles):
+class D4rlSource(EpisodeFiles):
     """Files of steps."""
 
     format: ClassVar = FORMAT
+    rows_are_steps: ClassVar = True
 
-    def opened(self, file: Location, held: Scope, tally: Tally) -> _Steps:
-        """See `FlatFiles`."""
+    def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
+        """See `EpisodeFiles`."""
         opened = held.enter(Hdf5File(file, self.read_options.memory_limit))
         for name in opened.attributes("", tally):
             if name != OURS:
                 tally.drop_column(f"@{name}", "an attribute of the file")
-        return _Steps(opened.datasets(), file.url, self.drop, tally)
+        yield from blocks(_Steps(opened.datasets(), file.url, self.drop, tally), prefix)
 
 
 class _Steps:

@@ -93,7 +93,7 @@ class RobomimicSource(EpisodeFiles):
                 tally.drop_column(f"{MASK}/{mask}", "not names of demonstrations in the file")
         for number, name in demos:
             data = {MASK: ",".join(sorted(masks[name]))} if name in masks else {}
-            yield number, partial(self._episode, opened, name, prefix, data, tally)
+            yield [number], partial(self._episode, opened, name, prefix, data, tally)
 
     def _episode(self, file: Hdf5File, name: str, prefix: str, data: dict[str, Any], tally: Tally) -> EpisodeBatch:
         place, where = f"{DATA}/{name}", f"{file.url} {DATA}/{name}"

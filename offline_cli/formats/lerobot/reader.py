@@ -195,10 +195,10 @@ class LeRobotSource(EpisodeFiles):
                 parts.append(frames)
                 if sum(len(part.rows) for part in parts) >= self.records[index].length:
                     missing.discard(index)
-                    yield index, partial(self._episode, self.records[index], prefix, waiting.pop(index), tally)
+                    yield [index], partial(self._episode, self.records[index], prefix, waiting.pop(index), tally)
         lost = set(waiting) if rejects.count > before else missing.union(waiting)  # a file that is damaged is told already
         for index in sorted(lost):
-            yield index, partial(self._episode, self.records[index], prefix, waiting.get(index, []), tally)
+            yield [index], partial(self._episode, self.records[index], prefix, waiting.get(index, []), tally)
 
     def _by_episode(self, chunk: Chunk, rejects: Rejects) -> Iterator[tuple[int, _Frames]]:
         """The frames of a chunk; those of no episode go to `rejects`."""

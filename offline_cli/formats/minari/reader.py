@@ -107,7 +107,7 @@ class MinariSource(EpisodeFiles):
                 fix = "copy the dataset again, or write it again with Minari"
                 rejects.add(BadData(what, where=self.info.location, fix=fix), rows=1)
                 rejects.lose_episodes(Lost.UNREADABLE, max(0, said - len(names)))
-            episodes = ((number, partial(self._episode, number, partial(read, name), tally)) for number, name in names)
+            episodes = (([number], partial(self._episode, number, partial(read, name), tally)) for number, name in names)
             yield from self.joined(episodes, self.folder, tally, rejects)
         self.done = self.size or self.done
 

@@ -20,10 +20,11 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
 from offline_cli.formats.action_shapes import one_number_each
-from offline_cli.formats.flat_steps import ACTIONS, OBS, REWARDS, TERMINALS, FlatFiles
+from offline_cli.formats.flat_steps import ACTIONS, OBS, REWARDS, TERMINALS, blocks
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Tally
@@ -35,7 +36,7 @@ VALIDATION: Final = "-val.npz"
 FIX: Final = "write observations, actions and terminals with a row for each observation, as OGBench does; or --from npz"
 
 
-def open_ogbench(files: Sequence[Location], context: OpenContext) -> FlatFiles:
+def open_ogbench(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
     """Raises UsageError for a file together with the validation file beside it."""
     names = {file.name: file for file in files if file.name.endswith(".npz")}
     for name, file in names.items():
@@ -49,14 +50,16 @@ def open_ogbench(files: Sequence[Location], context: OpenContext) -> FlatFiles:
 
 
 @dataclass(slots=True)
-class OgbenchSource(FlatFiles):
+class OgbenchSource(EpisodeFiles):
     """Archives of trajectories."""
 
     format: ClassVar = "ogbench"
+    rows_are_steps: ClassVar = True
 
-    def opened(self, file: Location, held: Scope, tally: Tally) -> _Trajectories:
-        """See `FlatFiles`."""
-        return _Trajectories(NpzArchive(file, held, memory_limit=self.read_options.memory_limit), held, tally)
+    def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
+        """See `EpisodeFiles`."""
+        archive = NpzArchive(file, held, memory_limit=self.read_options.memory_limit)
+        yield from blocks(_Trajectories(archive, held, tally), prefix)
 
 
 class _Trajectories:
