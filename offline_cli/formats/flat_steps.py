@@ -6,6 +6,7 @@ D4RL has them in HDF5, OGBench and others in NumPy archives.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ def blocks(flat: FlatArrays, prefix: str) -> Reads:
     while begin < len(starts) - 1:
         stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
         batch = flat.episodes(begin, stop, tuple(f"{prefix}{at}" for at in range(begin, stop)))
-        yield starts[begin:stop].tolist(), lambda whole=batch: whole
+        yield starts[begin:stop].tolist(), partial(EpisodeBatch.concat, [batch])
         begin = stop
 
 

@@ -212,41 +212,20 @@ def test_steps_of_several_tasks_keep_their_task(v30: Path, tmp_path: Path) -> No
 # ---- features of other names, numbers of other kinds ----
 
 
-@pytest.fixture
-def other_names(tmp_path: Path) -> Path:
-    """A dataset of layout v2.0 whose features are called state and actions."""
-    folder, steps = tmp_path / "other", 5
-    (folder / "meta").mkdir(parents=True)
-    (folder / "data" / "chunk-000").mkdir(parents=True)
-    columns = {"state": [[float(i)] * 3 for i in range(steps)], "actions": [[float(i)] * 2 for i in range(steps)]}
-    numbers = {
-        "frame_index": list(range(steps)),
-        "episode_index": [0] * steps,
-        "index": list(range(steps)),
-        "task_index": [0] * steps,
-    }
-    times = [i / 10 for i in range(steps)]
-    pq.write_table(
-        pa.table({**columns, "timestamp": times, **numbers}), folder / "data" / "chunk-000" / "episode_000000.parquet"
+def test_features_of_other_names_are_listed_and_read_with_a_mapping(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TESTDATA / "v21", tmp_path / "other"))
+    names = {"observation.state": "state", "observation.grid": "grid", "action": "actions"}
+    edit(
+        folder / "meta/info.json",
+        lambda info: info.update(
+            codebase_version="v2.0", features={names.get(name, name): one for name, one in info["features"].items()}
+        ),
     )
-    features = {"state": ("float64", 3), "actions": ("float64", 2), "timestamp": ("float32", 1)} | dict.fromkeys(
-        numbers, ("int64", 1)
-    )
-    info = {
-        "codebase_version": "v2.0",
-        "fps": 10,
-        "data_path": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
-        "features": {name: {"dtype": dtype, "shape": [size], "names": None} for name, (dtype, size) in features.items()},
-    }
-    (folder / "meta" / "info.json").write_text(json.dumps(info))
-    (folder / "meta" / "episodes.jsonl").write_text(json.dumps({"episode_index": 0, "tasks": ["x"], "length": steps}))
-    return folder
-
-
-def test_features_of_other_names_are_listed_and_read_with_a_mapping(other_names: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"state \[3\], actions \[2\]") as caught:
-        convert(other_names, tmp_path / "D")
+    for file in (folder / "data").rglob("*.parquet"):
+        rewrite(file, lambda old: old.rename_columns([names.get(name, name) for name in old.column_names]))
+    with pytest.raises(BadData, match=r"state \[2\].* actions \[2\]") as caught:
+        convert(folder, tmp_path / "D")
     assert "mapping" in caught.value.fix
     columns = {"eps_id": "episode_index", "t": "frame_index", "obs": "state", "actions": "actions"}
-    result = convert(other_names, tmp_path / "D", mapping={"columns": columns, "action_scale": "env", "unmapped": "drop"})
-    assert (result.episodes, result.steps) == (1, 5)
+    result = convert(folder, tmp_path / "D", mapping={"columns": columns, "action_scale": "env", "unmapped": "drop"})
+    assert (result.episodes, result.steps) == (3, 12)

@@ -71,7 +71,7 @@ class Episode(pydantic.BaseModel, extra="allow"):
     length: int = pydantic.Field(gt=0, lt=LARGEST)
     tasks: list[str] | None = None
     eps_id: str | None = None
-    custom_data: pydantic.Json[dict[str, Any]] | None = pydantic.Field(None, alias=CUSTOM_DATA)
+    custom_data: pydantic.Json[dict[str, Any]] | None = pydantic.Field(None, alias="offline_cli")
 
 
 @dataclass(frozen=True, slots=True)

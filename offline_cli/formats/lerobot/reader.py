@@ -277,7 +277,8 @@ class LeRobotSource(EpisodeFiles):
 
     def _data_of(self, one: Episode) -> dict[str, Any]:
         """The custom data of an episode."""
-        data = {key: value for key, value in (one.model_extra or {}).items() if isinstance(value, str | int | float | bool)}
+        data: dict[str, Any] = {}
+        data |= {key: value for key, value in (one.model_extra or {}).items() if isinstance(value, str | int | float | bool)}
         data |= {**(one.custom_data or {}), Columns.SOURCE_ID: str(one.episode_index), "fps": self.meta.fps}
         if isinstance(self.meta.robot_type, str):
             data["robot_type"] = self.meta.robot_type[:200]
