@@ -8,21 +8,25 @@ that is not `terminal` was truncated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.arrow_files import arrow_schema_of, record_batches, without_leaves
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, Source, SourceInfo
-from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
 from offline_cli.safe_json import from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
@@ -69,49 +73,56 @@ class ImitationSource(EpisodeFiles):
     format: ClassVar = "imitation"
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
-        """See `EpisodeFiles`."""
+        """See `EpisodeFiles`: those of a record batch at a time; where one of them is bad, one by one."""
         row = 0
         for batch in record_batches(file, held, memory_limit=self.read_options.memory_limit):
             _count_left_out(batch, tally)
-            for at in range(batch.num_rows):
-                place = f"{file.url} row {row + at}"
-                yield [row + at], partial(self._episode, batch.slice(at, 1), f"{prefix}{row + at}", place, tally)
+            numbers, whole = range(row, row + batch.num_rows), None
+            with suppress(BadData):
+                whole = self._read(batch, numbers, prefix, file.url, tally) if numbers else None
+            if whole is not None:
+                yield numbers, partial(EpisodeBatch.concat, [whole])
+            for at in range(batch.num_rows) if whole is None else ():
+                one = numbers[at : at + 1]
+                yield one, partial(self._read, batch.slice(at, 1), one, prefix, file.url, tally)
             row += batch.num_rows
 
-    def _episode(self, row: pa.RecordBatch, name: str, where: str, tally: Tally) -> EpisodeBatch:
-        terminal = row[TERMINAL] if TERMINAL in row.schema.names else pa.nulls(1)
+    def _read(self, batch: pa.RecordBatch, numbers: range, prefix: str, url: str, tally: Tally) -> EpisodeBatch:
+        """All trajectories of a batch, the rows `numbers` of its file. Raises BadData, naming the first row."""
+        where, names = f"{url} row {numbers.start}", batch.schema.names
+        (acts, steps), (obs, seen) = (self._values(batch, name, where, tally) for name in (ACTS, OBS))
+        rewards, rewarded = self._values(batch, REWS, where, tally) if REWS in names else (np.zeros(steps.sum()), steps)
+        if (seen != steps + 1).any() or (rewarded != steps).any():
+            what = f"{seen.tolist()[:3]} observations and {rewarded.tolist()[:3]} rewards for {steps.tolist()[:3]} actions"
+            raise BadEpisode(what, where=where, fix=FIX)
+        terminal = batch[TERMINAL] if TERMINAL in names else pa.nulls(len(numbers))
         if not pa.types.is_boolean(terminal.type) or terminal.null_count:
             raise BadEpisode("terminal is no flag", where=where, fix=FIX)
-        acts, has_rewards = self._values(row, ACTS, where, tally), REWS in row.schema.names
-        steps = len(_cell(row, ACTS, where))
-        made = whole_episode(
-            name,
-            where,
-            obs=self._values(row, OBS, where, tally),
+        terminated = np.asarray(terminal.to_numpy(zero_copy_only=False))
+        made = EpisodeBatch(
+            ids=tuple(f"{prefix}{number}" for number in numbers),
+            starts=np.concatenate([[0], np.cumsum(steps)]),
+            obs=obs,
             actions=acts,
-            rewards=self._values(row, REWS, where, tally) if has_rewards else np.zeros(steps),
-            terminated=terminal[0].as_py(),
-            truncated=not terminal[0].as_py(),
+            rewards=one_number_each(rewards, "rewards", where=where, fix=FIX).astype(np.float64),
+            terminated=terminated,
+            truncated=~terminated,
         )
-        tally.assume(MISSING_REWARDS, 0 if has_rewards else steps)
+        tally.assume(MISSING_REWARDS, 0 if REWS in names else made.num_steps)
         return made
 
-    def _values(self, row: pa.RecordBatch, name: str, where: str, tally: Tally) -> Any:
-        """(T, ...) of a trajectory, without the parts that are dropped."""
-        inner = _cell(row, name, where)
+    def _values(self, batch: pa.RecordBatch, name: str, where: str, tally: Tally) -> tuple[Any, NDArray[np.int64]]:
+        """(M, ...) of all trajectories without the parts that are dropped, and (E,) how many each has. Raises BadData."""
+        column = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
+        if not _is_list(column.type) or column.null_count:
+            raise BadEpisode(f"column {name} is no list in each row", where=where, fix=FIX)
+        inner = column.flatten()
         for part in inner.type if pa.types.is_struct(inner.type) else ():
             if f"{name}.{part.name}" in self.drop:
                 tally.drop_column(f"{name}.{part.name}", LEFT_OUT)
         kept, kind = without_leaves(inner, pa.field(name, inner.type), name, self.drop)
-        return tree_of(kept, kind, where=lambda _: where)
-
-
-def _cell(row: pa.RecordBatch, name: str, where: str) -> pa.Array:
-    """The list in a column of one row. Raises BadEpisode."""
-    column = row[name] if name in row.schema.names else pa.nulls(1)
-    if not _is_list(column.type) or column.null_count:
-        raise BadEpisode(f"column {name} is no list in each row", where=where, fix=FIX)
-    return column.flatten()
+        sizes = np.asarray(pc.list_value_length(column).to_numpy(zero_copy_only=False)).astype(np.int64)
+        return tree_of(kept, kind, where=lambda _: where), sizes
 
 
 def _count_left_out(batch: pa.RecordBatch, tally: Tally) -> None:

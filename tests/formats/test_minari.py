@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,46 +75,23 @@ def test_a_dataset_goes_out_and_comes_back_equal(tmp_path: Path) -> None:
     assert diff(tmp_path / "D", tmp_path / "again").equal
 
 
-@pytest.mark.parametrize("to", ["episodes", "columns"])
-def test_anything_goes_out_with_ids_outputs_and_fields(
-    to: str, tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
-) -> None:
+def test_anything_goes_out_and_what_has_no_place_is_named(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
     space = spaces.Dict({"a": spaces.Tuple((spaces.Box(-1, 1, (2, 2)), spaces.Discrete(4))), "b": spaces.MultiBinary(3)})
     batch = random_batch(space, spaces.Discrete(3))
     logp = np.arange(batch.num_steps, dtype=np.float32)
+    infos = [{"sure": float(at), **({"late": at} if at else {})} for at in range(batch.num_steps + len(batch))]
     data = tuple({"mood": "good", "depth": {"x": [1, 2]}, "odd": [[1], "a"]} for _ in range(len(batch)))
-    whole = EpisodeBatch(
-        **{name: getattr(batch, name) for name in ("ids", "starts", "obs", "actions", "rewards", "terminated", "truncated")},
-        extra={"action_logp": logp},
-        custom_data=data if to == "episodes" else None,
-        observation_space=space,
-        action_space=spaces.Discrete(3),
-    )
-    write_dataset([whole], tmp_path / "D", format=to, action_scale="env")
+    write_dataset([replace(batch, extra={"action_logp": logp}, infos=infos, custom_data=data)], tmp_path / "D")
     result = convert(tmp_path / "D", tmp_path / "M", to="minari")
-    assert dict(result.assumptions) == ({"custom-data-not-kept": 3} if to == "episodes" else {})
+    assert (result.assumptions["custom-data-not-kept"], result.dropped_columns) == (3, ("infos/late",))
     back = read(tmp_path / "M")[1]
     assert back.ids == batch.ids
     np.testing.assert_array_equal(back.extra["action_logp"], logp)
     np.testing.assert_array_equal(back.obs["a"][0], batch.obs["a"][0])
-    if to == "episodes":
-        assert back.custom_data is not None
-        assert {key: np.asarray(value).tolist() for key, value in back.custom_data[0].items()} == {
-            "mood": "good",
-            "depth/x": [1, 2],
-        }
-
-
-def test_infos_that_differ_in_form_are_left_out_by_name(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:
-    batch = random_batch(spaces.Discrete(3), spaces.Discrete(2), (2,))
-    infos = [{"sure": 1.0, "late": None}, {"sure": 2.0, "late": 1}, {"sure": 3.0, "more": 2}]
-    fields = ("ids", "starts", "obs", "actions", "rewards", "terminated", "truncated", "observation_space", "action_space")
-    write_dataset([EpisodeBatch(**{name: getattr(batch, name) for name in fields}, infos=infos)], tmp_path / "D")
-    result = convert(tmp_path / "D", tmp_path / "M", to="minari")
-    assert set(result.dropped_columns) == {"infos/late", "infos/more"}
-    back = read(tmp_path / "M")[1]
     assert back.infos is not None
-    assert [info["sure"] for info in back.infos] == [1, 2, 3]
+    assert back.custom_data is not None
+    assert [info["sure"] for info in back.infos[:3]] == [0, 1, 2]
+    assert {key: np.asarray(one).tolist() for key, one in back.custom_data[0].items()} == {"mood": "good", "depth/x": [1, 2]}
 
 
 def test_two_datasets_below_a_folder_are_refused_and_two_folders_are_merged(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ is an error that names it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
@@ -161,6 +161,23 @@ class _Frames(NamedTuple):
 
     chunk: Chunk
     rows: NDArray[np.int64]  # in the chunk
+    arrays: Mapping[str, NDArray[Any]]  # of all its rows, by column; none where a value of the chunk is missing or odd
+
+    def values(self, name: str) -> NDArray[Any]:
+        """(T, ...) of a column. Raises BadData, naming the row."""
+        if name in self.arrays:
+            return self.arrays[name][self.rows]
+        table = self.chunk.table.take(self.rows)
+        return _numbers(table, name, lambda row: self.chunk.where(int(self.rows[row])))
+
+
+def _numbers(table: pa.Table, name: str, where: Callable[[int], str]) -> NDArray[Any]:
+    """(N, ...) of a column. Raises BadData."""
+    at = table.column_names.index(name)
+    found = tree_of(table.column(at), table.schema.field(at), where=where)
+    if not isinstance(found, np.ndarray):
+        raise BadData(f"column {name} holds {str(table.schema.field(at).type)[:80]}, not numbers", where=where(0), fix=FIX)
+    return found
 
 
 @dataclass(slots=True)
@@ -211,11 +228,15 @@ class LeRobotSource(EpisodeFiles):
             rejects.lose_episodes(Lost.UNREADABLE)
             return
         index = np.asarray(pc.fill_null(table[EPISODE_INDEX].cast(pa.int64(), safe=False), -1).to_numpy())
+        try:
+            arrays = {name: _numbers(table, name, chunk.where) for name in table.column_names if name != EPISODE_INDEX}
+        except BadData:  # then each episode is read by itself
+            arrays = {}
         order = np.argsort(index, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(index[order])) + 1):
             number = int(index[rows[0]])
             if number in self.records:
-                yield number, _Frames(chunk, rows)
+                yield number, _Frames(chunk, rows, arrays)
             else:
                 what = f"a frame of episode {table[EPISODE_INDEX][int(rows[0])]}, which has no record in meta/episodes"
                 rejects.add(BadData(what, where=chunk.where(int(rows[0])), fix=FIX), rows=len(rows))
@@ -227,28 +248,21 @@ class LeRobotSource(EpisodeFiles):
         if count != one.length:
             what = f"episode {one.episode_index} has {count} frames, and its record in meta says {one.length}"
             raise BadEpisode(what, where=place, fix=FIX, details={PROBLEM: GAP})
-        try:
-            table = pa.concat_tables([part.chunk.table.take(part.rows) for part in parts], promote_options="permissive")
-        except pa.ArrowException as error:
-            raise BadEpisode(f"files with different columns: {str(error)[:200]}", where=place, fix=FIX) from error
-        order, first = np.arange(count), np.cumsum([0, *(len(part.rows) for part in parts)])
-
-        def where(row: int) -> str:
-            part = int(np.searchsorted(first, order[row], side="right")) - 1
-            return parts[part].chunk.where(int(parts[part].rows[order[row] - first[part]]))
+        order: Any = slice(None)
 
         def values(name: str) -> NDArray[Any]:
             """(T, ...) of a column; LeRobot writes one number, not a list of one."""
-            at = table.column_names.index(name)
-            read = np.asarray(tree_of(table.column(at), table.schema.field(at), where=where))
+            found = [part.values(name) for part in parts]
             shape = self.meta.features[name].row if name in self.meta.features else ()
-            return read.reshape(count, *shape) if math.prod(read.shape[1:]) == math.prod(shape) else read
+            if any(math.prod(one.shape[1:]) != math.prod(shape) for one in found):
+                raise BadEpisode(f"{name} is of another shape than {list(shape)}", where=place, fix=FIX)
+            return np.asarray(np.concatenate(found)[order]).reshape(count, *shape)
 
         frame = values(FRAME_INDEX)
-        order = np.argsort(frame, kind="stable")
+        if (frame[1:] < frame[:-1]).any():
+            order = np.argsort(frame, kind="stable")
         if not np.array_equal(frame[order], np.arange(count)):
             raise BadEpisode(f"{FRAME_INDEX} of episode {one.episode_index} does not count from 0", where=place, fix=FIX)
-        table = table if np.array_equal(frame, np.arange(count)) else table.take(order)
         flags = [np.zeros(count) if name is None else values(name) for name in (roles.done, roles.truncated)]
         done, is_truncated = (one_number_each(flag, DONE[0], where=place, fix=FIX) > 0 for flag in flags)
         terminated = bool(done[-1] and not is_truncated[-1])
@@ -265,7 +279,7 @@ class LeRobotSource(EpisodeFiles):
             extra=extra,
             custom_data=(self._data_of(one),),
         )
-        if TIMESTAMP in table.column_names:
+        if all(TIMESTAMP in part.chunk.table.column_names for part in parts):
             regular = (np.arange(count) / self.meta.fps).astype(np.float32)
             tally.assume(
                 "irregular-timestamp", int((np.abs(values(TIMESTAMP).reshape(-1) - regular) > np.spacing(regular)).sum())
