@@ -37,7 +37,7 @@ Reads = Iterable[tuple[Sequence[int], Callable[[], EpisodeBatch]]]
 class EpisodeFiles(FileSource):
     """Files of episodes, in the order given. A format derives its source from it, and says how a file is read."""
 
-    rows_are_steps: ClassVar[bool] = False  # and the first of each episode is its number in the file
+    rows_are_steps: ClassVar[bool] = False  # whether the numbers of `Reads` are those of first steps, and not of episodes
     drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:

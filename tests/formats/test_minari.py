@@ -20,7 +20,7 @@ from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.converting.operations.merging import merge
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, MemoryLimitExceeded, NoData, UnsupportedSpace
+from offline_cli.errors import BadData, MemoryLimitExceeded, NoData, OutputExists, UnsupportedSpace
 from offline_cli.formats.opening import open_sources
 
 Tree = Any
@@ -73,6 +73,8 @@ def test_a_dataset_goes_out_and_comes_back_equal(tmp_path: Path) -> None:
     assert {key for key in before | said if before.get(key) != said.get(key)} <= {"dataset_size"}
     convert(tmp_path / "back", tmp_path / "again")
     assert diff(tmp_path / "D", tmp_path / "again").equal
+    with pytest.raises(OutputExists):
+        convert(tmp_path / "D", tmp_path / "back", to="minari")
 
 
 def test_anything_goes_out_and_what_has_no_place_is_named(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:

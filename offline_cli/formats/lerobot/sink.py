@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists, UnsupportedSpace
+from offline_cli.errors import BadData, BadEpisode, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.lerobot.dataset import CUSTOM_DATA, EPS_ID, INFO
 from offline_cli.formats.lerobot.reader import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
-from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written
+from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written, refuse_folder
 from offline_cli.meanings import Meanings
 from offline_cli.parquet.writing import ShardWriter
 from offline_cli.spaces import Space
@@ -356,17 +356,11 @@ def _tasks_file(tasks: Mapping[str, int]) -> bytes:
     return bytes(output.getvalue().to_pybytes())
 
 
-def _check(target: Location, *, overwrite: bool, resume: bool) -> None:
-    """Raise OutputExists where something is at `target`: files of others may lie in a LeRobot dataset, and none is removed."""
-    if target.exists():
-        raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
-
-
 LEROBOT_SINK: Final = SinkKind(
     "lerobot",
     "a LeRobot dataset v3.0",
     LeRobotSink,
-    _check,
+    refuse_folder,
     {"compression", "max_bytes_per_file", "max_rows_per_file"},
     "steps, extra outputs, ids, custom data; not last observations, infos, clocks; images as arrays",
 )
