@@ -83,7 +83,7 @@ OF_THE_PAGE: Final = """
     dtype-inferred dtype-widened duplicate-episode duplicate-row empty-batch end-flag-before-end eps-id-not-kept filled-mean
     filled-number filled-previous filled-zero final-observation-not-kept fps-assumed gap-in-t incomplete-source
     infinite-in-actions infinite-in-extras infinite-in-observations infinite-in-rewards info-array-to-list info-not-a-dict
-    irregular-timestamp jpeg-frames last-step-not-kept lossy-jpeg lost-episode-bad-row lost-episode-conflict
+    irregular-timestamp jpeg-frames lossy-jpeg lost-episode-bad-row lost-episode-conflict
     lost-episode-gap lost-episode-mixed-structures lost-episode-steps-after-end lost-episode-unreadable meaning-assumed
     missing-end-flags missing-eps-id missing-final-observation missing-rewards missing-t missing-timeouts missing-type
     mixed-dtypes-widened mixed-environments multi-agent-id-not-kept nan-in-actions nan-in-extras nan-in-observations

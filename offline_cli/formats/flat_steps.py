@@ -1,9 +1,13 @@
-"""Flat arrays of a row a step, as D4RL has them in HDF5 and others in NumPy archives: names, blocks of episodes, writing."""
+"""Flat arrays of a row a step, several episodes in each: blocks of them, and episodes as such arrays for writing.
+
+D4RL has them in HDF5, OGBench and others in NumPy archives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,26 +15,39 @@ from numpy.typing import NDArray
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.leaf_names import named_leaves
 from offline_cli.formats.left_out import count_finals
+from offline_cli.formats.whole_episodes import Reads
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree
-
-__all__ = ["ACTIONS", "NEXT", "OBS", "REWARDS", "TERMINALS", "TIMEOUTS", "FlatSteps", "blocks", "narrow"]
 
 OBS, ACTIONS, REWARDS, TERMINALS = "observations", "actions", "rewards", "terminals"
 NEXT, TIMEOUTS = "next_observations", "timeouts"
 BLOCK: Final = 32 << 20  # bytes of rows that are read at a time
 
 
-def blocks(starts: NDArray[np.int64], row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Episodes [begin, stop) that are read together: as many as fit into `BLOCK`, or a single one.
+class FlatArrays(Protocol):
+    """The arrays of one open file."""
 
-    `starts`: (E+1,) the rows of episode e are starts[e]:starts[e+1]; `row_bytes`: of one row of all arrays.
+    starts: NDArray[np.int64]  # (E+1,) the rows of episode e are starts[e]:starts[e+1]
+    row_bytes: int  # of one row of all arrays
+
+    def episodes(self, begin: int, stop: int, ids: tuple[str, ...]) -> EpisodeBatch:
+        """Episodes [begin, stop), by these ids; they are asked for one block after the other. Raises BadData."""
+
+
+def blocks(flat: FlatArrays, prefix: str) -> Reads:
+    """The episodes of a file, as many at a time as fit into `BLOCK`, or a single one; `prefix`: how their ids begin.
+
+    What is wrong with a block ends the file, because arrays are read on from where the last one ended.
     """
-    begin, rows = 0, max(1, BLOCK // max(1, row_bytes))
+    starts, rows, begin = flat.starts, max(1, BLOCK // max(1, flat.row_bytes)), 0
     while begin < len(starts) - 1:
         stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
-        yield begin, stop
+        batch = flat.episodes(begin, stop, tuple(f"{prefix}{at}" for at in range(begin, stop)))
+        yield starts[begin:stop].tolist(), partial(EpisodeBatch.concat, [batch])
         begin = stop
+
+
+# ---- writing ----
 
 
 def narrow(rewards: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
@@ -54,7 +71,9 @@ class FlatSteps:
         count_finals(batch, self._finals)
         self._are_known &= not batch.final_obs_assumed.any()
         terminateds, truncateds = batch.step_flags()
-        known = {
+        further = {path: leaf for name, tree in extra.items() for path, leaf in named_leaves(name, tree).items()}
+        return {
+            **further,
             **named_leaves(OBS, batch.acted_obs(view=True)),
             **named_leaves(ACTIONS, batch.actions),
             REWARDS: batch.rewards,
@@ -62,8 +81,6 @@ class FlatSteps:
             TERMINALS: terminateds,
             TIMEOUTS: truncateds,
         }
-        further = {path: leaf for name, tree in extra.items() for path, leaf in named_leaves(name, tree).items()}
-        return {**known, **{path: leaf for path, leaf in further.items() if path not in known}}
 
     def are_finals_known(self) -> bool:
         """Whether `next_observations` are to be written; to be asked once, at the end: it counts what is not kept."""

@@ -8,22 +8,16 @@ from typing import Any, Final
 import fsspec
 import pyarrow as pa
 
-__all__ = ["placed"]
-
 FOLDER: Final = "/offline-cli-frames"
 
 
 def placed(sources: Any) -> Any:
     """`sources` with each table in memory as the URL of an Arrow file in memory, called by its content; others as they are."""
-    if hasattr(sources, "__arrow_c_stream__"):
-        return _placed(sources)
     if isinstance(sources, list | tuple):
-        return [_placed(one) if hasattr(one, "__arrow_c_stream__") else one for one in sources]
-    return sources
-
-
-def _placed(frame: Any) -> str:
-    reader = pa.RecordBatchReader.from_stream(frame)
+        return [placed(one) for one in sources]
+    if not hasattr(sources, "__arrow_c_stream__"):
+        return sources
+    reader = pa.RecordBatchReader.from_stream(sources)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, reader.schema) as out:
         for batch in reader:

@@ -7,8 +7,10 @@ that is not `terminal` was truncated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -18,18 +20,17 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.action_shapes import choices, one_number_each
+from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.arrow_files import arrow_schema_of, record_batches, without_leaves
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.source import ENV_SCALE, FileSource, Fragments, Origins, Source, SourceInfo
-from offline_cli.formats.tables.episodes import source_hash
+from offline_cli.formats.source import ENV_SCALE, Source, SourceInfo
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
 from offline_cli.safe_json import from_json
+from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
-from offline_cli.tally import MISSING_REWARDS, Lost, Rejects, Tally
-
-__all__ = ["ImitationSource", "open_imitation"]
+from offline_cli.tally import MISSING_REWARDS, Tally
 
 OBS, ACTS, TERMINAL, REWS, INFOS = "obs", "acts", "terminal", "rews", "infos"
 NEEDED: Final = (OBS, ACTS, TERMINAL)
@@ -61,88 +62,67 @@ def _data_files(files: Sequence[Location]) -> list[Location]:
         names = [str(one["filename"]) for one in from_json(state.read_bytes())["_data_files"]]
         return [arrow[name] for name in dict.fromkeys(names)] or [arrow["data files"]]
     except (ValueError, TypeError, KeyError) as error:
-        what, fix = (
-            f"its list of data files is none, or one of them is missing: {error}",
-            "copy the folder of one dataset again",
-        )
-        raise BadData(what, where=state.url, fix=fix) from error
+        what = f"its list of data files is none, or one of them is missing: {error}"
+        raise BadData(what, where=state.url, fix="copy the folder of one dataset again") from error
 
 
 @dataclass(slots=True)
-class ImitationSource(FileSource):
-    """Arrow streams in the order given."""
+class ImitationSource(EpisodeFiles):
+    """Arrow streams of trajectories."""
 
     format: ClassVar = "imitation"
-    drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
 
-    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Whole episodes, those of a record batch at a time; where one of them is bad, one by one."""
-        self.done, number, prefix = 0, 0, source_hash(self.files)
-        for file in self.files:
-            row = 0
-            try:
-                for batch in record_batches(file, self.scope, memory_limit=self.read_options.memory_limit):
-                    tally.rows_in += batch.num_rows
-                    _count_left_out(batch, tally)
-                    for at, found in self._episodes(batch, f"{prefix}-", number, (file.url, row), tally, rejects):
-                        rows = row + at + np.arange(len(found))
-                        yield Fragments(found, Origins((file.url,), np.zeros(len(found), np.int64), rows))
-                    row, number = row + batch.num_rows, number + batch.num_rows
-            except BadData as error:
-                rejects.add(error)
-                rejects.lose_episodes(Lost.UNREADABLE)
-            self.done += file.size()
+    def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
+        """See `EpisodeFiles`: those of a record batch at a time; where one of them is bad, one by one."""
+        row = 0
+        for batch in record_batches(file, held, memory_limit=self.read_options.memory_limit):
+            _count_left_out(batch, tally)
+            numbers, whole = range(row, row + batch.num_rows), None
+            with suppress(BadData):
+                whole = self._read(batch, numbers, prefix, file.url, tally) if numbers else None
+            if whole is not None:
+                yield numbers, partial(EpisodeBatch.concat, [whole])
+            for at in range(batch.num_rows) if whole is None else ():
+                one = numbers[at : at + 1]
+                yield one, partial(self._read, batch.slice(at, 1), one, prefix, file.url, tally)
+            row += batch.num_rows
 
-    def _episodes(
-        self, batch: pa.RecordBatch, prefix: str, number: int, place: tuple[str, int], tally: Tally, rejects: Rejects
-    ) -> Iterator[tuple[int, EpisodeBatch]]:
-        """Trajectories of a record batch, the first of which has a number and stands at a row; and which is their first."""
-        url, row = place
-        try:
-            made = self._made(batch, prefix, number, f"{url} row {row}", tally)
-        except BadData as error:
-            if batch.num_rows == 1:
-                rejects.add(error)
-                rejects.lose_episodes(Lost.UNREADABLE)
-            for at in range(batch.num_rows) if batch.num_rows > 1 else ():
-                alone = self._episodes(batch[at : at + 1], prefix, number + at, (url, row + at), tally, rejects)
-                yield from ((at, one) for _, one in alone)
-            return
-        yield 0, made
-
-    def _made(self, batch: pa.RecordBatch, prefix: str, number: int, where: str, tally: Tally) -> EpisodeBatch:
-        lengths, has_rewards = _lengths(batch, ACTS, where), REWS in batch.schema.names
-        for name in (OBS, REWS) if has_rewards else (OBS,):
-            have = _lengths(batch, name, where) - (name == OBS)
-            if (have != lengths).any():
-                at = int(np.argmax(have != lengths))
-                what = f"{have[at]} {'observations, less one,' if name == OBS else 'rewards'} for {lengths[at]} actions"
-                raise BadEpisode(what, where=where, fix=FIX)
-        if TERMINAL not in batch.schema.names or batch[TERMINAL].null_count or not pa.types.is_boolean(batch[TERMINAL].type):
+    def _read(self, batch: pa.RecordBatch, numbers: range, prefix: str, url: str, tally: Tally) -> EpisodeBatch:
+        """All trajectories of a batch, the rows `numbers` of its file. Raises BadData, naming the first row."""
+        where, names = f"{url} row {numbers.start}", batch.schema.names
+        (acts, steps), (obs, seen) = (self._values(batch, name, where, tally) for name in (ACTS, OBS))
+        rewards, rewarded = self._values(batch, REWS, where, tally) if REWS in names else (np.zeros(steps.sum()), steps)
+        if (seen != steps + 1).any() or (rewarded != steps).any():
+            what = f"{seen.tolist()[:3]} observations and {rewarded.tolist()[:3]} rewards for {steps.tolist()[:3]} actions"
+            raise BadEpisode(what, where=where, fix=FIX)
+        terminal = batch[TERMINAL] if TERMINAL in names else pa.nulls(len(numbers))
+        if not pa.types.is_boolean(terminal.type) or terminal.null_count:
             raise BadEpisode("terminal is no flag", where=where, fix=FIX)
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        rewards = np.asarray(self._values(batch, REWS, where, tally)) if has_rewards else np.zeros(starts[-1])
-        terminal = np.asarray(batch[TERMINAL].to_numpy(zero_copy_only=False))
+        terminated = np.asarray(terminal.to_numpy(zero_copy_only=False))
         made = EpisodeBatch(
-            ids=tuple(f"{prefix}{number + at}" for at in range(len(lengths))),
-            starts=starts,
-            obs=self._values(batch, OBS, where, tally),
-            actions=choices(self._values(batch, ACTS, where, tally)),
+            ids=tuple(f"{prefix}{number}" for number in numbers),
+            starts=np.concatenate([[0], np.cumsum(steps)]),
+            obs=obs,
+            actions=acts,
             rewards=one_number_each(rewards, "rewards", where=where, fix=FIX).astype(np.float64),
-            terminated=terminal,
-            truncated=~terminal,
+            terminated=terminated,
+            truncated=~terminated,
         )
-        tally.assume(MISSING_REWARDS, 0 if has_rewards else int(starts[-1]))
+        tally.assume(MISSING_REWARDS, 0 if REWS in names else made.num_steps)
         return made
 
-    def _values(self, batch: pa.RecordBatch, name: str, where: str, tally: Tally) -> Any:
-        """(M, ...) of all trajectories, without the parts that are dropped."""
-        inner = batch[name].flatten()
+    def _values(self, batch: pa.RecordBatch, name: str, where: str, tally: Tally) -> tuple[Any, NDArray[np.int64]]:
+        """(M, ...) of all trajectories without the parts that are dropped, and (E,) how many each has. Raises BadData."""
+        column = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
+        if not _is_list(column.type) or column.null_count:
+            raise BadEpisode(f"column {name} is no list in each row", where=where, fix=FIX)
+        inner = column.flatten()
         for part in inner.type if pa.types.is_struct(inner.type) else ():
             if f"{name}.{part.name}" in self.drop:
                 tally.drop_column(f"{name}.{part.name}", LEFT_OUT)
         kept, kind = without_leaves(inner, pa.field(name, inner.type), name, self.drop)
-        return tree_of(kept, kind, where=lambda _: where)
+        sizes = np.asarray(pc.list_value_length(column).to_numpy(zero_copy_only=False)).astype(np.int64)
+        return tree_of(kept, kind, where=lambda _: where), sizes
 
 
 def _count_left_out(batch: pa.RecordBatch, tally: Tally) -> None:
@@ -151,13 +131,6 @@ def _count_left_out(batch: pa.RecordBatch, tally: Tally) -> None:
             tally.drop_column(name, "no column of imitation's")
         elif name == INFOS and not (_is_list(batch[name].type) and _are_empty(batch[name].flatten())):
             tally.drop_column(name, "texts of jsonpickle, which are never decoded")
-
-
-def _lengths(batch: pa.RecordBatch, name: str, where: str) -> NDArray[np.int64]:
-    column = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
-    if not _is_list(column.type) or column.null_count:
-        raise BadEpisode(f"column {name} is no list in each row", where=where, fix=FIX)
-    return np.asarray(pc.list_value_length(column).to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
 def _is_list(kind: pa.DataType) -> bool:

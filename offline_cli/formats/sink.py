@@ -30,6 +30,7 @@ __all__ = [
     "Written",
     "file_check",
     "refuse_existing",
+    "refuse_folder",
 ]
 
 OPTIONS: Final[Mapping[str, Any]] = {
@@ -137,6 +138,12 @@ def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
     """Raise OutputExists where something is at `target`, unless it is to be replaced or resumed."""
     if not (overwrite or resume) and target.exists():
         raise OutputExists("something is here already", where=target.url, fix="give another --out, or --overwrite")
+
+
+def refuse_folder(target: Location, /, *, overwrite: bool, resume: bool) -> None:
+    """The `check` of a sink of a folder: raise OutputExists where something is, for it may hold files of others."""
+    if target.exists():
+        raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
 
 
 def file_check(magic: bytes, words: str) -> Check:

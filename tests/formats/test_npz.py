@@ -55,45 +55,19 @@ def arrays_of(file: Path) -> Arrays:
 # ---- flat arrays ----
 
 
-def test_d4rls_arrays_need_no_mapping(tmp_path: Path, flat: Arrays) -> None:
-    batch = episodes(saved(tmp_path, flat), tmp_path / "out")
-    assert batch.lengths.tolist() == [4, 4, 4]
-    assert batch.terminated.tolist() == [True, True, False]
-    assert batch.truncated.tolist() == [False, False, True]
-    np.testing.assert_array_equal(batch.acted_obs(), flat["observations"])
-    np.testing.assert_array_equal(batch.actions, flat["actions"])
-    assert batch.actions.dtype == np.float32
-
-
 @pytest.mark.parametrize(
     "names",
     [
+        {},
         {"observations": "obs", "rewards": "reward", "terminals": "dones", "timeouts": "truncations"},
         {"observations": "states", "actions": "acts", "rewards": "rews", "terminals": "terminated", "timeouts": "truncated"},
     ],
 )
-def test_other_programs_names_are_known(tmp_path: Path, flat: Arrays, names: dict[str, str]) -> None:
+def test_arrays_of_known_names_need_no_mapping(tmp_path: Path, flat: Arrays, names: dict[str, str]) -> None:
     batch = episodes(saved(tmp_path, {names.get(name, name): one for name, one in flat.items()}), tmp_path / "out")
-    assert batch.terminated.tolist() == [True, True, False]
-
-
-def test_parts_of_a_dict_are_named_with_a_slash(tmp_path: Path, flat: Arrays) -> None:
-    frames = np.arange(12 * 4, dtype=np.uint8).reshape(12, 2, 2)
-    arrays = {**flat, "observations/camera": frames, "observations/state": flat.pop("observations")}
-    del arrays["observations"]
-    batch: Any = episodes(saved(tmp_path, arrays), tmp_path / "out")
-    np.testing.assert_array_equal(batch.acted_obs()["camera"], frames)
-    assert open_sources(str(tmp_path / "out"))[0].info.observation_space["camera"].dtype == np.uint8  # type: ignore[index]
-
-
-def test_further_arrays_are_kept_with_their_dtypes_or_named(tmp_path: Path, flat: Arrays) -> None:
-    more = {"level": np.arange(12), "goal": np.ones((12, 2)), "note": np.array("hi"), "sizes": np.ones(3)}
-    objects = {"details": np.array([{}] * 12, object)}
-    file = saved(tmp_path, {**flat, **more, **objects})
-    result = convert([str(file)], str(tmp_path / "out"))
-    assert result.dropped_columns == ("note", "sizes", "details")
-    extra: Any = episodes(file, tmp_path / "again").extra
-    assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
+    assert batch.lengths.tolist() == [4, 4, 4]
+    assert (batch.terminated.tolist(), batch.truncated.tolist()) == ([True, True, False], [False, False, True])
+    np.testing.assert_array_equal(batch.actions, flat["actions"])
 
 
 def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arrays) -> None:
@@ -106,6 +80,9 @@ def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arra
     for name, one in flat.items():
         assert wrote[name].dtype == one.dtype, name
         np.testing.assert_array_equal(wrote[name], one)
+    convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="npz", overwrite=True)
+    with pytest.raises(OutputExists):
+        convert([str(tmp_path / "ours")], str(tmp_path), to="npz", overwrite=True)
 
 
 def ours(folder: Path, batch: EpisodeBatch, observation: spaces.Space[Any], action: spaces.Space[Any]) -> Path:
@@ -126,58 +103,28 @@ def test_final_observations_of_any_structure_survive(tmp_path: Path, random_batc
         np.testing.assert_array_equal(again.obs[part], theirs[part])
 
 
-def test_an_archive_is_replaced_only_on_request(tmp_path: Path, flat: Arrays) -> None:
-    convert([str(saved(tmp_path, flat))], str(tmp_path / "out.npz"), to="npz")
-    first = (tmp_path / "out.npz").read_bytes()
-    with pytest.raises(OutputExists):
-        convert([str(tmp_path / "log.npz")], str(tmp_path / "out.npz"), to="npz")
-    convert([str(tmp_path / "log.npz")], str(tmp_path / "out.npz"), to="npz", overwrite=True)
-    assert (tmp_path / "out.npz").read_bytes() == first
-    with pytest.raises(OutputExists):
-        convert([str(tmp_path / "log.npz")], str(tmp_path), to="npz", overwrite=True)
-
-
 # ---- OGBench ----
 
 
-def test_an_archive_written_back_is_equal_array_by_array(tmp_path: Path) -> None:
-    convert([str(PLAY)], str(tmp_path / "ours"))
-    convert([str(tmp_path / "ours")], str(tmp_path / "theirs.npz"), to="ogbench")
-    wrote = arrays_of(tmp_path / "theirs.npz")
-    for name, one in arrays_of(PLAY).items():
-        assert wrote.pop(name).tobytes() == one.tobytes(), name
-    assert not wrote
-    convert([str(tmp_path / "theirs.npz")], str(tmp_path / "again"))
-    assert open_sources(str(tmp_path / "again"))[0].info.action_scale == "env"
+def test_the_last_row_of_a_trajectory_is_its_final_observation(tmp_path: Path) -> None:
+    batch, arrays = episodes(PLAY, tmp_path / "ours"), arrays_of(PLAY)
+    ends = arrays["terminals"].astype(bool)
+    np.testing.assert_array_equal(batch.obs, arrays["observations"])
+    for name, ours in {"actions": batch.actions, **batch.extra}.items():
+        np.testing.assert_array_equal(ours, arrays[name][~ends])
+        assert batch.custom_data is not None  # what follows the last step is no step's
+        np.testing.assert_array_equal([one["last_row"][name] for one in batch.custom_data], arrays[name][ends])
+    assert batch.truncated.all()
+    assert open_sources(str(tmp_path / "ours"))[0].info.action_scale == "env"
 
 
-def test_rewards_and_masks_come_back_as_rewards_and_terminations(
-    tmp_path: Path, random_batch: Callable[..., EpisodeBatch]
-) -> None:
-    observation, action = spaces.Box(-1, 1, (3,), np.float32), spaces.Box(-1, 1, (2,), np.float32)
-    batch = random_batch(observation, action, lengths=(3, 1, 4))
-    source = ours(tmp_path / "ours", batch, observation, action)
-    convert([str(source)], str(tmp_path / "theirs.npz"), to="ogbench")
-    wrote = arrays_of(tmp_path / "theirs.npz")
-    assert np.flatnonzero(wrote["masks"] == 0).tolist() == [2, 4, 9]  # the last steps,
-    assert np.flatnonzero(wrote["terminals"]).tolist() == [3, 5, 10]  # and the rows after them
-    again = episodes(tmp_path / "theirs.npz", tmp_path / "again")
-    np.testing.assert_array_equal(again.rewards, batch.rewards)
-    np.testing.assert_array_equal(again.terminated, batch.terminated)
-    np.testing.assert_array_equal(again.obs, batch.obs)
-
-
-@pytest.mark.parametrize("to", ["npz", "ogbench"])
-def test_final_observations_that_nobody_recorded_are_not_written(to: str, tmp_path: Path, flat: Arrays) -> None:
-    result = convert([str(saved(tmp_path, flat))], str(tmp_path / "theirs.npz"), to=to, action_scale="env")
-    again = convert([str(tmp_path / "theirs.npz")], str(tmp_path / "again"), from_=to)
-    wrote = arrays_of(tmp_path / "theirs.npz")
-    if to == "npz":
-        assert ("next_observations" in wrote, again.assumptions["missing-final-observation"]) == (False, 3)
-        return
-    assert (result.assumptions["last-step-not-kept"], again.steps) == (3, 9)
-    np.testing.assert_array_equal(wrote["observations"], flat["observations"])  # rows that were recorded, and no others
-    np.testing.assert_array_equal(wrote["actions"], flat["actions"])
+def test_a_mask_of_the_last_step_is_a_termination(tmp_path: Path) -> None:
+    masks = 1 - np.isin(np.arange(9), (1, 3)).astype(np.float32)
+    arrays = {"observations": np.zeros((9, 3), np.float32), "actions": np.zeros((9, 2), np.float32), "masks": masks}
+    file = saved(tmp_path, {**arrays, "rewards": np.arange(9.0), "terminals": np.isin(np.arange(9), (4, 8))})
+    batch = episodes(file, tmp_path / "D", from_="ogbench")
+    assert (batch.terminated.tolist(), batch.rewards.tolist()) == ([True, False], [0, 1, 2, 3, 5, 6, 7])
+    assert open_dataset(str(tmp_path / "D")).manifest.assumptions["end-flag-before-end"] == 1
 
 
 def test_choices_rewards_and_flags_may_have_a_second_dimension_of_one(tmp_path: Path, flat: Arrays) -> None:
@@ -188,19 +135,20 @@ def test_choices_rewards_and_flags_may_have_a_second_dimension_of_one(tmp_path: 
     assert open_sources(str(tmp_path / "out"))[0].info.action_space == spaces.Discrete(3)
 
 
-def test_what_an_array_lacks_to_be_a_column_is_said_of_it(tmp_path: Path, flat: Arrays) -> None:
+def test_further_arrays_are_kept_or_it_is_said_what_they_lack(tmp_path: Path, flat: Arrays) -> None:
     more = {"gamma": np.array(0.99), "episode_returns": np.ones(3), "details": np.array([{}] * 12, object)}
-    reasons = convert([str(saved(tmp_path, {**flat, **more}))], str(tmp_path / "out")).dropped_reasons
-    assert {name: reasons[name].partition(",")[0] for name in more} == {
+    file = saved(tmp_path, {**flat, **more, "level": np.arange(12), "goal": np.ones((12, 2))})
+    reasons = convert([str(file)], str(tmp_path / "out")).dropped_reasons
+    assert {name: reasons[name].partition(",")[0] for name in reasons} == {
         "gamma": "of shape []",
         "episode_returns": "of shape [3]",
         "details": "object of shape [12]",
     }
+    extra: Any = episodes(file, tmp_path / "again").extra
+    assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
     columns = {"obs": "observations", "actions": "actions", "terminateds": "terminals", "rewards": "episode_returns"}
     with pytest.raises(BadMapping, match=r"episode_returns \(of shape \[3\]"):
-        convert([str(tmp_path / "log.npz")], str(tmp_path / "more"), mapping={"columns": columns})
-    with pytest.raises(BadData, match=r"observations.*object"):
-        convert([str(saved(tmp_path, {**flat, "observations": more["details"]}, "o.npz"))], str(tmp_path / "objects"))
+        convert([str(file)], str(tmp_path / "more"), mapping={"columns": columns})
 
 
 # ---- archives that lie ----
@@ -229,12 +177,8 @@ SHAPE = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s), }"
     "data",
     [
         npy(SHAPE % "4611686018427387904, 4"),
-        npy(SHAPE % "3,", bytes(8)),
         npy(SHAPE % "-3,", bytes(8)),
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': __import__('os').system('x')}"),
-        npy("[" * 5000),
-        npy(" " * 20_000),
-        npy(SHAPE % "1,", bytes(4), b"\x09\x00"),
         npy(SHAPE % ("1, " * 70), bytes(4)),
         b"PK",
     ],
@@ -248,16 +192,3 @@ def test_an_archive_that_unfolds_without_end_is_refused(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "log.npz", observations=np.zeros(65 << 20, np.uint8))
     with pytest.raises(UnsafeData):
         opened(tmp_path / "log.npz")
-
-
-def test_a_cut_archive_and_a_changed_byte_are_named(tmp_path: Path, flat: Arrays) -> None:
-    file = tmp_path / "log.npz"
-    np.savez(file, **flat)
-    whole = file.read_bytes()
-    file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(BadData):
-        convert([str(file)], str(tmp_path / "out"))
-    at = whole.index(flat["actions"].tobytes())
-    file.write_bytes(whole[:at] + b"\x00\x01" + whole[at + 2 :])
-    with pytest.raises(BadData):
-        convert([str(file)], str(tmp_path / "out"))

@@ -21,10 +21,18 @@ from offline_cli.errors import BadData
 @pytest.mark.parametrize("final", [True, False])
 def test_a_file_goes_out_and_comes_back_equal(final: bool, tmp_path: Path) -> None:
     file = robomimic(tmp_path / "a.hdf5", final=final)
+    with h5py.File(file, "a") as opened:  # a split that overlaps the others
+        opened["mask/20_percent"] = np.array(["demo_0", "demo_9"], "S")
     result = convert(file, tmp_path / "D")
     assert dict(result.assumptions) == ({} if final else {"missing-final-observation": 11})
     convert(tmp_path / "D", tmp_path / "b.hdf5", to="robomimic")
     assert_same(tree(file), tree(tmp_path / "b.hdf5"))
+    assert sorted(split(tmp_path / "D", tmp_path / "parts", by="mask").parts) == [
+        "20_percent%2Ctrain",
+        "20_percent%2Cvalid",
+        "train",
+        "valid",
+    ]
 
 
 def test_demonstrations_come_in_the_order_of_their_numbers_with_their_last_observations(tmp_path: Path) -> None:
@@ -38,21 +46,6 @@ def test_demonstrations_come_in_the_order_of_their_numbers_with_their_last_obser
     assert (stream.action_scale, stream.environment and stream.environment.id) == ("normalized", "Lift")
     assert stream.action_space == spaces.Box(-1, 1, (4,), np.float64)
     np.testing.assert_array_equal(batch.extra["step_dones"][:7], arrays["data/demo_0/dones"])
-
-
-def test_splits_that_overlap_travel_too(tmp_path: Path) -> None:
-    file = robomimic(tmp_path / "a.hdf5")
-    with h5py.File(file, "a") as opened:
-        opened["mask/20_percent"] = np.array(["demo_0", "demo_9"], "S")
-    convert(file, tmp_path / "D")
-    convert(tmp_path / "D", tmp_path / "b.hdf5", to="robomimic")
-    assert_same(tree(file), tree(tmp_path / "b.hdf5"))
-    assert sorted(split(tmp_path / "D", tmp_path / "parts", by="mask").parts) == [
-        "20_percent%2Ctrain",
-        "20_percent%2Cvalid",
-        "train",
-        "valid",
-    ]
 
 
 def test_actions_of_an_environment_are_rescaled_and_counted(tmp_path: Path, random_batch: Callable[..., EpisodeBatch]) -> None:

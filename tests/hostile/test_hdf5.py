@@ -51,15 +51,12 @@ def soft_to_external(file: Any, _: Path) -> None:
 REFUSED: dict[str, tuple[Spoil, type[BadData]]] = {
     "external link": (link(h5py.ExternalLink("other.h5", "/x")), UnsafeData),
     "soft link through an external one": (soft_to_external, UnsafeData),
-    "soft link to itself": (link(h5py.SoftLink("/extra")), UnsafeData),
     "soft link within the file": (link(h5py.SoftLink("/actions")), UnsafeData),
     "external storage": (external_storage, UnsafeData),
     "virtual dataset": (virtual, UnsafeData),
     "filter of a plug-in": (unknown_filter, UnsafeData),
     "bomb": (lambda file, _: file.create_dataset("extra", (100, 1 << 30), "f8", chunks=(1, 1 << 16)), BadData),
-    "numbers of varying length": (lambda file, _: file.create_dataset("extra", (9,), h5py.vlen_dtype(np.int32)), UnsafeData),
     "references": (lambda file, _: file.create_dataset("extra", (9,), h5py.ref_dtype), UnsafeData),
-    "opaque": (lambda file, _: file.__setitem__("extra", np.zeros(9, "V8")), UnsafeData),
     "records": (lambda file, _: file.__setitem__("extra", np.zeros(9, [("a", "f4"), ("b", "i4")])), UnsafeData),
     "nested deep": (lambda file, _: file.__setitem__("/".join("a" * 40), np.zeros(9)), BadData),
 }
@@ -81,17 +78,10 @@ def test_what_leads_elsewhere_or_unfolds_is_refused_by_place(name: str, tmp_path
 
 def test_known_filters_are_read(tmp_path: Path) -> None:
     arrays = d4rl(100)
-    plain = read(write(tmp_path / "plain.hdf5", arrays))[1]
     with h5py.File(write(tmp_path / "a.hdf5", arrays), "a") as file:
-        for name, options in {
-            "observations": {"compression": "gzip", "shuffle": True, "fletcher32": True},
-            "rewards": {"compression": "lzf"},
-        }.items():
-            del file[name]
-            file.create_dataset(name, data=arrays[name], **options)
-    found = read(tmp_path / "a.hdf5")[1]
-    for leaf in ("obs", "actions", "rewards"):
-        np.testing.assert_array_equal(getattr(found, leaf), getattr(plain, leaf))
+        del file["observations"]
+        file.create_dataset("observations", data=arrays["observations"], compression="gzip", shuffle=True, fletcher32=True)
+    np.testing.assert_array_equal(read(tmp_path / "a.hdf5")[1].acted_obs(), arrays["observations"])
 
 
 def test_damaged_chunks_are_bad_data_by_their_place(tmp_path: Path) -> None:

@@ -10,29 +10,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
-from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.flat_steps import narrow
-from offline_cli.formats.hdf5.episodes import Hdf5Source, JoinedEpisodes, StoredEpisode
-from offline_cli.formats.hdf5.safe import Hdf5File
+from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
 from offline_cli.formats.hdf5.writing import Hdf5Sink, check_hdf5, read_metadata
 from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
-from offline_cli.formats.step_rows import with_finals
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode
+from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
-
-__all__ = ["D3RLPY_SINK", "open_d3rlpy"]
 
 FORMAT: Final = "d3rlpy"
 COLUMNS: Final = ("observations", "actions", "rewards", "terminated")
@@ -40,84 +39,66 @@ READ, WRITTEN = "2.", "2.1"  # versions
 FIX: Final = "write the file again with d3rlpy, or leave the episode out with --on-error skip"
 
 
-def open_d3rlpy(files: Sequence[Location], context: OpenContext) -> Hdf5Source:
+def open_d3rlpy(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
     """The files. Raises BadData for one that is damaged."""
     with Hdf5File(files[0]) as file:
         ours = read_metadata(file.attributes(), file.url)
     info = SourceInfo(format=FORMAT, location=context.location, **{"action_scale": ENV_SCALE, **ours})
-    return Hdf5Source(files, context.location, info, layout=_Episodes)
+    return D3rlpySource(files, context.location, info)
 
 
-class _Episodes:
-    """An `EpisodeLayout`."""
+@dataclass(slots=True)
+class D3rlpySource(EpisodeFiles):
+    """Files of a replay buffer each."""
 
-    def __init__(self, file: Hdf5File, prefix: str, tally: Tally) -> None:
-        self._file, self._prefix, self._tally = file, prefix, tally
-        self._datasets = file.datasets()
+    format: ClassVar = FORMAT
 
-    def names(self) -> range:
-        """Numbers. Raises BadData for another version."""
-        lost = [name for name in ("version", "columns", "num_episodes") if name not in self._datasets]
-        if lost:
-            raise BadData(f"no dataset {lost[0]}", where=self._file.url, fix=FIX)
-        said, names = (np.ravel(self._datasets[name].read()).tolist() for name in ("version", "columns"))
-        version, columns = "".join(map(str, said)), set(map(str, names))
-        lacking = sorted(set(COLUMNS) - columns)
-        if not version.startswith(READ) or lacking:
+    def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
+        """See `EpisodeFiles`. Raises BadData for another version."""
+        found = held.enter(Hdf5File(file, self.read_options.memory_limit)).datasets()
+        missing = [name for name in ("version", "columns", "num_episodes") if name not in found]
+        if missing:
+            raise BadData(f"no dataset {missing[0]}", where=file.url, fix=FIX)
+        version, columns, count = (np.ravel(found[name].read()) for name in ("version", "columns", "num_episodes"))
+        said, lacking = "".join(map(str, version)), sorted(set(COLUMNS).difference(map(str, columns)))
+        if not said.startswith(READ) or lacking:
             fix = "load it with the version of d3rlpy that wrote it, and dump it with d3rlpy 2"
-            what = f"a file of version {version[:20]!r}" + f", without {', '.join(lacking)}" * bool(lacking)
-            raise BadData(what, where=self._file.url, fix=fix)
-        for column in columns - set(COLUMNS):
-            self._tally.drop_column(column, "d3rlpy has no such column")
-        count = self._datasets["num_episodes"].rows()
-        if count.dtype.kind not in "iu" or count.ndim or not 0 <= int(count) <= len(self._datasets):
-            raise BadData("num_episodes is not a number of episodes", where=self._file.url, fix=FIX)
-        return range(int(count))
-
-    def stored(self, number: int) -> StoredEpisode:
-        """See `EpisodeLayout`: arrays by column, parts of a Tuple as `column/0`. Raises BadEpisode without one."""
-        where, values = f"{self._file.url} episode {number}", {}
-        for column in COLUMNS:
-            path, part = f"{column}_{number}", 0
-            if path in self._datasets:
-                values[column] = np.atleast_1d(self._datasets[path].rows())
-            while path not in self._datasets and f"{path}_{part}" in self._datasets:
-                values[f"{column}/{part}"] = np.atleast_1d(self._datasets[f"{path}_{part}"].rows())
-                part += 1
-            if column not in values and not part:
-                raise BadEpisode(f"{path} is not in the file, whose num_episodes counts it", where=where, fix=FIX)
-        return StoredEpisode(number, where, values, {})
-
-    def batch(self, joined: JoinedEpisodes) -> EpisodeBatch:
-        """See `EpisodeLayout`."""
-        if "rewards" not in joined.values or "terminated" not in joined.values:
-            raise BadEpisode("rewards or terminated of several parts", where=joined.where, fix=FIX)
-        steps, once = joined.rows["rewards"], np.ones(len(joined), np.int64)
-        joined.check_rows([path for path in joined.values if path != "terminated"], steps)
-        joined.check_rows(["terminated"], once)
-        if not steps.all():
-            raise BadEpisode("no steps", where=joined.where, fix=FIX)
-        rewards, ended = (
-            one_number_each(np.asarray(joined.values[name]), name, where=joined.where, fix=FIX)
-            for name in ("rewards", "terminated")
-        )
-        starts, obs = joined.starts(steps), _column(joined, "observations")
-        return EpisodeBatch(
-            ids=tuple(f"{self._prefix}{one.number}" for one in joined.episodes),
-            starts=starts,
-            obs=map_leaves(lambda leaf: with_finals(leaf, leaf, starts), obs),
-            actions=_column(joined, "actions"),
-            rewards=rewards.astype(np.float64),
-            terminated=ended.astype(np.bool_),
-            truncated=~ended.astype(np.bool_),
-            final_missing=once == 1,
-        )
+            what = f"a file of version {said[:20]!r}" + f", without {', '.join(lacking)}" * bool(lacking)
+            raise BadData(what, where=file.url, fix=fix)
+        for column in set(map(str, columns)).difference(COLUMNS):
+            tally.drop_column(column, "d3rlpy has no such column")
+        if count.dtype.kind not in "iu" or count.size != 1 or not 0 <= int(count[0]) <= len(found):
+            raise BadData("num_episodes is not a number of episodes", where=file.url, fix=FIX)
+        yield from (([number], partial(_episode, found, number, prefix, file.url)) for number in range(int(count[0])))
 
 
-def _column(joined: JoinedEpisodes, column: str) -> Tree:
-    """A column: one array, or one for each part of a Tuple."""
-    parts = tuple(values for path, values in joined.values.items() if path.startswith(f"{column}/"))
-    return parts or joined.values[column]
+def _episode(found: Mapping[str, Dataset], number: int, prefix: str, url: str) -> EpisodeBatch:
+    where = f"{url} episode {number}"
+    obs, actions, rewards, terminated = (_column(found, f"{column}_{number}", where) for column in COLUMNS)
+    if not isinstance(terminated, np.ndarray) or terminated.size != 1 or terminated.dtype.kind not in "biuf":
+        raise BadEpisode("terminated is not one flag", where=where, fix=FIX)
+    return whole_episode(
+        f"{prefix}{number}",
+        where,
+        obs=obs,
+        next_obs=obs,
+        actions=actions,
+        rewards=rewards,
+        terminated=bool(terminated.item()),
+        truncated=not terminated.item(),
+    )
+
+
+def _column(found: Mapping[str, Dataset], name: str, where: str) -> Tree:
+    """One array, or one for each part of a Tuple. Raises BadEpisode."""
+    if name in found:
+        return found[name].read()
+    parts = list[Any]()
+    while f"{name}_{len(parts)}" in found:
+        parts.append(found[f"{name}_{len(parts)}"].read())
+    if not parts:
+        raise BadEpisode(f"{name} is not in the file, whose num_episodes counts it", where=where, fix=FIX)
+    return tuple(parts)
 
 
 class D3rlpySink(Hdf5Sink):

@@ -14,35 +14,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.action_shapes import one_number_each
 from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.hdf5.episodes import Hdf5Source, JoinedEpisodes, StoredEpisode, numbered
-from offline_cli.formats.hdf5.safe import Hdf5File
-from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, attributes_of, check_hdf5, put, read_metadata
-from offline_cli.formats.leaf_names import checked_key, heads, tree_of_names
+from offline_cli.formats.hdf5.safe import Hdf5File, Values, numbered
+from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, check_hdf5, environment_of, put, put_attributes, read_metadata
+from offline_cli.formats.leaf_names import checked_key, tree_of_names
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, SourceInfo
-from offline_cli.formats.step_rows import with_finals
-from offline_cli.safe_json import from_json
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode, why_left_out
+from offline_cli.scopes import Scope
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Tally
-from offline_cli.trees import Tree, map_leaves
-
-__all__ = ["ROBOMIMIC_SINK", "open_robomimic"]
+from offline_cli.trees import Tree
 
 FORMAT: Final = "robomimic"
 DATA, DEMO, MASK = "data", "demo_", "mask"
@@ -54,13 +50,14 @@ GYM: Final = 2  # robomimic's number of the kind of environments that gymnasium 
 FIX: Final = "write the demonstration again, or leave it out with --on-error skip"
 
 
-def open_robomimic(files: Sequence[Location], context: OpenContext) -> Hdf5Source:
+def open_robomimic(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
     """The files. Raises BadData for one that is damaged."""
     with Hdf5File(files[0]) as file:
-        attributes, names = file.attributes(DATA), numbered(file.members(DATA), DEMO)
-        actions = file.datasets(f"{DATA}/{names[0]}").get("actions") if names else None
+        attributes, demos = file.attributes(DATA), numbered(file.members(DATA), DEMO)
+        actions = file.datasets(f"{DATA}/{demos[0][1]}").get("actions") if demos else None
     arguments = attributes.get("env_args")
-    known: dict[str, Any] = {"action_scale": NORMALIZED_SCALE, "environment": _environment_of(arguments)}
+    environment = environment_of(arguments, "env_name", "env_kwargs")
+    known: dict[str, Any] = {"action_scale": NORMALIZED_SCALE, "environment": environment}
     if actions is not None and actions.dtype in (np.float32, np.float64) and len(actions.shape) > 1:
         known["action_space"] = spaces.Box(-1.0, 1.0, actions.shape[1:], actions.dtype.type)
         known["spaces_inferred"] = True
@@ -71,123 +68,83 @@ def open_robomimic(files: Sequence[Location], context: OpenContext) -> Hdf5Sourc
     }
     known |= read_metadata(attributes, files[0].url)
     info = SourceInfo(format=FORMAT, location=context.location, declared=(declared,), **known)
-    has_keys = info.observation_space is None or isinstance(info.observation_space, (spaces.Dict, spaces.Tuple))
-    return Hdf5Source(files, context.location, info, layout=partial(_Demonstrations, has_keys=has_keys, drop=context.drop))
+    return RobomimicSource(files, context.location, info, drop=context.drop)
 
 
-def _environment_of(arguments: Any) -> EnvironmentSpec | None:
-    try:
-        said = from_json(arguments)
-        name, kwargs = said.get("env_name"), said.get("env_kwargs")
-    except (ValueError, TypeError, AttributeError):
-        return None
-    return EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {}) if isinstance(name, str) and name else None
+@dataclass(slots=True)
+class RobomimicSource(EpisodeFiles):
+    """Files of demonstrations."""
 
+    format: ClassVar = FORMAT
 
-class _Demonstrations:
-    """An `EpisodeLayout`."""
-
-    def __init__(self, file: Hdf5File, prefix: str, tally: Tally, *, has_keys: bool, drop: frozenset[str]) -> None:
-        """`has_keys`: whether observations are a Dict, as in robomimic's own files; `drop`: see `OpenContext`."""
-        self._file, self._prefix, self._tally, self._has_keys, self._drop = file, prefix, tally, has_keys, drop
-        self._masks: dict[str, list[str]] = {}  # of each demonstration
-
-    def names(self) -> list[str]:
-        """See `EpisodeLayout`; reads the splits."""
-        members = self._file.members(DATA)
-        names = numbered(members, DEMO)
-        for other in set(members) - set(names):
-            self._tally.drop_column(f"{DATA}/{other}", "not a demonstration")
-        for mask, dataset in (self._file.datasets(MASK) if MASK in self._file.members() else {}).items():
-            demos = dataset.read()
-            if isinstance(demos, list) and set(members).issuperset(demos):
-                for demo in set(demos).intersection(names):
-                    self._masks.setdefault(demo, []).append(mask)
+    def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
+        """See `EpisodeFiles`; reads the splits."""
+        opened = held.enter(Hdf5File(file, self.read_options.memory_limit))
+        members = opened.members(DATA)
+        demos, masks = numbered(members, DEMO), dict[str, list[str]]()
+        for other in set(members).difference(name for _, name in demos):
+            tally.drop_column(f"{DATA}/{other}", "not a demonstration")
+        for mask, dataset in (opened.datasets(MASK) if MASK in opened.members() else {}).items():
+            names = dataset.read()
+            if isinstance(names, list) and set(members).issuperset(names):
+                for name in set(names):
+                    masks.setdefault(name, []).append(mask)
             else:
-                self._tally.drop_column(f"{MASK}/{mask}", "not names of demonstrations in the file")
-        return names
+                tally.drop_column(f"{MASK}/{mask}", "not names of demonstrations in the file")
+        for number, name in demos:
+            data = {MASK: ",".join(sorted(masks[name]))} if name in masks else {}
+            yield [number], partial(self._episode, opened, name, prefix, data, tally)
 
-    def stored(self, name: str) -> StoredEpisode:
-        """See `EpisodeLayout`."""
-        place, values = f"{DATA}/{name}", {}
-        for path, dataset in self._file.datasets(place).items():
+    def _episode(self, file: Hdf5File, name: str, prefix: str, data: dict[str, Any], tally: Tally) -> EpisodeBatch:
+        place, where = f"{DATA}/{name}", f"{file.url} {DATA}/{name}"
+        values, extra, dropped = dict[str, Values](), dict[str, Any](), dict[str, str]()
+        for path, dataset in file.datasets(place).items():
             leaf = path.removeprefix("next_").replace("/", ".")
-            if leaf in self._drop:
-                self._tally.drop_column(leaf, LEFT_OUT)
-                continue
-            if dataset.dtype is None and heads([path]) <= {"obs", "next_obs"}:
-                fix = f"leave it out: convert ... --drop {leaf}"
-                raise BadEpisode(f"{path} holds texts, which episodes do not hold", where=dataset.where, fix=fix)
-            found = dataset.read()
-            values[path] = np.atleast_1d(found) if isinstance(found, np.ndarray) else found
-        attributes = self._file.attributes(place, self._tally, without=("num_samples",))
-        if name in self._masks:
-            attributes[MASK] = ",".join(sorted(self._masks[name]))
-        return StoredEpisode(int(name.removeprefix(DEMO)), f"{self._file.url} {place}", values, attributes)
-
-    def batch(self, joined: JoinedEpisodes) -> EpisodeBatch:
-        """See `EpisodeLayout`."""
-        values = joined.values
-        has_obs, has_next = (any(path.startswith(key) for path in values) for key in ("obs/", "next_obs/"))
-        if not has_obs:
+            if leaf in self.drop:
+                dropped[leaf] = LEFT_OUT
+            else:
+                values[path] = dataset.read()
+        obs, after = (self._observations(values, key) for key in ("obs", "next_obs"))
+        if obs is None:
             fix = "extract them with robomimic's dataset_states_to_obs.py"
-            raise BadEpisode("no observations are in the demonstration", where=joined.where, fix=fix)
+            raise BadEpisode("no observations are in the demonstration", where=where, fix=fix)
         if "actions" not in values:
-            raise BadEpisode("no actions are in the demonstration", where=joined.where, fix=FIX)
-        steps = joined.rows["actions"]
-        joined.check_rows([path for path in values if path.partition("/")[0] in KNOWN], steps)
-        if not steps.all():
-            raise BadEpisode("no steps", where=joined.where, fix=FIX)
-        starts, obs = joined.starts(steps), self._observations(joined, "obs")
-        following = self._observations(joined, "next_obs") if has_next else obs
-        try:
-            whole = map_leaves(lambda acted, after: _with_next(acted, after, starts), obs, following)
-        except ValueError as error:
-            raise BadEpisode(f"next_obs of another form than obs: {error}", where=joined.where, fix=FIX) from error
-        ended: NDArray[np.bool_] = np.zeros(len(joined), np.bool_)
-        dones = values.get("dones")
-        extra = {path: values[path] for path in values if path.partition("/")[0] not in (*KNOWN, DONES)}
-        extra = {path: values[path] for path in extra if joined.has_rows(path, steps)}
+            raise BadEpisode("no actions are in the demonstration", where=where, fix=FIX)
+        steps, dones = len(values["actions"]), values.get("dones")
+        for path, one in values.items():
+            why = "the name has a meaning here" if path.startswith(DONES) else why_left_out(one, steps)
+            if path.partition("/")[0] not in KNOWN and why:
+                dropped[path] = why
+            elif path.partition("/")[0] not in KNOWN:
+                extra[path] = one
         if isinstance(dones, np.ndarray):
             extra[DONES] = dones
-            ended = np.asarray(dones[starts[1:] - 1].reshape(len(joined), -1).any(axis=1))
-        rewards = one_number_each(
-            np.asarray(values.get("rewards", np.zeros(starts[-1]))), "rewards", where=joined.where, fix=FIX
-        )
-        names = [f"{DEMO}{one.number}" for one in joined.episodes]
-        made = EpisodeBatch(
-            ids=tuple(f"{self._prefix}{name}" for name in names),
-            starts=starts,
-            obs=whole,
+        ended = isinstance(dones, np.ndarray) and bool(dones[-1:].any())
+        made = whole_episode(
+            f"{prefix}{name}",
+            where,
+            obs=obs,
+            next_obs=obs if after is None else after,
             actions=values["actions"],
-            rewards=rewards.astype(np.float64),
+            rewards=values.get("rewards", np.zeros(steps)),
             terminated=ended,
-            truncated=~ended,
+            truncated=not ended,
             extra=tree_of_names(extra),
-            custom_data=tuple(
-                {**one.attributes, Columns.SOURCE_ID: name} for one, name in zip(joined.episodes, names, strict=True)
-            ),
-            final_missing=None if has_next else np.ones(len(joined), np.bool_),
+            custom_data=({**file.attributes(place, tally, without=("num_samples",)), **data, Columns.SOURCE_ID: name},),
         )
-        for path in values:
-            if path.partition("/")[0] not in KNOWN and path not in extra:
-                why = "the name has a meaning here" if heads([path]) == {DONES} else joined.why_left_out(path, steps)
-                self._tally.drop_column(path, why)
-        self._tally.assume("missing-end-flags", 0 if "dones" in values else len(joined))
-        self._tally.assume(MISSING_REWARDS, 0 if "rewards" in values else int(starts[-1]))
+        for path, why in dropped.items():
+            tally.drop_column(path, why)
+        tally.assume("missing-end-flags", int("dones" not in values))
+        tally.assume(MISSING_REWARDS, 0 if "rewards" in values else steps)
         return made
 
-    def _observations(self, joined: JoinedEpisodes, key: str) -> Tree:
-        """The arrays below a key as a Dict; the only one, where the space has no keys."""
-        found = {path.removeprefix(f"{key}/"): one for path, one in joined.values.items() if path.startswith(f"{key}/")}
-        return found[ONLY] if not self._has_keys and list(found) == [ONLY] else tree_of_names(found)
-
-
-def _with_next(acted: NDArray[Any], after: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """Raises ValueError where the two differ in form."""
-    if (acted.dtype, acted.shape) != (after.dtype, after.shape):
-        raise ValueError(f"{after.dtype} {list(after.shape)} for {acted.dtype} {list(acted.shape)}")
-    return with_finals(acted, after, starts)
+    def _observations(self, values: Mapping[str, Values], key: str) -> Tree | None:
+        """The arrays below a key as a Dict; the only one, where the declared space has no keys."""
+        found = {path.removeprefix(f"{key}/"): one for path, one in values.items() if path.startswith(f"{key}/")}
+        space = self.info.observation_space
+        if list(found) == [ONLY] and not (space is None or isinstance(space, (spaces.Dict, spaces.Tuple))):
+            return found[ONLY]
+        return tree_of_names(found) or None
 
 
 class RobomimicSink(Hdf5Sink):
@@ -216,7 +173,7 @@ class RobomimicSink(Hdf5Sink):
             group["rewards"] = batch.rewards[rows]
             for name, tree in steps.items():
                 put(group, name, tree, rows)
-            group.attrs.update({**self.attributes_of(data), "num_samples": rows.stop - rows.start})
+            self.put_attributes(group, {**data, "num_samples": rows.stop - rows.start})
         self.count(batch)
 
     def _name(self, data: dict[str, Any]) -> str:
@@ -242,14 +199,13 @@ class RobomimicSink(Hdf5Sink):
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
-        context, said = self.context, self.said_by_source()
-        others, known, environment = said.get("attributes"), said.get("env_args"), context.environment
+        said, environment = self.said_by_source(), self.context.environment
+        others, known = said.get("attributes"), said.get("env_args")
         if not (isinstance(known, str) and (environment is None or f'"{environment.id}"' in known)):
             name, kwargs = ("unknown", {}) if environment is None else (environment.id, dict(environment.kwargs))
             known = json.dumps({"env_name": name, "type": GYM, "env_kwargs": kwargs})
         group = self.root.require_group(DATA)
-        group.attrs.update(attributes_of(others if isinstance(others, dict) else {}))
-        group.attrs.update({"total": self.steps, "env_args": known})
+        put_attributes(group, {**(others if isinstance(others, dict) else {}), "total": self.steps, "env_args": known})
         self.put_metadata(group, None if self._bounds is None else NORMALIZED_SCALE)
         for mask, names in self._masks.items():
             self.root[f"{MASK}/{checked_key(mask, MASK)}"] = np.array(names, dtype="S")

@@ -1,12 +1,12 @@
-"""An HDF5 file, opened by h5py in this process; each object is checked against an allow-list before anything of it is read.
+"""An HDF5 file, opened by h5py in this process; every link and object is checked against an allow-list before a value is read.
 
 Allowed: groups, and datasets of numbers, booleans and texts. Bytes of varying length are read only as JPEG frames, as Minari
 stores them. Refused by name and place: soft and external links, external storage, virtual datasets, filters other than HDF5's
 own and h5py's, other types, and datasets that unfold to more than `RATIO` times what is stored. libhdf5 itself is C code, which
 a crafted file may crash, and this process with it (docs/SECURITY.md).
 
-h5py's low-level objects are used throughout: making a `Group` and `Dataset` of each takes longer than reading a small one. A
-remote file is copied to a temporary file first, because HDF5 jumps around in its files.
+h5py's low-level objects are used: making a `Group` and `Dataset` of each takes longer than reading a small one. A remote file
+is copied to a temporary file first, because HDF5 jumps around in its files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import io
 import math
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -35,8 +36,6 @@ from offline_cli.storage.local_files import open_plain
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Tally
 
-__all__ = ["Dataset", "Hdf5File", "Values", "need_h5py"]
-
 Values = NDArray[Any] | list[str]
 
 TEXT, FRAMES = "text", "JPEG frames"
@@ -46,7 +45,7 @@ SMALL: Final = 64 << 20  # bytes of a dataset
 CHUNK: Final = 1 << 30  # bytes
 ATTRIBUTE: Final = 16 << 20  # bytes of one
 DEEPEST: Final = 32  # groups within groups
-OBJECTS: Final = 1_000_000  # below one group; texts of a dataset
+OBJECTS: Final = 1_000_000  # in a file; texts of a dataset
 FIX: Final = "write the file again with h5py: plain datasets of numbers in groups"
 
 
@@ -71,14 +70,15 @@ class Dataset(StoredArray):
         return self.said == FRAMES
 
     def read(self) -> Values:
-        """All of it: numbers, texts as a list, JPEG frames decoded."""
+        """All of it: numbers, a single one as one row; texts as a list; JPEG frames decoded."""
         if self.dtype is not None:
-            return self.rows()
+            values = self.rows()
+            return values if self.shape else values.reshape(1)
         with _failures(self.where):
             return self._frames() if self.is_frames else self._texts()
 
     def rows(self, first: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows [first, stop); of a dataset without rows, its number."""
+        """Rows [first, stop) of numbers; of a dataset without rows, its number."""
         if self.dtype is None:
             raise BadData(f"{self.said}, and no numbers", where=self.where, fix=FIX)
         is_part = bool(self.shape) and (first > 0 or (stop is not None and stop < self.shape[0]))
@@ -111,11 +111,8 @@ class Dataset(StoredArray):
         found: list[NDArray[np.uint8]] = []
         for data in self._indexed(slice(None)):
             with Image.open(io.BytesIO(np.asarray(data, np.uint8).tobytes()), formats=("JPEG",)) as picture:
-                nbytes = picture.height * picture.width * len(picture.getbands())
-                self._check_fits(self.shape[0] * nbytes)
+                self._check_fits(self.shape[0] * picture.height * picture.width * len(picture.getbands()))
                 found.append(np.asarray(picture, np.uint8))
-        if len({frame.shape for frame in found}) > 1:
-            raise BadData("frames of two sizes", where=self.where, fix=FIX)
         return np.stack(found) if found else np.empty((0,), np.uint8)
 
     def _check_fits(self, nbytes: int) -> None:
@@ -125,7 +122,7 @@ class Dataset(StoredArray):
 
 
 class Hdf5File:
-    """One open file; a context manager. Raises BadData, UnsafeData, StorageError, MissingPackage."""
+    """One open file without links; a context manager. Raises BadData, UnsafeData, StorageError, MissingPackage."""
 
     def __init__(self, file: Location, memory_limit: int = MEMORY_LIMIT) -> None:
         self.url = file.url
@@ -133,7 +130,8 @@ class Hdf5File:
         self._scope = Scope()
         self._h5: Any = None  # the package: it is imported when a file is opened
         self._root: Any = None  # h5py.h5g.GroupID
-        self._last: tuple[str, Any] = "", None  # the group that was opened last, and its path
+        self._names: list[str] = []  # of all objects, by path, sorted
+        self._last: tuple[str, Any] = "", None  # the group that was used last
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
@@ -143,12 +141,11 @@ class Hdf5File:
         try:
             with storage_failures(self.url, "reading it"):
                 data = self._local_data()
-            try:
+            with _failures(self.url, "copy or write it again"):
                 opened = self._scope.enter(h5py.File(data, "r", locking=False))
                 self._root = h5py.h5g.open(opened.id, b"/")
-            except Exception as error:
-                fix = "copy or write it again"
-                raise BadData(f"not an HDF5 file, or a damaged one ({_words(error)})", where=self.url, fix=fix) from error
+                self._last = "", self._root
+                self._names = sorted(self._checked_names())
         except BaseException:
             self._scope.close()
             raise
@@ -169,20 +166,55 @@ class Hdf5File:
         copy.seek(0)
         return copy
 
+    def _checked_names(self) -> Iterator[str]:
+        """Of all objects. Raises UnsafeData for a link that may lead elsewhere, BadData for too many or too deep ones."""
+        links: list[tuple[bytes, int]] = []
+
+        def collect(name: bytes, link: Any) -> bool | None:  # an exception would be lost in libhdf5
+            links.append((name, link.type))
+            return True if len(links) > OBJECTS or name.count(b"/") >= DEEPEST else None
+
+        if self._root.links.visit(collect, info=True):
+            what = f"more than {OBJECTS:,} objects, or groups nested more than {DEEPEST} deep"
+            raise BadData(what, where=self.url, fix=FIX)
+        for raw, kind in links:
+            name = raw.decode()
+            if kind != self._h5.h5l.TYPE_HARD:
+                fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
+                what = "a soft or an external link, which may lead to another file"
+                raise UnsafeData(what, where=f"{self.url} {name}", fix=fix)
+            yield name
+
+    def _below(self, path: str) -> list[str]:
+        """The paths of all objects below a group, without its own."""
+        start = f"{path}/" if path else ""
+        stop = bisect_left(self._names, f"{path}0") if path else len(self._names)  # 0 is what follows a slash
+        return [name[len(start) :] for name in self._names[bisect_left(self._names, start) : stop]]
+
     def members(self, path: str = "") -> list[str]:
-        """Names in a group, sorted."""
-        where, names = self._where(path), list[bytes]()
+        """Names in a group; none where there is no such group."""
+        return list(dict.fromkeys(name.partition("/")[0] for name in self._below(path)))
+
+    def datasets(self, path: str = "") -> dict[str, Dataset]:
+        """All datasets below a group, by path."""
+        h5d, h5g, h5o = self._h5.h5d, self._h5.h5g, self._h5.h5o
+        where, found = self._where(path), dict[str, Dataset]()
         with _failures(where):
-            group = self._group(path, where)  # `links` keeps no group open
-            group.links.iterate(names.append)
-            return sorted(name.decode() for name in names)
+            group = self._group(path)
+            for name in self._below(path):
+                member = h5o.open(group, name.encode())
+                if isinstance(member, h5d.DatasetID):
+                    found[name] = self._checked(member, name, f"{where}/{name}")
+                elif not isinstance(member, h5g.GroupID):
+                    raise BadData("neither a group nor a dataset", where=f"{where}/{name}", fix=FIX)
+        return found
 
     def attributes(self, path: str = "", tally: Tally | None = None, without: Collection[str] = ()) -> dict[str, Any]:
         """Those of a group as JSON values, but for those named; the names of others, which are neither numbers nor texts, go
         to `tally`."""
         where, values, names = self._where(path), dict[str, Any](), list[bytes]()
         with _failures(where):
-            group = self._group(path, where)
+            group = self._group(path)
             self._h5.h5a.iterate(group, lambda name, *_: names.append(name))
             for raw in names:
                 name = raw.decode()
@@ -203,54 +235,16 @@ class Hdf5File:
                     tally.drop_column(f"@{name}", "an attribute that is neither numbers nor text")
         return values
 
-    def datasets(self, path: str = "") -> dict[str, Dataset]:
-        """All datasets below a group, by path."""
-        h5d, h5g, h5o = self._h5.h5d, self._h5.h5g, self._h5.h5o
-        where, links = self._where(path), list[tuple[bytes, Any]]()
-
-        def collect(name: bytes, link: Any) -> bool | None:  # an exception would be lost in libhdf5
-            links.append((name, link.type))
-            return True if len(links) > OBJECTS or name.count(b"/") >= DEEPEST else None
-
-        found: dict[str, Dataset] = {}
-        with _failures(where):
-            group = self._group(path, where)
-            if group.links.visit(collect, info=True):
-                what = f"more than {OBJECTS:,} objects in one group, or groups nested more than {DEEPEST} deep"
-                raise BadData(what, where=where, fix=FIX)
-            for raw, kind in links:
-                name = raw.decode()
-                place = f"{where}/{name}"
-                self._check_link(kind, place)
-                member = h5o.open(group, raw)
-                if isinstance(member, h5d.DatasetID):
-                    found[name] = self._checked(member, name, place)
-                elif not isinstance(member, h5g.GroupID):
-                    raise BadData("neither a group nor a dataset", where=place, fix=FIX)
-        return found
-
     def _where(self, path: str) -> str:
         return f"{self.url} {path}".rstrip()
 
-    def _group(self, path: str, where: str) -> Any:
-        """h5py.h5g.GroupID at a path; no part of it may be a link."""
-        if path == self._last[0] and self._last[1] is not None:
-            return self._last[1]
-        found = self._root
-        for name in filter(None, path.encode().split(b"/")):
-            if not found.links.exists(name):
-                raise BadData(f"nothing is here: {path}", where=where, fix=FIX)
-            self._check_link(found.links.get_info(name).type, where)
-            found = self._h5.h5o.open(found, name)
-            if not isinstance(found, self._h5.h5g.GroupID):
-                raise BadData("not a group", where=where, fix=FIX)
-        self._last = path, found
-        return found
-
-    def _check_link(self, kind: int, where: str) -> None:
-        if kind != self._h5.h5l.TYPE_HARD:
-            fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
-            raise UnsafeData("a soft or an external link, which may lead to another file", where=where, fix=fix)
+    def _group(self, path: str) -> Any:
+        """h5py.h5g.GroupID at a path."""
+        if path != self._last[0]:
+            self._last = path, self._h5.h5o.open(self._root, path.encode())
+        if not isinstance(self._last[1], self._h5.h5g.GroupID):
+            raise BadData("not a group", where=self._where(path), fix=FIX)
+        return self._last[1]
 
     def _checked(self, opened: Any, name: str, where: str) -> Dataset:
         """Raises BadData, UnsafeData for what is not on the allow-list."""
@@ -259,15 +253,14 @@ class Hdf5File:
         layout = stored.get_layout()
         if shape is None:
             raise BadData("a dataset without a value", where=where, fix=FIX)
-        if layout == h5d.VIRTUAL:
-            raise UnsafeData("a virtual dataset, whose values are in other files", where=where, fix=FIX)
-        if stored.get_external_count():
-            raise UnsafeData("external storage: its values are in another file", where=where, fix=FIX)
-        codes = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())}
-        if codes - FILTERS:
-            raise UnsafeData(f"filter {min(codes - FILTERS)} is not HDF5's own, and is not loaded", where=where, fix=FIX)
-        if layout == h5d.CHUNKED and math.prod(stored.get_chunk()) * dtype.itemsize > CHUNK:
-            raise BadData("a chunk of more than a gibibyte", where=where, fix="write the file again with smaller chunks")
+        if layout == h5d.VIRTUAL or (layout == h5d.CONTIGUOUS and stored.get_external_count()):
+            raise UnsafeData("a virtual dataset or external storage: its values are in another file", where=where, fix=FIX)
+        if layout == h5d.CHUNKED:
+            unknown = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())} - FILTERS
+            if unknown:
+                raise UnsafeData(f"filter {min(unknown)} is not HDF5's own, and is not loaded", where=where, fix=FIX)
+            if math.prod(stored.get_chunk()) * dtype.itemsize > CHUNK:
+                raise BadData("a chunk of more than a gibibyte", where=where, fix="write the file again with smaller chunks")
         numbers, said = _type_of(dtype, where)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > SMALL and nbytes > RATIO * opened.get_storage_size():
@@ -314,15 +307,18 @@ def _text(raw: Any) -> str:
 
 
 @contextmanager
-def _failures(where: str) -> Iterator[None]:
+def _failures(where: str, fix: str = FIX) -> Iterator[None]:
     """Within it, whatever h5py raises for damaged bytes is BadData."""
     try:
         yield
     except (OfflineCliError, KeyboardInterrupt):
         raise
     except Exception as error:
-        raise BadData(f"HDF5 cannot read it ({_words(error)})", where=where, fix=FIX) from error
+        words = f"{type(error).__name__}: {error}"[:300].encode("ascii", "backslashreplace").decode()
+        raise BadData(f"HDF5 cannot read it ({words})", where=where, fix=fix) from error
 
 
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:300].encode("ascii", "backslashreplace").decode()
+def numbered(names: Iterable[str], prefix: str) -> list[tuple[int, str]]:
+    """Those of the names that are `prefix` and a number, with that number and in its order."""
+    parts = ((name.removeprefix(prefix), name) for name in names if name.startswith(prefix))
+    return sorted((int(rest), name) for rest, name in parts if rest.isascii() and rest.isdecimal() and len(rest) < 18)

@@ -13,9 +13,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 
-import numpy as np
 import pydantic
-from numpy.typing import NDArray
 from pydantic.dataclasses import dataclass as model
 
 from offline_cli.datasets.manifest import STRICT, Environment, Flag, MeaningsPart, SpacePart
@@ -24,14 +22,12 @@ from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.hdf5.safe import need_h5py
 from offline_cli.formats.leaf_names import named_leaves
 from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check
+from offline_cli.safe_json import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import Tree
 
-__all__ = ["OURS", "Hdf5Sink", "attributes_of", "check_hdf5", "put", "read_metadata"]
-
 OURS: Final = "offline_cli"  # the attribute with our metadata
-LARGEST: Final = 60_000  # bytes of an attribute's array: HDF5 keeps attributes of 64 KiB
 check_hdf5: Final = file_check(b"\x89HDF", "an HDF5 file")
 
 
@@ -58,10 +54,22 @@ def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
         fix = "remove the attribute, and say what you know: --env, --action-scale"
         what = f"not what this program writes: {str(error.errors(include_url=False)[0]['msg'])[:200]}"
         raise BadData(what, where=f"{url} attribute {OURS}", fix=fix) from error
-    known = {name: getattr(found, name) for name in ("observation_space", "action_space", "spaces_inferred", "action_scale")}
-    environment = found.environment
-    spec = None if environment is None else EnvironmentSpec(environment.id, environment.kwargs, environment.wrappers)
-    return {**known, "meanings": found.meanings, "environment": spec}
+    one = found.environment
+    spec = None if one is None else EnvironmentSpec(one.id, one.kwargs, one.wrappers)
+    names = ("observation_space", "action_space", "spaces_inferred", "action_scale", "meanings")
+    return {**{name: getattr(found, name) for name in names}, "environment": spec}
+
+
+def environment_of(record: Any, name: str, kwargs: str) -> EnvironmentSpec | None:
+    """The environment of a JSON object in a file of others, whose keys `name` and `kwargs` say it; None where it says none."""
+    try:
+        said = from_json(record)
+        found, arguments = said.get(name), said.get(kwargs)
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return (
+        EnvironmentSpec(found, arguments if isinstance(arguments, dict) else {}) if found and isinstance(found, str) else None
+    )
 
 
 class Hdf5Sink(ForeignSink):
@@ -88,12 +96,9 @@ class Hdf5Sink(ForeignSink):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.root is not None:
-            with suppress(Exception):  # of a full disk: what is closed here was not committed
-                self.root.close()
-            self.root = None
-        if self._temporary is not None:
-            self._temporary.close()
+        with suppress(Exception):  # of a full disk: what is closed here was not committed
+            self.root.close()
+        self._temporary.close()
 
     def put_metadata(self, group: Any, action_scale: str | None = None) -> None:
         """Write our attribute; `action_scale`: of the actions as they are written, where that is another one."""
@@ -115,7 +120,6 @@ class Hdf5Sink(ForeignSink):
         except (OSError, RuntimeError, ValueError) as error:
             fix = "make room where temporary files are, or set TMPDIR"
             raise StorageError(f"writing HDF5 failed: {error}", where=tempfile.gettempdir(), fix=fix) from error
-        self.root = None
         self._temporary.seek(0)
         folder = self.place.parent() or self.place
         folder.make_folder()
@@ -128,11 +132,9 @@ class Hdf5Sink(ForeignSink):
             raise
         return Written(self.episodes, self.steps, 1, staged.bytes)
 
-    def attributes_of(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Custom data of an episode that HDF5 keeps as attributes; other data is counted."""
-        found = attributes_of(data)
-        self.context.tally.assume("custom-data-not-kept", int(len(found) < len(data)))
-        return found
+    def put_attributes(self, group: Any, data: Mapping[str, Any]) -> None:
+        """Write custom data of an episode as attributes; what HDF5 has no type for is left out and counted."""
+        self.context.tally.assume("custom-data-not-kept", int(not put_attributes(group, data)))
 
 
 def put(group: Any, name: str, tree: Tree, rows: slice = slice(None), *, tuple_key: str = "{}") -> None:
@@ -141,21 +143,12 @@ def put(group: Any, name: str, tree: Tree, rows: slice = slice(None), *, tuple_k
         group[path] = leaf[rows]
 
 
-def attributes_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that HDF5 keeps as attributes: numbers, texts and lists of one of these."""
-    found = {name: _attribute(value) for name, value in values.items()}
-    return {name: value for name, value in found.items() if value is not None}
-
-
-def _attribute(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str, np.generic)):
-        return None if isinstance(value, int) and not -(2**63) <= value < 2**64 else value
-    if isinstance(value, (list, tuple, np.ndarray)) and len(value):
+def put_attributes(group: Any, values: Mapping[str, Any]) -> bool:
+    """Write numbers, texts and lists of one of these as attributes; whether these were all."""
+    is_whole = True
+    for name, value in values.items():
         try:
-            array: NDArray[Any] = np.asarray(value)
-        except ValueError:
-            return None
-        if array.nbytes <= LARGEST and array.dtype.kind in "biuf":
-            return array
-        return list(value) if array.nbytes <= LARGEST and all(isinstance(one, str) for one in value) else None
-    return None
+            group.attrs[name] = value
+        except (TypeError, ValueError, OverflowError, OSError, RuntimeError):  # no type of HDF5's, or more than 64 KiB
+            is_whole = False
+    return is_whole

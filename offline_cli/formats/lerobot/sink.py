@@ -3,8 +3,9 @@
 A Dict's parts are `observation.NAME`, an array alone is `observation.state`; actions are `action`, or `action.NAME`. One number
 is a scalar column of shape [1], a vector a list of fixed length, and what has more dimensions nested lists, as LeRobot's own
 `datasets.Array2D` to `Array5D` are stored. LeRobot has no place for the observation after an episode's last action: it is left
-out, and counted. Frames a second, kind of robot, tasks and further plain values are read from the custom data of episodes
-(`fps`, `robot_type`, `task`), where reading a LeRobot dataset puts them. Without `fps` a frame is a second, which is counted.
+out, and counted. Frames a second, kind of robot and tasks are read from the custom data of episodes (`fps`, `robot_type`,
+`task`), where reading a LeRobot dataset puts them; the rest of it is one JSON object in their records. Without `fps` a frame is
+a second, which is counted.
 
 `data/chunk-000/file-000.parquet` has a row group for each episode, `meta/episodes/...` a row with its statistics. Quantiles of
 all episodes are means of those of each, weighted by their lengths, as LeRobot's own `aggregate_stats` makes them (source:
@@ -27,11 +28,11 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError, OutputExists, UnsupportedSpace
+from offline_cli.errors import BadData, BadEpisode, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.left_out import count_finals, count_left_out
-from offline_cli.formats.lerobot.dataset import EPS_ID, INFO
+from offline_cli.formats.lerobot.dataset import CUSTOM_DATA, EPS_ID, INFO
 from offline_cli.formats.lerobot.reader import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
-from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written
+from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written, refuse_folder
 from offline_cli.meanings import Meanings
 from offline_cli.parquet.writing import ShardWriter
 from offline_cli.spaces import Space
@@ -39,13 +40,10 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["LEROBOT_SINK"]
-
-VERSION: Final = "v3.0"
 SECOND: Final = 1  # frames of one, where nothing is said
 MAX_DIMENSIONS: Final = 5
 CHUNKS: Final = 1000  # files in a folder
-BUFFERED: Final = 256  # records that are not yet Arrow's
+DATA: Final = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 FPS, ROBOT, TASK, TASKS = "fps", "robot_type", "task", "tasks"
 OWN: Final = (FPS, ROBOT, TASK, TASKS, Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
@@ -61,9 +59,7 @@ class LeRobotSink(ForeignSink):
         self._features: Features = {}
         self._tasks: dict[str, int] = {}
         self._said: dict[str, Any] = {}  # fps and robot of the first episode
-        self._kinds: dict[str, type] = {}  # of further fields of records, those of the first episode that has them
-        self._records: list[dict[str, Any]] = []
-        self._tables: list[pa.Table] = []  # records before these
+        self._records: list[pa.Table] = []  # of each batch
         self._files: list[Location] = []  # that have been begun
         self._open: ShardWriter | None = None
         self._size = 0  # bytes in the open file, before compression
@@ -102,16 +98,23 @@ class LeRobotSink(ForeignSink):
         typed = {"info": {"features": {name: _huggingface(feature) for name, feature in self._features.items()}}}
         table = pa.table({name: _arrow_column(values) for name, values in columns.items()})
         table = table.replace_schema_metadata({b"huggingface": json.dumps(typed).encode()})
+        records = []
         for at in whole.tolist():
             rows = slice(int(batch.starts[at]), int(batch.starts[at + 1]))
             file = self._write_rows(table[rows.start : rows.stop])
-            self._record({name: values[rows] for name, values in columns.items()}, batch.ids[at], all_data[at], file)
+            records.append(self._record({name: values[rows] for name, values in columns.items()}, file))
+            records[-1] |= {EPS_ID: batch.ids[at], CUSTOM_DATA: self._json_of(all_data[at])}
+        if records:
+            self._records.append(pa.Table.from_pylist(records))
         self.episodes, self.steps = self.episodes + len(whole), self.steps + steps
 
-    def _record(self, columns: Mapping[str, NDArray[Any]], name: str, data: Mapping[str, Any], file: int) -> None:
-        """Add the record of an episode whose frames are in a file."""
+    def _record(self, columns: Mapping[str, NDArray[Any]], file: int) -> dict[str, Any]:
+        """Of an episode whose frames are in a file."""
         texts, index = list(self._tasks), columns[INDEX]
-        record: dict[str, Any] = {
+        statistics = {
+            f"stats/{name}/{kind}": found for name in columns for kind, found in _statistics_of(columns[name]).items()
+        }
+        return {
             EPISODE_INDEX: int(columns[EPISODE_INDEX][0]),
             "tasks": [texts[task] for task in dict.fromkeys(columns[TASK_INDEX].tolist())],
             "length": len(index),
@@ -119,26 +122,16 @@ class LeRobotSink(ForeignSink):
             "data/file_index": file % CHUNKS,
             "dataset_from_index": int(index[0]),
             "dataset_to_index": int(index[-1]) + 1,
+            **{name: found.tolist() for name, found in statistics.items()},
+            "meta/episodes/chunk_index": 0,
+            "meta/episodes/file_index": 0,
         }
-        for feature, values in columns.items():
-            record |= {f"stats/{feature}/{kind}": found.tolist() for kind, found in _statistics_of(values).items()}
-        record |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0, EPS_ID: name}
-        further = {key: value for key, value in data.items() if key not in OWN and _is_plain(value)}
-        kept = {key: value for key, value in further.items() if key not in record and self._takes(key, value)}
-        self.context.tally.assume("custom-data-not-kept", int(len(kept) < len(further)))
-        self._records.append({**record, **kept})
-        if len(self._records) == BUFFERED:
-            self._pack_records()
 
-    def _takes(self, name: str, value: Any) -> bool:
-        """Whether a further field can be in the column of its name."""
-        fits = not isinstance(value, int) or -(2**63) <= value < 2**63
-        return fits and self._kinds.setdefault(name, type(value)) is type(value)
-
-    def _pack_records(self) -> None:
-        names = dict.fromkeys(name for record in self._records for name in record)
-        self._tables.append(pa.table({name: [record.get(name) for record in self._records] for name in names}))
-        self._records = []
+    def _json_of(self, data: Mapping[str, Any]) -> str:
+        """Further custom data as a JSON object; what is not JSON is left out and counted."""
+        found = {key: value for key, value in data.items() if key not in OWN and _is_json(value)}
+        self.context.tally.assume("custom-data-not-kept", int(not data.keys() <= {*OWN, *found}))
+        return json.dumps(found)
 
     def _write_rows(self, episode: pa.Table) -> int:
         """Write the rows of an episode; the number of the file that has them."""
@@ -147,7 +140,7 @@ class LeRobotSink(ForeignSink):
         if is_long or (self._open is not None and self._size + episode.nbytes > self.context.max_bytes_per_file):
             self._close_file()
         if self._open is None:
-            name = f"data/chunk-{len(self._files) // CHUNKS:03d}/file-{len(self._files) % CHUNKS:03d}.parquet"
+            name = DATA.format(chunk_index=len(self._files) // CHUNKS, file_index=len(self._files) % CHUNKS)
             self._open, self._size = self._opened(name, episode.schema, self.context.compression), 0
         self._open.write(episode)
         self._size += episode.nbytes
@@ -164,20 +157,12 @@ class LeRobotSink(ForeignSink):
             self._bytes += self._open.commit()[0]
             self._open = None
 
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """See `Sink`."""
-        self._counted(batch)
-        for at, data in enumerate(batch.custom_data or ()):
-            self._fps(data, batch.ids[at])
-
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
         self._close_file()
         count, stats = len(self._files), dict[str, Any]()
         if self._records:
-            self._pack_records()
-        if self._tables:
-            records = pa.concat_tables(self._tables, promote_options="permissive")
+            records = pa.concat_tables(self._records)
             self._open = self._opened("meta/episodes/chunk-000/file-000.parquet", records.schema, "snappy")
             self._open.write(records)
             self._close_file()
@@ -192,7 +177,7 @@ class LeRobotSink(ForeignSink):
 
     def _info(self) -> Mapping[str, Any]:
         return {
-            "codebase_version": VERSION,
+            "codebase_version": "v3.0",
             "robot_type": self._said.get(ROBOT),
             "total_episodes": self.episodes,
             "total_frames": self.steps,
@@ -202,7 +187,7 @@ class LeRobotSink(ForeignSink):
             "video_files_size_in_mb": 200,
             "fps": self._said.get(FPS, SECOND),
             "splits": {"train": f"0:{self.episodes}"},
-            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "data_path": DATA,
             "video_path": None,
             "features": self._features,
         }
@@ -212,8 +197,7 @@ class LeRobotSink(ForeignSink):
     def _counted(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         """The columns of a batch, with the features of the first one. Raises BadEpisode for others."""
         tally = self.context.tally
-        plain = {name for data in batch.custom_data or () for name, value in data.items() if _is_plain(value)}
-        count_left_out(batch, tally, kept={*OWN, *plain}, ids=True)
+        count_left_out(batch, tally, kept=None, ids=True)
         count_finals(batch, tally)
         tally.assume("zero-length-episode", int((batch.lengths == 0).sum()))
         columns = _step_columns(batch)
@@ -234,9 +218,8 @@ class LeRobotSink(ForeignSink):
         said = {FPS: fps, ROBOT: data.get(ROBOT)}
         self._said = self._said or said
         if self._said != said:
-            odd = FPS if self._said[FPS] != fps else ROBOT
-            what = f"{odd} is {said[odd]} here, and {self._said[odd]} before: one LeRobot dataset has one"
-            raise BadData(what, where=f"episode {name}", fix="convert each kind into its own dataset")
+            what = f"fps and robot_type are {list(said.values())} here, and {list(self._said.values())} before"
+            raise BadData(what, where=f"episode {name}", fix="convert each kind into its own dataset: LeRobot's have one")
         return float(fps)
 
     def _tasks_of(self, batch: EpisodeBatch, all_data: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
@@ -251,8 +234,12 @@ class LeRobotSink(ForeignSink):
         return np.array(found, np.int64)
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, str | bool | int | float)
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _check_space(space: Space, name: str) -> None:
@@ -357,11 +344,10 @@ def _total_statistics(records: pa.Table, name: str) -> dict[str, list[Any]]:
 
 def _tasks_file(tasks: Mapping[str, int]) -> bytes:
     """The tasks by their numbers, as a data frame of pandas indexed by text."""
-    column = {"metadata": None, "name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
-    text = {"metadata": None, "pandas_type": "unicode", "numpy_type": "object"}
+    number = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
+    text = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     names = {**text, "name": None, "field_name": None, "metadata": {"encoding": "UTF-8"}}
-    index = {**text, "name": "task", "field_name": "task"}
-    frame = {"index_columns": ["task"], "column_indexes": [names], "columns": [column, index], "pandas_version": "2.0.0"}
+    frame = {"index_columns": ["task"], "column_indexes": [names], "columns": [number, text], "pandas_version": "2.0.0"}
     frame["creator"] = {"library": "pyarrow", "version": pa.__version__}
     numbers, texts = pa.array(list(tasks.values()), pa.int64()), pa.array(list(tasks), pa.string())
     table = pa.table({"task_index": numbers, "task": texts}).replace_schema_metadata({b"pandas": json.dumps(frame).encode()})
@@ -370,17 +356,11 @@ def _tasks_file(tasks: Mapping[str, int]) -> bytes:
     return bytes(output.getvalue().to_pybytes())
 
 
-def _check(target: Location, *, overwrite: bool, resume: bool) -> None:
-    """Raise OutputExists where something is at `target`: files of others may lie in a LeRobot dataset, and none is removed."""
-    if target.exists():
-        raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
-
-
 LEROBOT_SINK: Final = SinkKind(
     "lerobot",
     "a LeRobot dataset v3.0",
     LeRobotSink,
-    _check,
+    refuse_folder,
     {"compression", "max_bytes_per_file", "max_rows_per_file"},
-    "steps, extra outputs, ids, plain custom data; not last observations, infos, clocks; images as arrays",
+    "steps, extra outputs, ids, custom data; not last observations, infos, clocks; images as arrays",
 )

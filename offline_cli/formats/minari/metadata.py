@@ -20,25 +20,12 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, UnsupportedSpace
+from offline_cli.formats.hdf5.writing import environment_of
 from offline_cli.formats.sink import SinkContext
 from offline_cli.safe_json import from_json
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location
-
-__all__ = [
-    "EXTRA",
-    "FORMAT",
-    "HDF5",
-    "IDS",
-    "MAIN",
-    "METADATA",
-    "Metadata",
-    "document_of",
-    "dotted_path",
-    "json_object",
-    "metadata_of",
-]
 
 FORMAT: Final = "minari"
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
@@ -66,17 +53,6 @@ class Metadata:
     episodes: int | None
     document: Mapping[str, Any]  # what else it says
 
-    def drops(self, path: str) -> bool:
-        """Whether the array at a path of a file, or what it is part of, was dropped."""
-        dotted = f"{dotted_path(path)}." if self.dropped else ""
-        return any(dotted.startswith(f"{one}.") for one in self.dropped)
-
-
-def dotted_path(path: str) -> str:
-    """The path of an array in a file, `observations/pair/_index_0`, as `--drop` takes it: `obs.pair.0`."""
-    head, slash, rest = path.replace("/_index_", "/").partition("/")
-    return f"{Columns.OBS if head == 'observations' else head}{slash}{rest}".replace("/", ".")
-
 
 def json_object(file: Location) -> dict[str, Any]:
     """What a file of metadata holds. Raises BadData."""
@@ -103,7 +79,7 @@ def metadata_of(document: Mapping[str, Any], url: str, drop: Collection[str]) ->
         data_format=document["data_format"],
         spaces=(found[0], found[1]),
         dropped=tuple(dropped),
-        environment=_environment_of(document.get("env_spec")),
+        environment=environment_of(document.get("env_spec"), "id", "kwargs"),
         episodes=total if type(total) is int else None,
         document={"format": FORMAT, **{key: blanked(one) if isinstance(one, str) else one for key, one in kept.items()}},
     )
@@ -135,20 +111,7 @@ def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: 
     if kind not in STORED:
         fix = f"leave it out: convert ... --drop {path}" if "." in path else f"record numbers: {', '.join(STORED)}"
         raise UnsupportedSpace(f"{path} is a {str(kind)[:40]} space, which episodes do not hold", where=where, fix=fix)
-    if kind == "Box" and node["shape"] == []:
-        low, high = (str(node[side]) if isinstance(node[side], float) else node[side] for side in ("low", "high"))
-        return {**node, "low": low, "high": high}
     return dict(node)
-
-
-def _environment_of(text: Any) -> EnvironmentSpec | None:
-    """By id and arguments; None where there is none, or its record is not readable."""
-    try:
-        said = from_json(text)
-        name, kwargs = said.get("id"), said.get("kwargs")
-    except (ValueError, TypeError, AttributeError):
-        return None
-    return EnvironmentSpec(name, kwargs if isinstance(kwargs, dict) else {}, ()) if isinstance(name, str) and name else None
 
 
 # ---- back ----

@@ -15,17 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import OutputExists
 from offline_cli.formats.hdf5.writing import Hdf5Sink, put
 from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.minari.metadata import EXTRA, FORMAT, IDS, MAIN, METADATA, document_of
-from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_existing
+from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_folder
 from offline_cli.spaces import check_supported
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
 from offline_cli.tally import Tally
-
-__all__ = ["MINARI_SINK"]
 
 DATA: Final = "data"
 TUPLE_KEY: Final = "_index_{}"
@@ -66,23 +63,24 @@ class MinariSink(Hdf5Sink):
             infos = group.create_group("infos")
             for path, column in _info_columns([] if batch.infos is None else batch.infos[seen], tally):
                 infos[path] = column
-            group.attrs.update({"id": number, "total_steps": len(rewards), **_statistics(rewards, float(returns[at]))})
             data = {} if batch.custom_data is None else dict(_flat(batch.custom_data[at]))
-            group.attrs.update({**self.attributes_of(data), **_ids(batch, at, number)})
+            said = {
+                "id": number,
+                "total_steps": len(rewards),
+                **_statistics(rewards, float(returns[at])),
+                **_ids(batch, at, number),
+            }
+            self.put_attributes(group, {**data, **said})
         self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`: metadata.json, without which nothing is a dataset, comes last."""
         folder = self.target.join(DATA)
-        metadata = folder.join(METADATA)
-        folder.make_folder()
-        if metadata.exists():
-            metadata.remove()
         written = self.store()
         counts = {"total_episodes": self.episodes, "total_steps": self.steps, "dataset_size": round(written.bytes / 1e6, 1)}
         document = document_of(self.context, self.said_by_source(), self.target.name, counts)
         data = json.dumps(document, ensure_ascii=False).encode()
-        write_whole(metadata, data, folder=folder)
+        write_whole(folder.join(METADATA), data, folder=folder)
         return Written(self.episodes, self.steps, 2, written.bytes + len(data))
 
 
@@ -133,25 +131,10 @@ def _statistics(rewards: NDArray[np.float64], total: float) -> dict[str, float]:
     return {"rewards_sum": total, **{f"rewards_{name}": float(value) for name, value in figures.items()}}
 
 
-def _check(target: Location, *, overwrite: bool, resume: bool) -> None:
-    """Raise OutputExists where something is at `target`, unless it is a Minari dataset that is to be replaced."""
-    if overwrite and target.exists():
-        folder = target.join(DATA)
-        known = {folder.join(name).path for name in (METADATA, MAIN)}
-        files = target.files()
-        theirs = [file for file in files if file.path not in known]
-        theirs += [file for file in files if file.name == METADATA and b'"data_format"' not in file.start(1 << 16)[0]]
-        if theirs:
-            fix = "give another --out, or remove it yourself"
-            raise OutputExists("something else than a Minari dataset in HDF5 is here", where=theirs[0].url, fix=fix)
-    refuse_existing(target, overwrite=overwrite, resume=False)
-
-
 MINARI_SINK: Final = SinkKind(
     FORMAT,
     "a Minari dataset in HDF5",
     MinariSink,
-    _check,
-    {"overwrite"},
-    "all but clocks, ids of multi-agent episodes, infos that differ in form, custom data that HDF5 has no type for",
+    refuse_folder,
+    keeps="all but clocks, ids of multi-agent episodes, infos that differ in form, custom data that HDF5 has no type for",
 )

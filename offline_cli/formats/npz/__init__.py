@@ -1,1 +1,1 @@
-"""NumPy archives (`.npz`): flat arrays as a table (`flat.py`, `columns.py`), and OGBench's trajectories (`ogbench.py`)."""
+"""NumPy archives: flat arrays as a table (`flat.py`, `columns.py`) and back (`sink.py`), and OGBench's trajectories."""

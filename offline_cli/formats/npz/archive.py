@@ -22,8 +22,6 @@ from offline_cli.formats.stored_arrays import StoredArray
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 
-__all__ = ["NpzArchive"]
-
 ENDING: Final = ".npy"
 HEADERS: Final = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 MAX_MEMBERS: Final = 10_000
@@ -60,11 +58,8 @@ class NpzArchive:
         with self._zip.open(entry) as member:
             shape, _, dtype = HEADERS[np.lib.format.read_magic(member)](member)
             nbytes = entry.file_size - member.tell()
-        if (
-            min(shape, default=0) < 0
-            or len(shape) > 32
-            or (not dtype.hasobject and math.prod(shape) * dtype.itemsize != nbytes)
-        ):
+        has_other_size = not dtype.hasobject and math.prod(shape) * dtype.itemsize != nbytes
+        if min(shape, default=0) < 0 or len(shape) > 32 or has_other_size:
             raise ValueError(f"the array {name[:80]!r} says {shape}, and has {nbytes} bytes")
         is_number = dtype.kind in "biuf" and dtype.itemsize <= 8
         said = "text" if dtype.kind == "U" else str(dtype)[:40]
@@ -73,16 +68,11 @@ class NpzArchive:
     def rows(self, name: str, scope: Scope) -> Callable[[int], NDArray[Any]]:
         """A function that gives the next rows of an array, so many of them; `scope` owns its member while it is open."""
         with self._damage():
-            member = scope.enter(self._zip.open(f"{name}{ENDING}"))
+            member: Any = scope.enter(self._zip.open(f"{name}{ENDING}"))
             shape, in_columns, dtype = HEADERS[np.lib.format.read_magic(member)](member)
-        if in_columns and len(shape) > 1:
-            left = [self.values(name)]
-
-            def read_on(count: int) -> NDArray[Any]:
-                taken, left[0] = left[0][:count], left[0][count:]
-                return taken
-
-            return read_on
+        if in_columns and len(shape) > 1:  # its rows are not together
+            whole = self.values(name)
+            member, dtype = io.BytesIO(whole.tobytes()), whole.dtype
 
         def read(count: int) -> NDArray[Any]:
             size = count * math.prod(shape[1:]) * dtype.itemsize
@@ -106,12 +96,10 @@ class NpzArchive:
     def numbers(self, name: str) -> StoredArray:
         """The array of that name. Raises BadData where there is none, or it is not rows of numbers."""
         found = self.arrays.get(name)
-        if found is None:
-            known = ", ".join(self.arrays)[:500]
-            raise BadData(f"no array {name!r}; there are {known}", where=self.url, fix="name it so, or read it with --mapping")
-        if not found.shape or found.dtype is None:
-            what = f"the array {name!r} is {found.said} of shape {list(found.shape)}, and not rows of numbers"
-            raise BadData(what, where=self.url, fix="write it as numbers, with a row a step")
+        if found is None or not found.shape or found.dtype is None:
+            said = "missing" if found is None else f"{found.said} of shape {list(found.shape)}"
+            what = f"the array {name!r}, which has to be rows of numbers, is {said}; there are {', '.join(self.arrays)[:500]}"
+            raise BadData(what, where=self.url, fix="write it as numbers, with a row a step, or read it with --mapping")
         return found
 
     @contextmanager
@@ -131,7 +119,6 @@ class NpzArchive:
 
 def _native(values: NDArray[Any]) -> NDArray[Any]:
     """In the machine's byte order, and flags of 0 and 1."""
-    found = (
-        values.view(np.uint8) != 0 if values.dtype.kind == "b" else values.astype(values.dtype.newbyteorder("="), copy=False)
-    )
+    is_flag = values.dtype.kind == "b"
+    found = values.view(np.uint8) != 0 if is_flag else values.astype(values.dtype.newbyteorder("="), copy=False)
     return np.ascontiguousarray(found)

@@ -15,8 +15,6 @@ from offline_cli.errors import BadData
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.scopes import Scope
 
-__all__ = ["ALIASES", "TREES", "column_names", "npz_batches", "npz_schema"]
-
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     Columns.EPS_ID: ("eps_id", "episode_ids", "episode_id"),
     Columns.OBS: ("observations", "obs", "states", "state"),
@@ -56,24 +54,20 @@ def npz_batches(
     """Each batch of rows, and the share of them that has been read with it."""
     names, rows = column_names(archive)
     wanted = [name for name in names if columns is None or name in columns]
-    row = sum(archive.arrays[name].row_bytes for name in wanted)
-    at_once = max(1, min(max_rows, chunk_bytes // max(1, row)))
+    at_once = max(1, min(max_rows, chunk_bytes // max(1, sum(archive.arrays[name].row_bytes for name in wanted))))
     with scope.part() as held:
         read = {name: archive.rows(name, held) for name in wanted}
         for first in range(0, rows, at_once):
             count = min(at_once, rows - first)
-            yield (
-                pa.RecordBatch.from_arrays([_arrow(name, read[name](count)) for name in wanted], wanted),
-                (first + count) / rows,
-            )
+            arrays = [_arrow(name, read[name](count)) for name in wanted]
+            yield pa.RecordBatch.from_arrays(arrays, wanted), (first + count) / rows
 
 
 def _arrow(name: str, values: NDArray[Any]) -> pa.Array:
     """A column; (N, 1), as replay buffers have rewards, flags and choices, is one number a row."""
     is_choice = name in ALIASES[Columns.ACTIONS] and values.dtype.kind in "iu"
     shape = () if values.shape[1:] == (1,) and (name in SCALARS or is_choice) else values.shape[1:]
-    flat = values.reshape(-1)
-    array = pa.array(flat, pa.string() if flat.dtype.kind == "U" else None)
+    array = pa.array(values.reshape(-1), pa.string() if values.dtype.kind == "U" else None)
     for size in reversed(shape):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array

@@ -1,58 +1,49 @@
-"""An archive written in bounded memory: rows wait in temporary files, one for each array, until their number is known."""
+"""Episodes as a NumPy archive of flat arrays, in bounded memory: rows wait in temporary files until their number is known."""
 
 from __future__ import annotations
 
 import zipfile
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.flat_steps import REWARDS, narrow
+from offline_cli.formats.flat_steps import NEXT, REWARDS, FlatSteps, narrow
 from offline_cli.formats.left_out import count_left_out
-from offline_cli.formats.sink import ForeignSink, Written, file_check
+from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written, file_check
 from offline_cli.scopes import Scope
 from offline_cli.storage.local_files import TempFile
+from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
-
-__all__ = ["ArchiveSink", "check_npz"]
 
 WRITTEN_AT: Final = (1980, 1, 1, 0, 0, 0)  # the same input gives the same bytes
 PIECE: Final = 8 << 20
-check_npz: Final = file_check(b"PK\x03\x04", "a NumPy archive")
 
 
-class ArchiveSink(ForeignSink):
+class NpzSink(ForeignSink):
     """A `Sink` of one archive, whole or not at all. Rewards are float32, as others write them, where that changes none."""
 
-    kept: ClassVar[tuple[str, ...]] = ()  # keys of the custom data that are written
-
-    def arrays_of(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
-        """The rows of a batch, by the name of their array."""
-        raise NotImplementedError
-
-    def unwanted(self) -> set[str]:
-        """Names of arrays that are not to be in the archive after all, with those below them; asked once, at the end."""
-        return set()
-
-    def __enter__(self) -> Self:
+    def __init__(self, target: Location, context: SinkContext) -> None:
+        super().__init__(target, context, "npz")
+        self._steps = FlatSteps(context.tally)
         self._scope = Scope()  # owns the temporary files
         self._files: dict[str, TempFile] = {}
         self._forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # of a row
-        self._rows = 0  # of each array
         self._are_narrow = True  # no reward changes as float32
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._scope.close()
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`."""
-        arrays = self._counted(batch)
+        """See `Sink`. Raises BadEpisode for arrays of another form than before."""
+        count_left_out(batch, self.context.tally)
+        arrays = self._steps.arrays(batch, batch.extra)
         forms = {name: (rows.dtype, rows.shape[1:]) for name, rows in arrays.items()}
         if not self._forms:
             self._forms = forms
@@ -63,28 +54,18 @@ class ArchiveSink(ForeignSink):
             raise BadEpisode(what, where=f"episode {batch.ids[0]}", fix="convert them into two files")
         for name, rows in arrays.items():
             self._files[name].append(np.ascontiguousarray(rows))
-        self._rows += len(next(iter(arrays.values())))
-        self.count(batch)
-
-    def rehearse(self, batch: EpisodeBatch) -> None:
-        """See `Sink`."""
-        self._counted(batch)
-
-    def _counted(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
         self._are_narrow &= narrow(batch.rewards).dtype == np.float32
-        count_left_out(batch, self.context.tally, kept=self.kept)
-        return self.arrays_of(batch)
+        self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
         """See `Sink`."""
-        unwanted, folder = self.unwanted(), self.target.parent()
-        if folder is not None:
-            folder.make_folder()
-        staged = StagedFile(self.target, folder=folder or self.target)
+        are_finals_known, folder = self._steps.are_finals_known(), self.target.parent() or self.target
+        folder.make_folder()
+        staged = StagedFile(self.target, folder=folder)
         try:
             with zipfile.ZipFile(staged, "w", allowZip64=True) as archive:
                 for name in self._files:
-                    if name.partition("/")[0] not in unwanted:
+                    if are_finals_known or name.partition("/")[0] != NEXT:
                         self._put(archive, name)
             staged.commit()
         except BaseException:
@@ -95,9 +76,19 @@ class ArchiveSink(ForeignSink):
     def _put(self, archive: zipfile.ZipFile, name: str) -> None:
         file, (dtype, row) = self._files[name], self._forms[name]
         written = np.dtype("<f4") if name == REWARDS and self._are_narrow else dtype
-        header = {"descr": np.lib.format.dtype_to_descr(written), "fortran_order": False, "shape": (self._rows, *row)}
+        header = {"descr": np.lib.format.dtype_to_descr(written), "fortran_order": False, "shape": (self.steps, *row)}
         with archive.open(zipfile.ZipInfo(f"{name}.npy", WRITTEN_AT), "w", force_zip64=True) as member:
             np.lib.format.write_array_header_1_0(member, header)
             for offset in range(0, file.size, PIECE):
                 piece = np.frombuffer(file.read(offset, min(PIECE, file.size - offset)), dtype)
                 member.write(piece.astype(written, copy=False).tobytes())
+
+
+NPZ_SINK: Final = SinkKind(
+    "npz",
+    "a NumPy archive of flat arrays, a row a step, as D4RL's",
+    NpzSink,
+    file_check(b"PK\x03\x04", "a NumPy archive"),
+    {"overwrite"},
+    "steps, last observations, extra outputs; not ids, spaces, infos, custom data, clocks",
+)

@@ -1,0 +1,166 @@
+"""Files of whole episodes: the one loop over them for all formats of other programs but RLlib's and tables.
+
+A format reads one episode, or a block of flat arrays, as an `EpisodeBatch`. Batches of one structure are joined, for later
+steps take whole arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.columns import Columns
+from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.errors import BadData, BadEpisode
+from offline_cli.formats.action_shapes import choices, one_number_each
+from offline_cli.formats.source import FileSource, Fragments, Origins
+from offline_cli.formats.stored_arrays import StoredArray
+from offline_cli.formats.tables.episodes import source_hash
+from offline_cli.scopes import Scope
+from offline_cli.storage.locations import Location
+from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.trees import Tree, flatten, map_leaves
+
+TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
+MOST: Final = 4096  # episodes in one batch
+FIX: Final = "write the episode again, or leave it out with --on-error skip"
+
+Reads = Iterable[tuple[Sequence[int], Callable[[], EpisodeBatch]]]
+"""Of the episodes of a file, one or some at a time: their numbers or rows in it, and what reads them, which raises BadData."""
+
+
+@dataclass(slots=True)
+class EpisodeFiles(FileSource):
+    """Files of episodes, in the order given. A format derives its source from it, and says how a file is read."""
+
+    rows_are_steps: ClassVar[bool] = False  # whether the numbers of `Reads` are those of first steps, and not of episodes
+    drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
+
+    def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
+        """A generator of those of a file; `prefix`: how their ids begin, `held` owns what is opened. Raises BadData."""
+        raise NotImplementedError
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """See `Source`: whole episodes, many at a time."""
+        self.done, start = 0, source_hash(self.files)
+        for number, file in enumerate(self.files):
+            prefix = f"{start}-" if len(self.files) == 1 else f"{start}-{number}-"
+            with self.scope.part() as held:
+                yield from self.joined(self.episodes(file, prefix, held, tally), file.url, tally, rejects)
+        self.done = self.size or self.done
+
+    def joined(self, episodes: Reads, url: str, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """Episodes in their order, those of one structure together; one that cannot be read goes to `rejects`."""
+        held, numbers, size = list[EpisodeBatch](), list[int](), 0
+        for rows, read in _until_damage(episodes, rejects):
+            tally.rows_in += 0 if self.rows_are_steps else len(rows)
+            try:
+                one = read()
+            except BadData as error:
+                _reject(error, rejects)
+                continue
+            is_full = size + one.nbytes > TOGETHER or len(held) == MOST
+            if held and (is_full or held[0].structure_difference(one)):
+                yield self._together(held, numbers, url)
+                held, numbers, size = [], [], 0
+            held.append(one)
+            numbers += rows
+            size += one.nbytes
+            tally.rows_in += one.num_steps if self.rows_are_steps else 0
+        if held:
+            yield self._together(held, numbers, url)
+
+    def _together(self, held: list[EpisodeBatch], numbers: list[int], url: str) -> Fragments:
+        batch = EpisodeBatch.concat(held)
+        if self.info.action_space is None:
+            batch = replace(batch, actions=choices(batch.actions))
+        self.done += batch.nbytes
+        in_order = np.ones(len(batch), np.bool_) if self.rows_are_steps else None
+        return Fragments(batch, Origins((url,), np.zeros(len(batch), np.int64), np.array(numbers), in_order))
+
+
+def _until_damage(episodes: Reads, rejects: Rejects) -> Reads:
+    """Those of a file, of which the rest may be damaged."""
+    found = iter(episodes)
+    while True:
+        try:
+            one = next(found, None)
+        except BadData as error:
+            _reject(error, rejects)
+            return
+        if one is None:
+            return
+        yield one
+
+
+def _reject(error: BadData, rejects: Rejects) -> None:
+    rejects.add(error)
+    rejects.lose_episodes(Lost.UNREADABLE)
+
+
+def why_left_out(values: NDArray[Any] | list[str], rows: int) -> str:
+    """Why values are no column of so many rows of numbers; "" where they are one."""
+    stored = StoredArray("", None, (len(values),), "text")
+    if isinstance(values, np.ndarray):
+        stored = StoredArray("", values.dtype, values.shape, str(values.dtype))
+    return "" if stored.has_rows(rows) else stored.why_no_column(rows)
+
+
+def whole_episode(
+    name: str,
+    where: str,
+    *,
+    obs: Tree,
+    actions: Tree,
+    rewards: Any,
+    terminated: bool,
+    truncated: bool,
+    next_obs: Tree | None = None,
+    extra: Mapping[str, Tree] | None = None,
+    **more: Any,
+) -> EpisodeBatch:
+    """An episode of T steps from arrays (T, ...), and `obs` (T+1, ...).
+
+    With `next_obs` (T, ...), `obs` has T rows, and the last one of `next_obs` follows them; `obs` itself in its place says that
+    nobody recorded it. `more`: further fields of an EpisodeBatch. Raises BadEpisode for arrays of other rows, and for texts.
+    """
+    columns = {Columns.OBS: obs, Columns.ACTIONS: actions, **(extra or {})}
+    for path, leaf in (*flatten(columns), (Columns.REWARDS, rewards)):
+        if not isinstance(leaf, np.ndarray):
+            fix = f"leave it out: convert ... --drop {path}" if "." in path else FIX
+            raise BadEpisode(f"{path} is no array of numbers, and episodes hold nothing else", where=where, fix=fix)
+    if next_obs is not None:
+        try:
+            columns[Columns.OBS] = map_leaves(_followed, obs, next_obs)
+        except ValueError as error:
+            raise BadEpisode(f"next observations of another form: {error}", where=where, fix=FIX) from error
+    numbers = one_number_each(rewards, Columns.REWARDS, where=where, fix=FIX)
+    steps = len(numbers)
+    for path, leaf in flatten(columns):
+        wanted = steps + (path.partition(".")[0] == Columns.OBS)
+        if leaf.ndim == 0 or len(leaf) != wanted:
+            what = f"{path} of shape {list(leaf.shape)} with {steps} rewards: {wanted} rows wanted, last observation included"
+            raise BadEpisode(what, where=where, fix=FIX)
+    return EpisodeBatch(
+        ids=(name,),
+        starts=np.array([0, steps]),
+        obs=columns[Columns.OBS],
+        actions=actions,
+        rewards=numbers.astype(np.float64),
+        terminated=np.array([terminated]),
+        truncated=np.array([truncated]),
+        extra=extra or {},
+        final_missing=np.ones(1, np.bool_) if next_obs is obs else None,
+        **more,
+    )
+
+
+def _followed(acted: Any, after: Any) -> Any:
+    """(T+1, ...). Raises ValueError where the two differ in form."""
+    if (acted.dtype, acted.shape) != (getattr(after, "dtype", None), getattr(after, "shape", None)):
+        raise ValueError(f"{getattr(after, 'dtype', 'text')} for {acted.dtype} {list(acted.shape)}")
+    return np.concatenate([acted, after[-1:]])
