@@ -15,8 +15,6 @@ from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import flatten
 
-__all__ = ["LIKELY", "NO", "SURE", "OpenContext", "PluginSource", "Reader", "never"]
-
 NO: Final = 0.0
 LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this

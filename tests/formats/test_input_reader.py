@@ -13,7 +13,7 @@ import pytest
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.errors import BadConfig, BadData
 from offline_cli.trees import flatten
 
 PAGE = """
@@ -156,12 +156,6 @@ def test_an_episode_goes_on_over_batches_and_no_final_observation_is_made_up(giv
     assert (found.ids, found.lengths.tolist()) == (("a",), [5])
 
 
-def test_several_agents_of_a_policy_have_an_episode_each(given: Any) -> None:
-    found = read(given, steps(["a"] * 4, agent_index=[0, 0, 1, 1], dones=[False, True] * 2))
-    assert found.agent_ids == ("0", "1")
-    assert found.multi_agent_ids == ("a", "a")
-
-
 def test_the_batches_of_a_multi_agent_batch_are_read_by_policy(given: Any) -> None:
     class MultiAgentBatch:
         policy_batches = {"left": steps(["a"], dones=[True]), "right": steps(["b"], dones=[True])}  # noqa: RUF012
@@ -207,19 +201,6 @@ def test_write_gets_each_episode_with_rllibs_columns(given: Any, table: str, tmp
     assert second["terminateds"].tolist() == [True]
     assert all(str(name).endswith("-a") for name in first["eps_id"])
     assert np.array_equal(first["new_obs"][:-1], first["obs"][1:])
-
-
-@pytest.mark.parametrize("option", ["resume", "overwrite"])
-def test_a_writer_that_cannot_say_what_it_wrote_neither_resumes_nor_replaces(
-    given: Any, table: str, tmp_path: Path, option: str
-) -> None:
-    with pytest.raises(UsageError, match=f"--{option} with the sink"):
-        convert(table, tmp_path / "out", to="python:given_objects:Written", **{option: True})
-
-
-def test_what_write_raises_is_bad_data_by_the_episode(given: Any, table: str, tmp_path: Path) -> None:
-    with pytest.raises(BadData):
-        convert(table, tmp_path / "out", to="python:given_objects:Full")
 
 
 # ---- RLlib's own ----

@@ -128,12 +128,6 @@ def test_recorded_objects_equal_what_rllib_unpickles(name: str, monkeypatch: pyt
 # ---- what a column may hold ----
 
 
-def test_pickled_observations_are_trees(tmp_path: Path) -> None:
-    obs = [{"image": np.full((2, 2), i, np.uint8), "speed": np.float32(i)} for i in range(N + 1)]
-    batch, _ = read(write(tmp_path / "a.parquet", obs=list(obs[:-1]), new_obs=list(obs[1:])))
-    assert_same_trees(batch.obs, stacked(obs))
-
-
 LEAVES = st.one_of(
     hnp.arrays(st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint8, np.bool_, ">i2"]), (2, 3)),
     st.integers(-5, 5).map(np.int32),
@@ -191,14 +185,4 @@ def test_a_hostile_object_in_a_column_that_a_step_needs_is_refused_and_never_run
     source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
     with pytest.raises(UnsafeData):
         read(source)
-    assert not canary.exists()
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("column", ["actions", "infos", "hook"])
-def test_objects_are_never_run_where_ray_has_registered_its_type(tmp_path: Path, column: str) -> None:
-    pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
-    canary = tmp_path / "canary"
-    source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
-    convert([source, str(SAMPLES / "lstm_states.parquet")], tmp_path / "out", on_error="quarantine")
     assert not canary.exists()

@@ -104,14 +104,6 @@ def test_a_bad_line_is_refused_by_file_and_line(bad: Any, error: type[BadData], 
     assert caught.value.where.startswith(f"{path} line 2")
 
 
-def test_a_skipped_line_leaves_the_rest_of_its_file(tmp_path: Path) -> None:
-    path = written(tmp_path, line(eps_id=[1]), '{"cut', line(eps_id=[2]))
-    rejects = Rejects(OnError.SKIP)
-    (batch,) = batches_of(path, rejects=rejects)
-    assert batch.ids == ("1", "2")
-    assert rejects.count == 1
-
-
 def zipped(data: bytes) -> bytes:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as members:
@@ -125,14 +117,6 @@ def test_a_byte_order_mark_before_the_first_line_is_passed_over(stored: Callable
     path.write_bytes(stored(b"\xef\xbb\xbf" + json.dumps(line()).encode()))
     assert inspect(str(path)).format == "sample-batch"
     assert [batch.ids for batch in batches_of(path)] == [("3",)]
-
-
-def test_a_damaged_zip_file_is_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "recording.zip"
-    path.write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(BadData) as caught:
-        batches_of(path)
-    assert caught.value.where == str(path)
 
 
 def test_a_line_longer_than_the_limit_is_refused_and_the_next_one_is_read(
@@ -152,21 +136,6 @@ def test_a_line_longer_than_the_limit_is_refused_and_the_next_one_is_read(
 def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_read_together(tmp_path: Path) -> None:
     (batch,) = batches_of(written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2])))
     assert batch.obs.dtype == np.float64
-
-
-def test_an_observation_that_does_not_lead_to_the_next_is_counted(tmp_path: Path) -> None:
-    two = {"obs": [[0.5], [0.25]], "new_obs": [[0.75], [0.5]], "actions": [0, 1], "rewards": [0.0, 1.0]}
-    tally = Tally()
-    path = written(tmp_path, line(**two, terminateds=[False, True], eps_id=[4, 4], t=[0, 1]))
-    list(source_of(path).fragments(tally, Rejects()))
-    assert tally.assumptions["broken-chain"] == 1
-
-
-def test_a_reward_that_is_null_is_nan_and_counted(tmp_path: Path) -> None:
-    tally = Tally()
-    batch = next(source_of(written(tmp_path, line(rewards=[None]))).fragments(tally, Rejects())).batch
-    assert np.isnan(batch.rewards[0])
-    assert tally.assumptions["null-as-nan"] == 1
 
 
 def test_lines_of_one_step_without_id_and_timestep_are_joined_where_they_chain(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, Columns
-from offline_cli.errors import BadData, BadEpisode, MemoryLimitExceeded
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import (
     infos_of,
     is_text,
@@ -40,8 +40,6 @@ from offline_cli.parquet.arrow_trees import without_dictionaries
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["NEEDED", "ColumnsReading", "RllibColumnsSource"]
-
 NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
@@ -52,7 +50,7 @@ INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 FIX: Final = "fill the value in, or --on-error skip to leave out the episode"
 
 Rows = NDArray[np.int64]
-Shapes = Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]]  # by column: dotted path and shape of one step of each leaf
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by column: the shape of one step of each leaf, by dotted path
 
 
 @dataclass(slots=True)
@@ -76,17 +74,9 @@ class RllibColumnsSource(FileSource):
         ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
-            for part in _within(chunk, most):
+            unfolded = sum(map(unpacked_size, chunk.table.columns))  # bytes of the packed cells of one row
+            for part in chunk.parts(max(1, most // unfolded)) if unfolded else (chunk,):
                 yield from reading.of_chunk(part)
-
-
-def _within(chunk: Chunk, most: int) -> Iterator[Chunk]:
-    """`chunk` in parts whose packed cells unfold to `most` bytes. Raises MemoryLimitExceeded where one row takes more."""
-    row = sum(map(unpacked_size, chunk.table.columns))
-    if row > most:
-        what = f"the packed cells of one step unfold to {row / 1e6:,.0f} MB, too much for the memory limit"
-        raise MemoryLimitExceeded(what, where=chunk.where(0), fix="raise --memory-limit")
-    return chunk.parts(most // row) if row else iter((chunk,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +210,11 @@ class ColumnsReading:
         """
         parts = list(self._read(rows))
         if self._shapes is None and parts:
-            votes: Counter[Any] = Counter()
+            votes = Counter[str]()
             for part, trees in parts:
-                votes[tuple(_shapes_of(trees).items())] += len(part.numbers)
-            self._shapes = dict(votes.most_common(1)[0][0])
+                votes[repr(_shapes_of(trees))] += len(part.numbers)
+            most = votes.most_common(1)[0][0]
+            self._shapes = next(shapes for shapes in (_shapes_of(trees) for _, trees in parts) if repr(shapes) == most)
         return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
 
     def _read(self, rows: _Rows) -> Iterator[tuple[_Rows, dict[str, Any]]]:
@@ -379,19 +370,14 @@ def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:
 
 
 def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
-    named = {name: flatten(tree) for name, tree in trees.items() if name not in INFOS}
-    return {name: tuple((path, leaf.shape[1:]) for path, leaf in leaves) for name, leaves in named.items()}
+    return {name: {path: leaf.shape[1:] for path, leaf in flatten(trees[name])} for name in trees if name not in INFOS}
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
     """Why steps of the two cannot share an episode; a column that only one has is no reason."""
-    pairs = [(Columns.NEXT_OBS, Columns.OBS, have), *((name, name, want) for name in have)]
-    for name, other, others in pairs:
-        if name in have and other in others and set(have[name]) != set(others[other]):
-            who = f"column {other}" if other != name else "other rows"
-            return f"column {name} has {_in_words(have[name])}, and {who} {_in_words(others[other])}"
+    for name, shapes in have.items():
+        for other, known in ((f"column {Columns.OBS}", have if name == Columns.NEXT_OBS else {}), ("other rows", want)):
+            wanted = known.get(Columns.OBS if other != "other rows" else name, shapes)
+            if shapes != wanted:
+                return f"column {name} has shapes {shapes}, and {other} {wanted}"
     return ""
-
-
-def _in_words(parts: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
-    return ", ".join(f"{f'part {path} of ' if path else ''}shape {list(shape)}" for path, shape in parts)

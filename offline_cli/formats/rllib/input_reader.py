@@ -17,14 +17,11 @@ import numpy as np
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, BadData, BadEpisode, OfflineCliError
 from offline_cli.formats.reader import OpenContext, Reader
-from offline_cli.formats.rllib.batch_lines import BatchReader
-from offline_cli.formats.rllib.sample_batch import Part, SampleBatchSource
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
-from offline_cli.trees import leaves
-
-__all__ = ["IOContext", "Maker", "input_reader"]
 
 FIX: Final = "have next() give batches: columns by name, with one row a step"
 
@@ -113,20 +110,19 @@ class InputReaderSource(SampleBatchSource):
         """Unknown."""
         return None
 
-    def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
+    def _lines(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows] | str]:
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
             tally.rows_in += 1
             try:
                 columns = {policy: _columns(given, where) for policy, given in _policies(batch).items()}
-                nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(tuple(columns.values())))
-                found = reader.rows(columns, where, nbytes, Tally())
+                found = reader.rows(columns, where, 0, Tally())
             except BadData as error:
                 rejects.add(error)
-                yield Part(lost=where)
+                yield where
                 continue
             self.done += sum(map(len, found))
-            yield Part(found, (0, self.name))
+            yield found
 
     def _batches(self) -> Iterator[Any]:
         files = [file.url for file in self.files]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import lz4.frame
@@ -28,8 +28,6 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib.pickles import is_pickle, numbers_of, unpickle
 from offline_cli.trees import Tree, flatten, leaves, paths, unflatten_like
-
-__all__ = ["looks_packed", "tree_of_value", "unfolded_size", "unpack", "unpack_cells"]
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
@@ -80,26 +78,6 @@ def tree_of_value(value: Any, *, where: str) -> Tree:
     raise BadEpisode(f"a pickled {type(value).__name__} where numbers are wanted", where=where, fix=FIX)
 
 
-@dataclass(slots=True)
-class PackedColumns:
-    """Reads whole columns in packed cells, one after the other: of those that differ in numbers alone, only the numbers."""
-
-    _forms: dict[int, _Form] = field(default_factory=dict)  # by the length of their pickles: the last of each
-
-    def unpack(self, cell: str | bytes, *, where: str) -> Any:
-        """As `unpack`."""
-        pickled = _pickle_of(cell, where)
-        form = self._forms.get(len(pickled))
-        if form is not None:
-            is_alike, numbers = form.read(np.frombuffer(pickled, np.uint8)[None])
-            if is_alike[0]:
-                return numbers[0]
-        value = unpickle(pickled, where=where)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and (form := _Form.of(pickled, value)) is not None:
-            self._forms = {**self._forms, len(pickled): form} if len(self._forms) < MAX_FORMS else {len(pickled): form}
-        return value
-
-
 def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, where: Callable[[int], str]) -> Tree:
     """A tree of arrays (n, *shape) of n packed cells or bare pickles; `where` names the place of row i.
 
@@ -145,22 +123,30 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Bytes of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers."""
+    """Cells of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers.
 
-    start: int  # of the numbers
+    Of base64 only the characters are decoded that stand for numbers, four for each three bytes, with the bytes that share a
+    group with them.
+    """
+
+    start: int  # of the bytes, or characters, that are read
     stop: int
     before: NDArray[np.uint8]  # what all have in common
     after: NDArray[np.uint8]
+    lead: NDArray[np.uint8]  # bytes that all have in common around the numbers, among those that are read
+    trail: NDArray[np.uint8]
+    is_text: bool
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: bytes, leaf: NDArray[Any]) -> _Form | None:
-        """The form of `data`, a frame or a pickle that holds `leaf` alone; None where it cannot be proved.
+    def of(cls, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+        """The form of `cell`: `data`, a frame or a pickle that holds `leaf` alone, or base64 of that. None where it cannot be
+        proved, or numbers lie at the very end of a text, where base64 may be padded.
 
         The proof: read again with other bytes in the place of the numbers, `data` gives these as numbers.
         """
-        numbers, whole, start = leaf.tobytes(), np.frombuffer(data, np.uint8), -1
+        numbers, start = leaf.tobytes(), -1
         filling = np.random.default_rng(0).integers(0, 2 if leaf.dtype.kind == "b" else 256, leaf.nbytes, np.uint8).tobytes()
         for _ in range(TRIALS if numbers else 0):
             start = data.find(numbers, start + 1)
@@ -172,47 +158,37 @@ class _Form:
             except BadData:
                 continue
             if (changed.dtype, changed.shape, changed.tobytes()) == (leaf.dtype, leaf.shape, filling):
-                return cls(start, stop, whole[:start].copy(), whole[stop:].copy(), leaf.dtype, leaf.shape)
+                return cls._at(start, stop, cell, data, leaf)
         return None
+
+    @classmethod
+    def _at(cls, start: int, stop: int, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+        is_text, stored, known = cell is not data, np.frombuffer(cell, np.uint8), np.frombuffer(data, np.uint8)
+        if not is_text:
+            none = known[:0]
+            return cls(start, stop, known[:start].copy(), known[stop:].copy(), none, none, False, leaf.dtype, leaf.shape)
+        first, last = start // 3, -(-stop // 3)  # groups
+        if 4 * last > len(cell) - 4:
+            return None
+        lead, trail = known[3 * first : start], known[stop : 3 * last]
+        return cls(4 * first, 4 * last, stored[: 4 * first], stored[4 * last :], lead, trail, True, leaf.dtype, leaf.shape)
 
     def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """(m,) which of the rows (m, length) have this form, and the arrays of these (k, *shape)."""
         same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
-        found = numbers_of(rows[same, self.start : self.stop].tobytes(), self.dtype)
-        return same, found.reshape(-1, *self.shape) if found.size else np.zeros((0, *self.shape), self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _TextForm:
-    """The same of base64, of which only the characters are decoded that stand for numbers: four for each three bytes."""
-
-    start: int  # of these characters
-    stop: int
-    before: NDArray[np.uint8]
-    after: NDArray[np.uint8]
-    inner: _Form  # of the bytes that these characters stand for
-
-    @classmethod
-    def of(cls, cell: bytes, form: _Form) -> _TextForm | None:
-        """`form`: of the bytes in the cell. None where numbers lie at the very end, where base64 may be padded."""
-        first, last = form.start // 3, -(-form.stop // 3)  # groups
-        if 4 * last > len(cell) - 4:
-            return None
-        start, before, after = 3 * first, form.before[3 * first :], form.after[: 3 * last - form.stop]
-        inner = replace(form, start=form.start - start, stop=form.stop - start, before=before, after=after)
-        whole = np.frombuffer(cell, np.uint8)
-        return cls(4 * first, 4 * last, whole[: 4 * first], whole[4 * last :], inner)
-
-    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """As `_Form.read`; no row has this form where one is not base64."""
-        same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
-        try:
-            raw = binascii.a2b_base64(rows[same, self.start : self.stop].tobytes(), strict_mode=True)
-        except ValueError:
-            same[:], raw = False, b""
-        alike, found = self.inner.read(np.frombuffer(raw, np.uint8).reshape(-1, (self.stop - self.start) // 4 * 3))
-        same[same] = alike
-        return same, found
+        found = rows[same, self.start : self.stop]
+        if self.is_text:
+            try:
+                raw = binascii.a2b_base64(found.tobytes(), strict_mode=True)
+            except ValueError:
+                return np.zeros(len(rows), np.bool_), np.zeros((0, *self.shape), self.dtype)
+            found = np.frombuffer(raw, np.uint8).reshape(len(found), -1) if len(found) else found[:, :0]
+        if len(found) and (len(self.lead) or len(self.trail)):
+            stop = found.shape[1] - len(self.trail)
+            alike = (found[:, : len(self.lead)] == self.lead).all(axis=1) & (found[:, stop:] == self.trail).all(axis=1)
+            found = found[alike, len(self.lead) : stop]
+            same[same] = alike
+        return same, numbers_of(found.tobytes(), self.dtype).reshape(len(found), *self.shape)
 
 
 class _Column:
@@ -220,7 +196,7 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form | _TextForm]] = {}  # by what their bytes are, and how many
+        self.forms: dict[tuple[str, int], list[_Form]] = {}  # by what their bytes are, and how many
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -277,14 +253,12 @@ class _Column:
                 raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
             values[row] = leaf
         if isinstance(value, (np.ndarray, np.generic)) and sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", len(pickled), _Form.of(pickled, tree))
+            self._learn("pickle", _Form.of(pickled, pickled, tree), len(pickled))
             cell = self.cells[row].as_py()
             if len(cell) <= SMALL_CELL:
-                raw = _raw_of(cell, place)
-                form = _Form.of(raw, tree)
-                self._learn("stored", len(cell), form if form is None or raw is cell else _TextForm.of(cell, form))
+                self._learn("stored", _Form.of(cell, _raw_of(cell, place), tree), len(cell))
 
-    def _learn(self, kind: str, length: int, form: _Form | _TextForm | None) -> None:
+    def _learn(self, kind: str, form: _Form | None, length: int) -> None:
         if form is not None:
             self.forms.setdefault((kind, length), []).append(form)
 
