@@ -73,7 +73,6 @@ class PolicyRows:
     extras: frozenset[str]  # of the columns
     typed: frozenset[str]  # columns that say their dtype, as packed ones do; JSON knows only float64, int64 and bool
     infos: list[Any] | None  # (N,) of the observation that each step led to; None: all empty
-    file: int = 0  # the number of the file among those of the source
     lost_before: str = ""  # where lines were lost right before the first one, of unknown episodes
 
     def __len__(self) -> int:

@@ -2,9 +2,8 @@
 
 JSON has no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all survive
 the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers are int64,
-and among decimals such a decimal if they are small: 1.0 may have been written as 1. Where the caller knows the spaces, a dtype
-of theirs that holds every value exactly is taken instead. Rewards are float64 always. Each column of decimals is counted once,
-as `dtype-inferred`.
+and among decimals such a decimal if they are small: 1.0 may have been written as 1. Rewards are float64 always. Each column of
+decimals is counted once, as `dtype-inferred`.
 
 Dtypes are settled on a block of lines, in most cases on all of the source. A later block that does not fit what was settled
 makes the column wider from there on (`dtype-widened`): nothing is rounded.
@@ -21,7 +20,6 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.formats.rllib.batch_lines import TREES, PolicyRows
-from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.tally import Tally
 from offline_cli.trees import equal_values, flatten, unflatten_like
 
@@ -35,10 +33,9 @@ class Dtypes:
     """The narrowest dtype of each leaf that holds all of its values so far."""
 
     tally: Tally
-    observation_space: Space | None = None
-    action_space: Space | None = None
+    known: frozenset[str] = frozenset()  # columns whose spaces are known: converting gives their values the dtypes of these
     _settled: dict[Leaf, np.dtype[Any]] = field(default_factory=dict)
-    _plain: set[Leaf] = field(default_factory=set)  # of which a value was in a plain list, and in no dtype of a space
+    _plain: set[Leaf] = field(default_factory=set)  # of which a value was in a plain list
     _inferred: set[Leaf] = field(default_factory=set)  # from decimals
 
     def settle(self, block: Sequence[PolicyRows]) -> None:
@@ -48,12 +45,11 @@ class Dtypes:
             for name in (*TREES, *rows.extras):
                 for path, leaf in flatten(rows.columns.get(name, {}), _shared_name(name)):
                     key, is_plain = (rows.policy, path), name not in rows.typed
-                    by_space = self._dtype_by_space(name, path) if is_plain else None
-                    found = _narrowest(leaf, by_space) if is_plain else leaf.dtype
+                    found = _narrowest(leaf) if is_plain else leaf.dtype
                     needed[key] = np.promote_types(needed.get(key, found), found)
-                    if is_plain and found != by_space:
+                    if is_plain:
                         self._plain.add(key)
-                        if leaf.dtype.kind == "f" and key not in self._inferred:
+                        if leaf.dtype.kind == "f" and key not in self._inferred and name not in self.known:
                             self._inferred.add(key)
                             self.tally.assume("dtype-inferred")
         for key, dtype in needed.items():
@@ -75,18 +71,9 @@ class Dtypes:
         dtype = self._settled.get(key, default)
         return np.dtype(np.int64) if dtype == SMALL and key in self._plain else dtype
 
-    def _dtype_by_space(self, name: str, path: str) -> np.dtype[Any] | None:
-        space = self.action_space if name == Columns.ACTIONS else self.observation_space
-        if space is None or name not in TREES:
-            return None
-        leaf = leaf_spaces(space, _shared_name(name)).get(path)
-        return None if leaf is None or leaf.dtype is None else np.dtype(leaf.dtype)
 
-
-def _narrowest(leaf: NDArray[Any], by_space: np.dtype[Any] | None) -> np.dtype[Any]:
-    """For values of a plain list; `by_space`: the dtype of their space."""
-    if by_space is not None and _survives(leaf, by_space):
-        return by_space
+def _narrowest(leaf: NDArray[Any]) -> np.dtype[Any]:
+    """For values of a plain list."""
     if leaf.dtype.kind == "f":
         return FLOAT32 if _survives(leaf, FLOAT32) else leaf.dtype
     if leaf.dtype.kind in "iu":

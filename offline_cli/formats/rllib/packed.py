@@ -4,10 +4,9 @@ RLlib packs a value as text by pickling it, compressing the pickle as one lz4 fr
 the old stack hold whole columns in this form, columns of the new stack one vector per cell. Ray pickles what Arrow has no type
 for: states of a module with memory, actions of a Tuple space. We read all of these, and never write them.
 
-The cells of a column mostly differ in the bytes of their numbers alone, as they are stored or at least when they are unpacked.
-So one cell is read with all care (`pickles`), and of those that agree with it in every other byte only the numbers are taken,
-for many cells at once: ten times as fast. What lies where is proved by trial, and a form that cannot be proved is not used;
-cells of several arrays are read one by one.
+Small cells of a column mostly differ in the bytes of their numbers alone, as they are stored. So one cell is read with all care
+(`pickles`), and of those that agree with it in every other byte only the numbers are taken, for many cells at once: ten times
+as fast. What lies where is proved by trial, and a form that cannot be proved is not used; other cells are read one by one.
 
 Before memory is taken, the size that an lz4 frame states is checked against what lz4 can reach from its bytes. A frame that
 states none is decompressed up to the same limit.
@@ -23,11 +22,12 @@ from typing import Any, Final
 import lz4.frame
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib.pickles import is_pickle, numbers_of, unpickle
-from offline_cli.trees import Tree, flatten, leaves, paths, unflatten_like
+from offline_cli.trees import Tree, leaves, paths, unflatten_like
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
@@ -42,7 +42,7 @@ NUMERIC: Final = "biufc"
 
 CHUNK_BYTES: Final = 1 << 20  # of the cells that are read at once
 SMALL_CELL: Final = 4 << 10  # bytes of a cell that lz4 takes longer to unpack than numpy to compare
-MAX_FORMS: Final = 16  # of the cells of one column; RLlib's need two or four
+MAX_TRIALS: Final = 64  # cells of a column whose form is looked for; RLlib's have two or four forms
 TRIALS: Final = 4  # places of an array's bytes that are tried: a small one may have its bytes elsewhere, too
 
 
@@ -101,18 +101,18 @@ def _binary(cells: Any, where: Callable[[int], str]) -> pa.LargeBinaryArray:
         array = (array if isinstance(array, pa.Array) else pa.array(list(array), pa.large_binary())).cast(pa.large_binary())
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise BadEpisode(f"cells that are not text: {error}", where=where(0), fix=FIX) from error
-    if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadEpisode("a packed cell that is null", where=where(row), fix=FIX)
+    empty = np.flatnonzero(pc.fill_null(pc.binary_length(array), 0).to_numpy() == 0)
+    if len(empty):
+        raise BadEpisode("a packed cell that is null or empty", where=where(int(empty[0])), fix=FIX)
     return array
 
 
 def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], NDArray[np.uint8]]]:
-    """The rows of each length, without those that are null or empty, and their bytes (m, length)."""
+    """The rows of each length, and their bytes (m, length); no cell is null or empty."""
     _, offsets, buffer = array.buffers()
     starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     data, lengths = np.frombuffer(buffer or b"", np.uint8), np.diff(starts)
-    for length in np.unique(lengths[lengths > 0]).tolist():
+    for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
         if len(rows) == len(lengths):
             yield rows, data[starts[0] : starts[-1]].reshape(-1, length)
@@ -196,7 +196,8 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form]] = {}  # by what their bytes are, and how many
+        self.forms: dict[int, list[_Form]] = {}  # by the length of their cells
+        self.trials = MAX_TRIALS
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -205,62 +206,53 @@ class _Column:
             self.values = [np.empty((len(cells), *leaf.shape), leaf.dtype) for leaf in firsts]
         except ValueError as error:  # of dimensions beside one of no size: numpy has limits of its own there
             raise BadEpisode(f"a packed cell of absurd shape: {error}", where=where(0), fix=FIX) from error
-        self.fill(0, 1)
 
     def fill(self, first: int, count: int) -> None:
-        """Read so many cells, many at once where they have a known form: as they are stored, or else unpacked."""
-        unread = np.ones(count, np.bool_)
-        for rows, data in _by_length(self.cells.slice(first, count)):
-            unread[rows] = False
-            unread[self._fill_alike(("stored", data.shape[1]), first, rows, data)[0]] = True
-        left = np.flatnonzero(unread)
-        pickles = pa.array([self._pickle(first + row) for row in left.tolist()], pa.large_binary())
-        for numbers, data in _by_length(pickles):
-            kind = ("pickle", data.shape[1])
-            rows, data = self._fill_alike(kind, first, left[numbers], data)
+        """Read so many cells, many at once where they have a known form."""
+        for numbers, data in _by_length(self.cells.slice(first, count)):
+            rows = first + numbers
+            for form in self.forms.get(data.shape[1], ()):
+                rows, data = self._without_alike(form, rows, data)
             while len(rows):
-                self._fill_one(first + int(rows[0]), data[0].tobytes())
-                rows, data = self._fill_alike(kind, first, rows[1:], data[1:])
+                new = self._fill_one(int(rows[0]))
+                rows, data = rows[1:], data[1:]
+                if new is not None:
+                    rows, data = self._without_alike(new, rows, data)
 
-    def _pickle(self, row: int) -> bytes:
+    def _without_alike(
+        self, form: _Form, rows: NDArray[np.intp], data: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+        """The rows that have another form, and their bytes; the others are read."""
+        alike, found = form.read(data)
+        if not alike.any():
+            return rows, data
+        self.values[0][rows[alike]] = found
+        return rows[~alike], data[~alike]
+
+    def _fill_one(self, row: int) -> _Form | None:
+        """Read a cell with all care; its form, where that is a new one."""
         cell = self.cells[row].as_py()
         try:
-            return _pickle_of(cell, "")
+            raw = _raw_of(cell, "")
+            value = unpickle(_pickle_in(raw, ""), where="")
         except BadData:  # a place costs more to say than a cell to unpack
-            return _pickle_of(cell, self.where(row))
-
-    def _fill_alike(
-        self, kind: tuple[str, int], first: int, rows: NDArray[np.intp], data: NDArray[np.uint8]
-    ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
-        """The rows that have no known form, and their bytes; the others are read."""
-        for form in self.forms.get(kind, ()):
-            alike, found = form.read(data)
-            if alike.any():
-                self.values[0][first + rows[alike]] = found
-                rows, data = rows[~alike], data[~alike]
-        return rows, data
-
-    def _fill_one(self, row: int, pickled: bytes) -> None:
-        """Read a cell with all care, and keep its form."""
-        place = self.where(row)
-        value = unpickle(pickled, where=place)
-        tree = tree_of_value(value, where=place)
-        if paths(tree) != self.paths:
-            raise BadEpisode("a packed cell of another kind than the first one", where=place, fix=OTHER_FIX)
-        for values, (path, leaf) in zip(self.values, flatten(tree), strict=True):
+            value = unpack(cell, where=self.where(row))
+        tree = tree_of_value(value, where=self.where(row)) if not isinstance(value, np.ndarray) else value
+        found = leaves(tree)
+        if len(found) != len(self.paths) or paths(tree) != self.paths:
+            raise BadEpisode("a packed cell of another kind than the first one", where=self.where(row), fix=OTHER_FIX)
+        for values, path, leaf in zip(self.values, self.paths, found, strict=True):
             if (leaf.dtype, leaf.shape) != (values.dtype, values.shape[1:]):
                 what = f"{leaf.dtype}{leaf.shape} in a column of {values.dtype}{values.shape[1:]}"
-                raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
+                raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=self.where(row), fix=OTHER_FIX)
             values[row] = leaf
-        if isinstance(value, (np.ndarray, np.generic)) and sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", _Form.of(pickled, pickled, tree), len(pickled))
-            cell = self.cells[row].as_py()
-            if len(cell) <= SMALL_CELL:
-                self._learn("stored", _Form.of(cell, _raw_of(cell, place), tree), len(cell))
-
-    def _learn(self, kind: str, form: _Form | None, length: int) -> None:
+        if len(cell) > SMALL_CELL or not self.trials or not isinstance(value, (np.ndarray, np.generic)):
+            return None
+        self.trials -= 1
+        form = _Form.of(cell, raw, tree)
         if form is not None:
-            self.forms.setdefault((kind, length), []).append(form)
+            self.forms.setdefault(len(cell), []).append(form)
+        return form
 
 
 # ---- texts to pickles ----

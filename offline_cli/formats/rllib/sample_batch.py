@@ -8,9 +8,8 @@ Ids: where the source has one policy and one agent, an episode's id is its `eps_
 it has no agent id (RLlib keys single agents by their episode). Where it has several, each gets an episode of its own, with the
 id `<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_id` as the id of the multi-agent episode.
 
-Rows of one episode and agent that are apart in a line (agents that took turns) are brought together, in their order. Without
-`eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no `t`
-either, where `new_obs` is not the next `obs`, and where a file ends. Such episodes are named `<8 hex of the source's first
+Without `eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no
+`t` either, where `new_obs` is not the next `obs`, and with each block of lines. Such episodes are named `<8 hex of the first
 rows>-<number>`, and counted.
 """
 
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar, Final
@@ -44,13 +42,13 @@ Key = tuple[Any, Any]  # eps_id, agent_index
 class SampleBatchSource(FileSource):
     """Files of SampleBatch JSON, in the order given.
 
-    The spaces, where the caller knows them, distinguish Tuples from lists of rows and give plain lists their dtypes.
+    The spaces, where the caller knows them, distinguish Tuples from lists of rows.
     """
 
     format: ClassVar = "sample-batch"
 
     def prepare(self, options: ReadOptions) -> None:
-        """See `Source`. JSON has neither tuples nor dtypes: they are those of the spaces, where these are known."""
+        """See `Source`. JSON has no tuples: they are those of the spaces, where these are known."""
         self.read_options = options
         if options.spaces is not None:
             self.info = replace(self.info, observation_space=options.spaces[0], action_space=options.spaces[1])
@@ -58,7 +56,10 @@ class SampleBatchSource(FileSource):
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """Runs of rows as they stand, a policy at a time; see `Source.fragments`."""
         self.done = 0
-        dtypes, ids = Dtypes(tally, *self.info.spaces), _EpisodeIds(tally)
+        observations, actions = self.info.spaces
+        known = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
+        dtypes = Dtypes(tally, frozenset(name for name, space in known.items() if space is not None))
+        ids = _EpisodeIds(tally)
         for block in self._blocks(tally, rejects):
             ids.see(block)
             groups = []
@@ -68,7 +69,7 @@ class SampleBatchSource(FileSource):
             joined = [PolicyRows.joined(group) for group in groups]
             dtypes.settle(joined)
             for parts, rows in zip(groups, joined, strict=True):
-                keys, follows = ids.keys(rows, parts)
+                keys, follows = ids.keys(rows)
                 _lose_begun(parts, keys, rejects)
                 yield _fragments(dtypes.of(rows), parts, keys, follows, tally)
 
@@ -99,12 +100,12 @@ class SampleBatchSource(FileSource):
                 if lost and rows.policy not in marked:
                     rows.lost_before = lost
                     marked.add(rows.policy)
-                yield _brought_together(rows, tally) if Columns.EPS_ID in rows.columns else rows
+                yield rows
 
     def _lines(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows] | str]:
         """What each line holds; or the place of a line, or of the rest of a file, that was lost."""
         before = 0
-        for number, file in enumerate(self.files):
+        for file in self.files:
             for line in lines_of(file, self.scope):
                 if isinstance(line, BadData):
                     rejects.add(line)
@@ -113,10 +114,7 @@ class SampleBatchSource(FileSource):
                 self.done = before + line.position
                 tally.rows_in += 1
                 try:
-                    found = reader.read(line)
-                    for rows in found:
-                        rows.file = number
-                    yield found
+                    yield reader.read(line)
                 except BadData as error:
                     rejects.add(error, raw=line.data)
                     yield error.where
@@ -125,8 +123,9 @@ class SampleBatchSource(FileSource):
 
 def _fragments(rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, follows: bool, tally: Tally) -> Fragments:
     """`parts`: the lines that `rows` are of."""
-    line, number = _places(parts)
-    columns = rows.columns
+    lengths, columns = np.array([len(part) for part in parts]), rows.columns
+    line = np.repeat(np.arange(len(parts)), lengths)
+    number = np.arange(len(line)) - (np.cumsum(lengths) - lengths)[line]  # of a row in its line
     steps = StepRows(
         keys=keys,
         obs=columns[Columns.OBS],
@@ -144,13 +143,6 @@ def _fragments(rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, follow
     )
     batch, first = fragments_of_rows(steps, tally)
     return Fragments(batch, Origins.of_rows(tuple(part.place for part in parts), line, number, first))
-
-
-def _places(parts: Sequence[PolicyRows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(N,) the line that each row is in, and its number there."""
-    lengths = np.array([len(part) for part in parts])
-    line = np.repeat(np.arange(len(parts)), lengths)
-    return line, np.arange(len(line)) - (np.cumsum(lengths) - lengths)[line]
 
 
 def _lose_begun(parts: Sequence[PolicyRows], keys: Keys, rejects: Rejects) -> None:
@@ -174,28 +166,13 @@ def _runs(rows: PolicyRows) -> tuple[NDArray[np.int64], list[Key]]:
     return first, list(zip(eps_id[first].tolist(), agent[first].tolist(), strict=True))
 
 
-def _on_rows(values: list[int], first: NDArray[np.int64], rows: PolicyRows) -> NDArray[np.int64]:
-    """(N,) the value of its run for each row."""
-    return np.repeat(np.array(values, np.int64), np.diff(np.append(first, len(rows))))
-
-
-def _brought_together(rows: PolicyRows, tally: Tally) -> PolicyRows:
-    """The same rows of a line, those of one episode and agent one after the other."""
-    first, keys = _runs(rows)
-    order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    if len(order) == len(keys):
-        return rows
-    tally.assume("rows-brought-together", len(rows))
-    return rows.take(np.argsort(_on_rows([order[key] for key in keys], first, rows), kind="stable"))
-
-
 @dataclass(slots=True)
 class _EpisodeIds:
     """Ids of episodes, which name the agent where the first lines have several; made up where lines have none."""
 
     tally: Tally
     _agents: set[tuple[str | None, Any]] = field(default_factory=set)  # policy, agent index: all of the first block
-    _last: dict[str | None, PolicyRows] = field(default_factory=dict)  # by policy: its last row, if that ended no episode
+    _open: dict[str | None, Key] = field(default_factory=dict)  # by policy: whose last row did not end its episode
     _prefix: str = ""
     _made: int = 0
 
@@ -206,44 +183,33 @@ class _EpisodeIds:
             content = b"".join(leaf.tobytes() for leaf in leaves(block[0].columns))
             self._prefix = hashlib.blake2b(content, digest_size=4).hexdigest()
 
-    def keys(self, rows: PolicyRows, parts: Sequence[PolicyRows]) -> tuple[Keys, bool]:
-        """The keys of rows of one policy, of the lines `parts`; whether the first one stands right after a row of its episode
-        that did not end it.
-        """
-        before = self._last.pop(rows.policy, None)
+    def keys(self, rows: PolicyRows) -> tuple[Keys, bool]:
+        """The keys of rows of one policy; whether the first one stands right after a row that did not end its episode."""
         if Columns.EPS_ID not in rows.columns:
-            rows.columns[Columns.EPS_ID] = self._made_up(rows, parts, before)
-        if not rows.ended[-1]:
-            self._last[rows.policy] = replace(rows.take(np.array([len(rows) - 1])), file=parts[-1].file)
+            rows.columns[Columns.EPS_ID] = self._made_up(rows)
         first, found = _runs(rows)
         codes = {key: code for code, key in enumerate(dict.fromkeys(found))}
         shared = [self._agents != {(rows.policy, agent)} for _, agent in codes]
         named = list(zip(codes, shared, strict=True))
         keys = Keys(
-            code=_on_rows([codes[key] for key in found], first, rows),
+            code=np.repeat(np.array([codes[key] for key in found], np.int64), np.diff(np.append(first, len(rows)))),
             eps_ids=tuple(agent_episode_id(eps, rows.policy, agent) if is_one else str(eps) for (eps, agent), is_one in named),
             agent_ids=tuple(str(agent) if is_one else None for (_, agent), is_one in named),
             module_ids=(rows.policy,) * len(codes),
             multi_agent_ids=tuple(str(eps) if is_one else None for (eps, _), is_one in named) if any(shared) else None,
         )
-        return keys, before is not None and _runs(before)[1] == found[:1]
+        follows = self._open.pop(rows.policy, None) == found[0]
+        if not rows.ended[-1]:
+            self._open[rows.policy] = found[-1]
+        return keys, follows
 
-    def _made_up(self, rows: PolicyRows, parts: Sequence[PolicyRows], before: PolicyRows | None) -> NDArray[np.str_]:
-        """(N,) ids of rows that have none; `before`: the row before them."""
-        begins, names = _begins(rows), list[str]()
-        file = np.array([part.file for part in parts])[_places(parts)[0]]
-        begins[1:] |= file[1:] != file[:-1]
-        if before is not None and before.file == file[0]:
-            first = rows.take(np.array([0]))
-            first.columns[Columns.EPS_ID] = before.columns[Columns.EPS_ID]
-            with suppress(ValueError):  # rows of other columns
-                begins[0] = _begins(PolicyRows.joined([before, first]))[1]
-            names = [] if begins[0] else before.columns[Columns.EPS_ID].tolist()
-        made = int(begins.sum())
-        self.tally.assume("missing-eps-id", made)
-        names += [f"{self._prefix}-{self._made + number}" for number in range(made)]
-        self._made += made
-        return np.take(np.array(names, np.str_), np.cumsum(begins) - int(begins[0]))
+    def _made_up(self, rows: PolicyRows) -> NDArray[np.str_]:
+        """(N,) ids of rows that have none, of which the first begins an episode."""
+        episode = np.cumsum(_begins(rows)) - 1
+        names = [f"{self._prefix}-{self._made + number}" for number in range(int(episode[-1]) + 1)]
+        self.tally.assume("missing-eps-id", len(names))
+        self._made += len(names)
+        return np.take(np.array(names, np.str_), episode)
 
 
 def _begins(rows: PolicyRows) -> NDArray[np.bool_]:
