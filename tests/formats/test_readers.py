@@ -15,7 +15,7 @@ import pytest
 from installed_packages import Install
 
 from offline_cli.converting.convert import convert
-from offline_cli.errors import BadConfig, BadData, NoData
+from offline_cli.errors import BadData, NoData
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.registry import OURS
 
@@ -98,16 +98,6 @@ def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chos
 # ---- plug-ins that fail ----
 
 
-@pytest.mark.parametrize("code", ["raise RuntimeError('no licence')", "raise SystemExit(0)", "import nowhere_at_all"])
-def test_a_plugin_that_is_asked_for_and_cannot_be_imported_is_a_missing_package(
-    install: Install, table: str, call: Call, tmp_path: Path, code: str
-) -> None:
-    install("torn-package", {"readers": {"torn": "torn:Torn"}}, torn=code)
-    exit_code, found = call("convert", table, "--out", tmp_path / "D", "--from", "torn")
-    assert (exit_code, "reader 'torn' of the package torn-package" in found["error"]["what"]) == (6, True)
-    assert not (tmp_path / "D").exists()
-
-
 # ---- names ----
 
 
@@ -138,21 +128,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("own")
 def test_a_reader_of_ones_own_file_reads(table: str) -> None:
     assert open_sources(table, from_="python:own_notes:SURELY")[0].info.format == "notes"
-
-
-@pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    ("name", "error", "what"),
-    [
-        ("python:own_notes:SURLY", BadConfig, "own_notes has no 'SURLY'"),
-        ("python:own_notes", BadConfig, "names no module and attribute"),
-        ("python:nowhere_at_all:x", BadConfig, "there is no module 'nowhere_at_all'"),
-        ("python:own_notes:LIKELY", BadConfig, "it is float, which makes no reader"),
-    ],
-)
-def test_what_names_no_reader_is_refused_before_anything_is_opened(name: str, error: type[Exception], what: str) -> None:
-    with pytest.raises(error, match=what):
-        open_sources("there-is-no-such-file", from_=name)[0]
 
 
 def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(tmp_path: Path) -> None:

@@ -156,14 +156,6 @@ def test_rows_in_any_order_become_episodes_by_their_timesteps(tmp_path: Path) ->
     assert batch.terminated[0]
 
 
-def test_without_next_observations_the_last_one_stands_for_the_final_one_and_it_is_counted(tmp_path: Path) -> None:
-    table = pa.table(columns()).drop_columns(["new_obs"])
-    stream = read_episodes(str(write(tmp_path / "a.parquet", table)))
-    (batch,) = list(stream)
-    np.testing.assert_array_equal(batch.obs[-1], OBS[STEPS - 1])
-    assert stream.tally.assumptions["missing-final-observation"] == 1
-
-
 def test_other_columns_become_extra_outputs_and_those_without_numbers_are_dropped_and_counted(tmp_path: Path) -> None:
     data = columns(
         action_logp=np.full(STEPS, -0.5, np.float32), note=["x"] * STEPS, when=pa.array([1] * STEPS, pa.timestamp("s"))

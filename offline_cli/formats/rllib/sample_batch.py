@@ -34,7 +34,7 @@ from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, chai
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import leaves
 
-BLOCK_BYTES: Final = 64 << 20  # of lines that are settled together: RLlib's writer starts a new file after as many
+BLOCK_BYTES: Final = 32 << 20  # of lines that are settled together: half a file of RLlib
 Key = tuple[Any, Any]  # eps_id, agent_index
 
 
