@@ -139,3 +139,13 @@ def test_a_hostile_object_in_a_column_that_a_step_needs_is_refused_and_never_run
     with pytest.raises(UnsafeData):
         read(source)
     assert not canary.exists()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("column", ["actions", "infos", "hook"])
+def test_objects_are_never_run_where_ray_has_registered_its_type(tmp_path: Path, column: str) -> None:
+    pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
+    canary = tmp_path / "canary"
+    source = write(tmp_path / "a.parquet", **{column: [Payload(canary)] * N})
+    convert([source, str(SAMPLES / "lstm_states.parquet")], tmp_path / "out", on_error="quarantine")
+    assert not canary.exists()
