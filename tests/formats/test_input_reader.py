@@ -13,7 +13,7 @@ import pytest
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData
+from offline_cli.errors import BadConfig
 from offline_cli.trees import flatten
 
 PAGE = """
@@ -163,9 +163,10 @@ def test_the_batches_of_a_multi_agent_batch_are_read_by_policy(given: Any) -> No
     assert read(given, MultiAgentBatch()).module_ids == ("left", "right")
 
 
-def test_what_next_raises_is_bad_data_by_the_number_of_the_call(given: Any) -> None:
-    with pytest.raises(BadData):
-        read(given, steps(["a"], dones=[True]), RuntimeError("torn"))
+def test_what_next_raises_is_the_users_own(given: Any, call: Any) -> None:
+    given.Reader.batches = [steps(["a"], dones=[True]), RuntimeError("torn")]
+    code, told = call("inspect", "any", "--from", "python:given_objects:Reader")
+    assert (code, "raised RuntimeError" in told["error"]["what"]) == (3, True)
 
 
 def test_what_makes_no_reader_is_refused(given: Any) -> None:
