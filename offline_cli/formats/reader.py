@@ -19,8 +19,6 @@ NO: Final = 0.0
 LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
 
-MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
-
 
 @dataclass(frozen=True, slots=True)
 class OpenContext:
@@ -65,9 +63,8 @@ class PluginSource(WrappedSource):
 
     def __post_init__(self) -> None:
         """Raises BadConfig for an object that is not a Source."""
-        kind, missing = type(self.source).__name__, [member for member in MEMBERS if not hasattr(self.source, member)]
-        if missing:
-            what = f"the reader {self.name!r} opens a {kind}, which is not a Source: it lacks {', '.join(missing)}"
+        if not isinstance(self.source, Source):
+            what = f"the reader {self.name!r} opens a {type(self.source).__name__}, which is not a Source"
             raise BadConfig(what, where=f"reader {self.name}", fix="derive it from offline_cli.formats.source.FileSource")
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:

@@ -21,7 +21,7 @@ from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -162,6 +162,7 @@ class ReadOptions:
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take
 
 
+@runtime_checkable
 class Source(Protocol):
     """One place with recordings of one format, opened but not yet read. It can be read again and again."""
 

@@ -125,14 +125,41 @@ class ColumnsReading:
         if chunk.lost_before:
             self._follows, self._lost = False, chunk.lost_before
         try:
-            ready = self._ready(chunk)
+            table = without_dictionaries(chunk.table)
+            _check_columns(table, chunk.files[0])
         except BadData as error:
             self.rejects.add(error, rows=chunk.table.num_rows)
             self.rejects.lose_episodes(Lost.UNREADABLE)
             self._follows, self._lost = False, error.where
             return
+        table = self._wanted_columns(table)
+        first = 0
+        for row in [*np.flatnonzero(table[Columns.EPS_ID].is_null().to_numpy()).tolist(), table.num_rows]:
+            if row > first:
+                yield from self._of_named(chunk, table.slice(first, row - first), first)
+            if row < table.num_rows:
+                self._reject_nameless(chunk.where(row), table.slice(row, 1))
+            first = row + 1
+
+    def _reject_nameless(self, place: str, row: pa.Table) -> None:
+        """Reject a row of no episode: it was of one that is open, or of the one after it; timesteps would show which."""
+        error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=place, fix=FIX)
+        self.rejects.add(error, raw=_quoted(row, self.rejects))
+        self._follows, self._lost = False, place
+        if Columns.T not in row.column_names:
+            self.cut(place)
+
+    def _of_named(self, chunk: Chunk, table: pa.Table, first: int) -> Iterator[Fragments]:
+        """Runs of rows of named episodes; `first`: the number of the first one in the chunk."""
+        numbers = np.arange(first, first + table.num_rows)
+        ready = _Rows(chunk, table, self._ids.named(_keys_of(table)), numbers, is_sorted=False)
+        if self._lost and Columns.T not in table.column_names:
+            self.rejects.lose(ready.names_of([0])[0], self._lost)
+        self._lost = ""
+        order = _order_of(table, ready.keys)
+        ready = ready if order is None else replace(ready.take(order), is_sorted=True)
         opened: list[str] = []
-        following = 0  # the number of the row right after the last one read
+        following = first  # the number of the row right after the last one read
         for rows, trees in self._readable(ready):
             numbers = rows.numbers
             if rows.is_sorted or numbers[0] != following:
@@ -144,44 +171,13 @@ class ColumnsReading:
             self._follows = bool(not (steps.terminateds[-1] or steps.truncateds[-1]))
             opened = opened + _open_runs(steps) if rows.is_sorted else rows.names_of([-1] if self._follows else [])
             self._open = opened
-            batch, first = fragments_of_rows(steps, self.tally)
-            yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), first))
+            batch, starts = fragments_of_rows(steps, self.tally)
+            yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), starts))
             following = int(numbers[-1]) + 1
-        if ready.is_sorted or following != chunk.table.num_rows:
+        if ready.is_sorted or following != first + table.num_rows:
             self._follows = False
 
-    # ---- which rows, of which episodes, in which order ----
-
-    def _ready(self, chunk: Chunk) -> _Rows:
-        """The rows of named episodes. Raises BadData where a step cannot be read from these columns."""
-        table = without_dictionaries(chunk.table)
-        _check_columns(table, chunk.files[0])
-        table = self._wanted_columns(table)
-        is_named = table[Columns.EPS_ID].is_valid().to_numpy()
-        named, nameless = np.flatnonzero(is_named), np.flatnonzero(~is_named)
-        for row in nameless.tolist():
-            error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=chunk.where(row), fix=FIX)
-            self.rejects.add(error, raw=_quoted(table.slice(row, 1), self.rejects))
-        table = table.take(named) if len(nameless) else table
-        rows = _Rows(chunk, table, self._ids.named(_keys_of(table)), named, is_sorted=False)
-        self._lose_neighbours(rows, nameless)
-        order = _order_of(rows.table, rows.keys)
-        return rows if order is None else replace(rows.take(order), is_sorted=True)
-
-    def _lose_neighbours(self, rows: _Rows, nameless: Rows) -> None:
-        """A row without `eps_id` was of the episode before it or of the one after it; timesteps would show which."""
-        if Columns.T in rows.table.column_names:
-            self._lost = ""
-            return
-        lost = [(int(np.searchsorted(rows.numbers, row)), rows.chunk.where(row)) for row in nameless.tolist()]
-        if self._lost:
-            lost.insert(0, (0, self._lost))
-        if nameless.size and nameless[0] == 0:
-            self.cut(rows.chunk.where(0))
-        for after, place in lost:
-            for name in rows.names_of(sorted({max(after - 1, 0), after}.intersection(range(len(rows.numbers))))):
-                self.rejects.lose(name, place)
-        self._lost = lost[-1][1] if lost and lost[-1][0] == len(rows.numbers) else ""
+    # ---- columns and rows ----
 
     def _wanted_columns(self, table: pa.Table) -> pa.Table:
         """Without the columns that hold nothing of use, and those that were left out of the rows before."""
