@@ -223,6 +223,8 @@ SHAPES = {
     "another shape": packed(np.zeros(4)),
     "another dtype": packed(np.zeros(3, np.float32)),
     "hostile": packed(Runs(os.system, "true")),
+    "text": packed("x"),
+    "a tree": packed({"c": np.zeros(3)}),
 }
 
 

@@ -15,8 +15,7 @@ import pytest
 from offline_cli import convert, open_dataset
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode, UnsafeData
-from offline_cli.formats.rllib.packed import unpack_cells
+from offline_cli.errors import UnsafeData
 from offline_cli.trees import map_leaves
 
 SAMPLES = Path(__file__).parents[1] / "testdata" / "rllib_objects"
@@ -112,24 +111,6 @@ def _cells(column: Any) -> list[bytes]:
 
 
 # ---- what is refused, or dropped and named ----
-
-
-BAD: dict[str, tuple[Any, str]] = {
-    "text": ("x", "a pickled str"),
-    "nothing": (None, "a pickled NoneType"),
-    "cut": (pickle.dumps(state(1))[:-30], "not a whole pickle"),
-    "another shape": ({**state(1), "c": np.zeros(4)}, r"float64\(4,\) in a column of float64\(3,\)"),
-    "another dtype": ({**state(1), "c": np.zeros(3, np.float32)}, r"float32\(3,\) in a column of float64\(3,\)"),
-    "a leaf in place of parts": (np.zeros(3), "another kind"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_object_is_refused_by_row(kind: str) -> None:
-    value, says = BAD[kind]
-    with pytest.raises(BadEpisode, match=says) as caught:
-        unpack_cells(pickled([state(0)] * 50 + [value] + [state(2)]), where=where)
-    assert caught.value.where == "row 50"
 
 
 @pytest.mark.parametrize("column", ["obs", "actions", "infos"])

@@ -196,19 +196,3 @@ def test_under_quarantine_bad_rows_are_kept_with_the_rest_of_their_episode_and_t
     assert not stream.tally.assumptions
     assert kept[0].where.endswith("a.parquet row 3, column obs")
     assert b'"eps_id": "bad"' in kept[1].raw
-
-
-def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"e{i}" for i in range(30)]
-    parts = [columns(name=name) for name in names]
-    joined = {key: np.concatenate([part[key] for part in parts]).tolist() for key in parts[0]}
-    path = write(tmp_path / "a.parquet", joined)
-    whole = one(path)
-    monkeypatch.setattr("offline_cli.formats.parquet_files.BIG", 0)
-    monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 7)
-    monkeypatch.setattr("pyarrow.parquet.ParquetFile.read", None)  # nothing is read whole
-    stream = read_episodes(str(path))
-    parts_of_it = EpisodeBatch.concat(list(stream))
-    assert sorted(parts_of_it.ids) == sorted(whole.ids)
-    assert parts_of_it.num_steps == whole.num_steps
-    assert not stream.tally.assumptions
