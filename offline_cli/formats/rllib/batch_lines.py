@@ -15,7 +15,7 @@ import gc
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, compress
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +56,7 @@ START: Final = 1 << 16  # bytes of a line that are searched where it cannot be p
 MAX_WRAPPERS: Final = 4
 MAX_DEPTH: Final = 16
 MAX_NDIM: Final = 32
-MAX_ID: Final = 4096  # letters of an id: an array has room for the longest in each row
+MAX_ID: Final = 512  # letters of an id: an array has room for the longest in each row
 FIX: Final = "write the file again from its source, or --on-error skip to leave out the line"
 
 
@@ -93,7 +93,7 @@ class PolicyRows:
 
     @classmethod
     def joined(cls, parts: Sequence[PolicyRows]) -> PolicyRows:
-        """The rows of lines of one form, one after the other. Raises ValueError where the columns or their shapes differ."""
+        """The rows of lines of one form, one after the other."""
         if len(parts) == 1:
             return parts[0]
         infos = None
@@ -101,11 +101,6 @@ class PolicyRows:
             infos = [info for part in parts for info in part.infos or [{}] * len(part)]
         columns = map_leaves(lambda *leaves: np.concatenate(leaves), *(part.columns for part in parts))
         return replace(parts[0], columns=columns, infos=infos)
-
-    def take(self, chosen: NDArray[Any]) -> PolicyRows:
-        """The rows of that index array or mask."""
-        infos = None if self.infos is None else [self.infos[row] for row in np.arange(len(self))[chosen].tolist()]
-        return replace(self, columns=map_leaves(lambda leaf: leaf[chosen], self.columns), infos=infos)
 
 
 # ---- JSON to batches ----
@@ -328,7 +323,8 @@ class _Batch:
             return found
         real = (np.arange(width) < lengths[:, None]).reshape(-1)
         self.tally.assume("padding-removed", int((~real).sum()))
-        return found.take(real)
+        infos = None if found.infos is None else list(compress(found.infos, real))
+        return replace(found, columns=map_leaves(lambda leaf: leaf[real], found.columns), infos=infos)
 
 
 def _why_dropped(name: str, value: Any) -> str:

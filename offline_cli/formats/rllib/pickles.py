@@ -84,10 +84,10 @@ def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Any:
     `object_lists`: give object arrays as lists instead of refusing them. Raises UnsafeData where the pickle names or does
     anything beyond arrays and plain containers, or exceeds its bytes; BadEpisode where it is cut or inconsistent.
     """
-    lone = _lone_array(data)
-    if lone is not None:
-        return lone
     try:
+        lone = _lone_array(data)
+        if lone is not None:
+            return lone
         _check(data)
         return _Plain(SHARING * len(data) + 1024, object_lists).of(_Unpickler(io.BytesIO(data)).load(), 0)
     except _Refused as error:
