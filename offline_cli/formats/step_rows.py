@@ -43,16 +43,17 @@ class SharedIds:
     later, ids passed on already stay as they are, and the further agents of an `eps_id` get names.
     """
 
-    _all: bool | None = None  # None: nothing has been seen yet
+    name_all: bool | None = None  # whether every id names its agent; None: the first rows decide
     _owners: dict[str, Pair] = field(default_factory=dict)  # whose the plain id is
 
     def named(self, keys: Keys) -> Keys:
         """`keys` with an id of its own for each of them."""
         pairs = list(zip(keys.agent_ids, keys.module_ids, strict=True))
-        if self._all is None:
-            self._all = len(set(keys.eps_ids)) < len(keys.eps_ids)
+        if self.name_all is None:
+            self.name_all = len(set(keys.eps_ids)) < len(keys.eps_ids)
         shares = [
-            self._all or self._owners.setdefault(eps_id, pair) != pair for eps_id, pair in zip(keys.eps_ids, pairs, strict=True)
+            self.name_all or self._owners.setdefault(eps_id, pair) != pair
+            for eps_id, pair in zip(keys.eps_ids, pairs, strict=True)
         ]
         if not any(shares):
             return keys

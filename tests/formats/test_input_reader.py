@@ -58,14 +58,6 @@ class Endless(Reader):
         return self.batches[0]
 class Nothing:
     def __init__(self, ioctx): ...
-class Written:
-    found = []
-    def __init__(self, ioctx): ...
-    def write(self, batch):
-        self.found.append(batch)
-class Full(Written):
-    def write(self, batch):
-        raise OSError("no space")
 NUMBER = 3
 """
 
@@ -151,11 +143,6 @@ def test_a_reader_that_begins_again_is_read_up_to_the_limit(given: Any) -> None:
     assert whole("any", from_="python:given_objects:Endless", limit=2).ids == ("a", "b")
 
 
-def test_an_episode_goes_on_over_batches_and_no_final_observation_is_made_up(given: Any) -> None:
-    found = read(given, steps(["a"] * 3, t=[0, 1, 2]), steps(["a"] * 2, t=[3, 4], terminateds=[False, True]))
-    assert (found.ids, found.lengths.tolist()) == (("a",), [5])
-
-
 def test_the_batches_of_a_multi_agent_batch_are_read_by_policy(given: Any) -> None:
     class MultiAgentBatch:
         policy_batches = {"left": steps(["a"], dones=[True]), "right": steps(["b"], dones=[True])}  # noqa: RUF012
@@ -174,34 +161,6 @@ def test_what_makes_no_reader_is_refused(given: Any) -> None:
         whole("any", from_="python:given_objects:Nothing")
     with pytest.raises(BadConfig):
         whole("any", from_="python:given_objects:NUMBER")
-
-
-# ---- what write() gets ----
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> str:
-    """Two episodes."""
-    rows = ["a,0,0.5,1,1.0,0,0", "a,1,1.5,0,2.0,0,1", "b,0,2.5,0,1.0,1,0"]
-    (tmp_path / "steps.csv").write_text("\n".join(["eps_id,t,obs,actions,rewards,terminateds,truncateds", *rows]))
-    return str(tmp_path / "steps.csv")
-
-
-def test_write_gets_each_episode_with_rllibs_columns(given: Any, table: str, tmp_path: Path) -> None:
-    given.Written.found = []
-    convert(table, tmp_path / "out", to="python:given_objects:Written")
-    first, second = given.Written.found
-    assert (first.count, second.count) == (2, 1)
-    assert {name: column.tolist() for name, column in first.items() if name not in ("eps_id", "obs", "new_obs")} == {
-        "t": [0, 1],
-        "actions": [1, 0],
-        "rewards": [1.0, 2.0],
-        "terminateds": [False, False],
-        "truncateds": [False, True],
-    }
-    assert second["terminateds"].tolist() == [True]
-    assert all(str(name).endswith("-a") for name in first["eps_id"])
-    assert np.array_equal(first["new_obs"][:-1], first["obs"][1:])
 
 
 # ---- RLlib's own ----

@@ -372,8 +372,8 @@ def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
 def _difference(have: Shapes, want: Shapes) -> str:
     """Why steps of the two cannot share an episode; a column that only one has is no reason."""
     for name, shapes in have.items():
-        for other, known in ((f"column {Columns.OBS}", have if name == Columns.NEXT_OBS else {}), ("other rows", want)):
-            wanted = known.get(Columns.OBS if other != "other rows" else name, shapes)
-            if shapes != wanted:
-                return f"column {name} has shapes {shapes}, and {other} {wanted}"
+        if name == Columns.NEXT_OBS and shapes != have.get(Columns.OBS, shapes):
+            return f"column {name} has shapes {shapes}, and column {Columns.OBS} {have[Columns.OBS]}"
+        if shapes != want.get(name, shapes):
+            return f"column {name} has shapes {shapes}, and other rows {want[name]}"
     return ""

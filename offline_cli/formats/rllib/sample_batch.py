@@ -30,7 +30,7 @@ from offline_cli.formats.rllib.batch_lines import AGENT_INDEX, BatchReader, Poli
 from offline_cli.formats.rllib.dtypes import Dtypes
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
-from offline_cli.formats.step_rows import Keys, StepRows, agent_episode_id, chained, fragments_of_rows
+from offline_cli.formats.step_rows import Keys, SharedIds, StepRows, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import leaves
 
@@ -158,28 +158,22 @@ def _lose_begun(parts: Sequence[PolicyRows], keys: Keys, rejects: Rejects) -> No
 # ---- ids ----
 
 
-def _runs(rows: PolicyRows) -> tuple[NDArray[np.int64], list[Key]]:
-    """The first row of each run of one episode and agent, and whose run it is."""
-    eps_id, agent = rows.columns[Columns.EPS_ID], rows.columns[AGENT_INDEX]
-    changes = (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])
-    first = np.concatenate([[0], np.flatnonzero(changes) + 1])
-    return first, list(zip(eps_id[first].tolist(), agent[first].tolist(), strict=True))
-
-
 @dataclass(slots=True)
 class _EpisodeIds:
     """Ids of episodes, which name the agent where the first lines have several; made up where lines have none."""
 
     tally: Tally
-    _agents: set[tuple[str | None, Any]] = field(default_factory=set)  # policy, agent index: all of the first block
+    _shared: SharedIds = field(default_factory=SharedIds)
+    _only: tuple[str | None, Any] | None = None  # policy, agent index: the only one of the first block
     _open: dict[str | None, Key] = field(default_factory=dict)  # by policy: whose last row did not end its episode
     _prefix: str = ""
     _made: int = 0
 
     def see(self, block: Sequence[PolicyRows]) -> None:
         """Take note of the agents of the first block, and of its first rows."""
-        if not self._agents:
-            self._agents = {(rows.policy, agent) for rows in block for agent in set(rows.columns[AGENT_INDEX].tolist())}
+        if not self._prefix:
+            agents = {(rows.policy, agent) for rows in block for agent in set(rows.columns[AGENT_INDEX].tolist())}
+            self._shared, self._only = SharedIds(len(agents) > 1), next(iter(agents)) if len(agents) == 1 else None
             content = b"".join(leaf.tobytes() for leaf in leaves(block[0].columns))
             self._prefix = hashlib.blake2b(content, digest_size=4).hexdigest()
 
@@ -187,21 +181,20 @@ class _EpisodeIds:
         """The keys of rows of one policy; whether the first one stands right after a row that did not end its episode."""
         if Columns.EPS_ID not in rows.columns:
             rows.columns[Columns.EPS_ID] = self._made_up(rows)
-        first, found = _runs(rows)
+        eps_id, agent = rows.columns[Columns.EPS_ID], rows.columns[AGENT_INDEX]
+        first = np.flatnonzero(np.append(True, (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])))
+        found = list(zip(eps_id[first].tolist(), agent[first].tolist(), strict=True))  # whose run of rows it is
         codes = {key: code for code, key in enumerate(dict.fromkeys(found))}
-        shared = [self._agents != {(rows.policy, agent)} for _, agent in codes]
-        named = list(zip(codes, shared, strict=True))
         keys = Keys(
             code=np.repeat(np.array([codes[key] for key in found], np.int64), np.diff(np.append(first, len(rows)))),
-            eps_ids=tuple(agent_episode_id(eps, rows.policy, agent) if is_one else str(eps) for (eps, agent), is_one in named),
-            agent_ids=tuple(str(agent) if is_one else None for (_, agent), is_one in named),
+            eps_ids=tuple(str(eps) for eps, _ in codes),
+            agent_ids=tuple(None if (rows.policy, name) == self._only else str(name) for _, name in codes),
             module_ids=(rows.policy,) * len(codes),
-            multi_agent_ids=tuple(str(eps) if is_one else None for (eps, _), is_one in named) if any(shared) else None,
         )
         follows = self._open.pop(rows.policy, None) == found[0]
         if not rows.ended[-1]:
             self._open[rows.policy] = found[-1]
-        return keys, follows
+        return self._shared.named(keys), follows
 
     def _made_up(self, rows: PolicyRows) -> NDArray[np.str_]:
         """(N,) ids of rows that have none, of which the first begins an episode."""
