@@ -63,8 +63,9 @@ class PluginSource(WrappedSource):
 
     def __post_init__(self) -> None:
         """Raises BadConfig for an object that is not a Source."""
-        if not isinstance(self.source, Source):
-            what = f"the reader {self.name!r} opens a {type(self.source).__name__}, which is not a Source"
+        opened: Any = self.source
+        if not isinstance(opened, Source):
+            what = f"the reader {self.name!r} opens a {type(opened).__name__}, which is not a Source"
             raise BadConfig(what, where=f"reader {self.name}", fix="derive it from offline_cli.formats.source.FileSource")
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:

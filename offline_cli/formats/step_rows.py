@@ -51,10 +51,8 @@ class SharedIds:
         pairs = list(zip(keys.agent_ids, keys.module_ids, strict=True))
         if self.name_all is None:
             self.name_all = len(set(keys.eps_ids)) < len(keys.eps_ids)
-        shares = [
-            self.name_all or self._owners.setdefault(eps_id, pair) != pair
-            for eps_id, pair in zip(keys.eps_ids, pairs, strict=True)
-        ]
+        named = zip(keys.eps_ids, pairs, strict=True)
+        shares = [self.name_all or self._owners.setdefault(eps_id, pair) != pair for eps_id, pair in named]
         if not any(shares):
             return keys
         rows = list(zip(keys.eps_ids, pairs, shares, strict=True))
