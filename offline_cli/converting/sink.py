@@ -34,7 +34,7 @@ from offline_cli.formats.hdf5.robomimic import ROBOMIMIC_SINK
 from offline_cli.formats.lerobot.sink import LEROBOT_SINK
 from offline_cli.formats.minari.sink import MINARI_SINK
 from offline_cli.formats.npz.sink import NPZ_SINK
-from offline_cli.formats.rllib.input_reader import Maker
+from offline_cli.formats.rllib.input_reader import Make, maker
 from offline_cli.formats.sink import OPTIONS, ForeignSink, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins
 from offline_cli.storage.locations import Location
@@ -115,34 +115,33 @@ class SampleBatch(dict[str, Any]):
 
 def output_writer(found: Any, name: str) -> SinkKind:
     """A `SinkKind` for a maker of objects with `write()`. Raises BadConfig for one that cannot be called."""
-    maker = Maker(found, f"--to {name}", "writer", "OutputWriter", "write", "SinkKind")
-    return SinkKind(name, f"what {name} writes", lambda target, context: OutputWriterSink(target, context, maker, name))
+    make = maker(found, f"--to {name}", "write")
+    return SinkKind(name, f"what {name} writes", lambda target, context: OutputWriterSink(target, context, make, name))
 
 
 class OutputWriterSink(ForeignSink):
     """Hands each episode to an object with `write(batch)`, and closes it where it has a `close`."""
 
-    def __init__(self, target: Location, context: SinkContext, maker: Maker, name: str) -> None:
+    def __init__(self, target: Location, context: SinkContext, make: Make, name: str) -> None:
         super().__init__(target, context, name)
-        self._maker = maker
+        self._make = make
         self._writer: Any = None
 
     def __enter__(self) -> Self:
         config = {"output": self.name, "output_config": {"path": self.target.url}, "output_compress_columns": []}
-        self._writer = self._maker.made(f"{self.name}: making it", self.target.url, config)
+        self._writer = self._make(self.target.url, config)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         close = getattr(self._writer, "close", None)
         self._writer = None
         if callable(close):
-            self._maker.called(f"{self.name}: close()", close)
+            close()
 
     def write(self, batch: EpisodeBatch) -> None:
         """See `Sink`."""
         for episode in range(len(batch)):
-            write = partial(self._writer.write, _sample_batch(batch, episode))
-            self._maker.called(f"{self.name}: write() of episode {batch.ids[episode]}", write)
+            self._writer.write(_sample_batch(batch, episode))
         self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadEpisode
 from offline_cli.trees import Tree, map_leaves
 
-__all__ = ["as_shape", "choices", "one_number_each"]
-
 
 def choices(actions: Tree) -> Tree:
     """Actions without a declared space: whole numbers (N, 1) become (N,), the shape of Discrete."""

@@ -9,14 +9,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offline_cli.errors import BadData, MemoryLimitExceeded, OfflineCliError
+from offline_cli.errors import PROBLEM, BadData, MemoryLimitExceeded, OfflineCliError
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.parquet.reading import extension_failures
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
-
-__all__ = ["arrow_schema_of", "record_batches", "without_leaves"]
 
 DAMAGE: Final = (ArithmeticError, EOFError, LookupError, MemoryError, TypeError, ValueError)
 ROWS: Final = 1 << 16  # of a batch of Parquet
@@ -24,7 +22,7 @@ ROWS: Final = 1 << 16  # of a batch of Parquet
 
 def arrow_schema_of(file: Location) -> pa.Schema:
     """The columns of an Arrow file. Raises BadData."""
-    with _failures(file), file.open() as stream:
+    with arrow_failures(file), file.open() as stream:
         return _opened(stream)[0]
 
 
@@ -32,10 +30,10 @@ def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterat
     """All batches; `scope` owns the file while it is open. Raises BadData, MemoryLimitExceeded."""
     most = EpisodeLimit.within(memory_limit).most
     with scope.part() as held:
-        with _failures(file):
+        with arrow_failures(file):
             batches = _opened(held.enter(file.open()))[1]
         while True:
-            with _failures(file):
+            with arrow_failures(file):
                 batch = next(batches, None)
                 if batch is None:
                     return
@@ -70,7 +68,7 @@ def _check_names(fields: Any) -> None:
 
 
 @contextmanager
-def _failures(file: Location) -> Iterator[None]:
+def arrow_failures(file: Location) -> Iterator[None]:
     """Within it, what pyarrow raises for damaged bytes is BadData; failures of storage, which have a number, stay theirs."""
     with storage_failures(file.url, "reading it"):
         try:
@@ -81,8 +79,10 @@ def _failures(file: Location) -> Iterator[None]:
         except (*DAMAGE, pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            fix = "copy it again, or write it again with the program that made it"
-            raise BadData(f"a damaged file: {str(error)[:300]}", where=file.url, fix=fix) from error
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            fix = "copy or write the file again, or --on-error skip to read the others"
+            details = {PROBLEM: "unreadable-file"}
+            raise BadData(f"a damaged file: {lines[0][:300]}", where=file.url, fix=fix, details=details) from error
 
 
 def without_leaves(array: Any, field: pa.Field, path: str, drop: Collection[str]) -> tuple[Any, pa.Field]:

@@ -25,8 +25,6 @@ from offline_cli.formats.rllib.pickles import is_pickle
 from offline_cli.safe_json import from_json
 from offline_cli.trees import Tree
 
-__all__ = ["infos_of", "is_text", "tree_of", "tree_of_following", "unpacked_size", "why_no_infos", "why_no_numbers"]
-
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
 MAX_EMPTY = 1 << 20  # of a dimension beside an empty one: numpy has limits of its own there
 RAY_TENSOR, RAY_VARIABLE = "ray.data.arrow_tensor", "ray.data.arrow_variable_shaped_tensor"
@@ -82,13 +80,11 @@ def why_no_infos(kind: pa.DataType) -> str:
 def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[dict[str, Any]] | None:
     """(N,) dicts of JSON texts, packed or pickled dicts, or structs; None where all are empty. Raises BadEpisode."""
     if pa.types.is_struct(field.type):
-        structs = [{k: v for k, v in (row or {}).items() if v is not None} for row in column.to_pylist()]
-        return structs if any(structs) else None
-    if why_no_infos(field.type):
+        infos = [{k: v for k, v in (row or {}).items() if v is not None} for row in column.to_pylist()]
+    elif pc.any(pc.not_equal(column, pa.scalar("{}", field.type))).as_py():
+        infos = [_info(text, where(row), field.name) if text else {} for row, text in enumerate(column.to_pylist())]
+    else:
         return None
-    if not pc.any(pc.not_equal(column, pa.scalar("{}", field.type))).as_py():
-        return None
-    infos = [_info(text, where(row), field.name) if text else {} for row, text in enumerate(column.to_pylist())]
     return infos if any(infos) else None
 
 

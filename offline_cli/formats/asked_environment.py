@@ -18,8 +18,6 @@ from offline_cli.errors import BadConfig, UsageError
 from offline_cli.import_path import call_of
 from offline_cli.storage.blanking import BLANK, blanked, blanked_keys, without_folders
 
-__all__ = ["AskedEnvironment", "refused"]
-
 WITHOUT: Final = "none"  # in place of wrappers
 NOT_FROM_DATA: Final = {"RecordVideo": "writes files", "HumanRendering": "opens a window"}
 PLAIN_TEXT: Final = re.compile(r"[\w +,=()-]*")
@@ -48,9 +46,9 @@ class AskedEnvironment:
         """
         env, kwargs, wrappers = options.get("env"), options.get("env_kwargs"), options.get("wrappers")
         if env is None:
-            alone = [flag for flag, given in (("--env-kwargs", kwargs), ("--wrapper", wrappers)) if given is not None]
-            if alone:
-                raise UsageError(f"{' and '.join(alone)} without --env", where=alone[0], fix="name the environment: --env ENV")
+            if kwargs is not None or wrappers is not None:
+                flag = "--wrapper" if kwargs is None else "--env-kwargs"
+                raise UsageError(f"{flag} without --env", where=flag, fix="name the environment: --env ENV")
             return None
         if wrappers is not None and WITHOUT in wrappers:
             if list(wrappers) != [WITHOUT]:
@@ -62,49 +60,33 @@ class AskedEnvironment:
 
     def chosen(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> tuple[EnvironmentSpec, list[str]]:
         """The environment, with what is not given from the one that data of the same id `declared`, by the data's place; and
-        notes on what came from there, or that the data is of another environment.
+        notes on what came from there, and on data of another environment.
 
         Raises BadConfig, with the flags to give, where data says something that only a user may say, or not one thing.
         """
         known = [(place, spec) for place, spec in declared if spec is not None]
-        same = [(place, spec) for place, spec in known if self._is(spec)]
-        notes = {self._note(spec): place for place, spec in reversed(known)}  # the first place of each note
-        lines = [blanked(f"{place} is of {note}") for note, place in reversed(notes.items()) if note]
+        same = [(place, spec) for place, spec in known if without_folders(spec.id) == without_folders(self.id)]
+        others = {spec.id: place for place, spec in known if without_folders(spec.id) != without_folders(self.id)}
+        notes = [f"{place} is of {name}, and --env is {self.id}" for name, place in others.items()]
         given: dict[str, Any] = {name: getattr(self, name) for name in PARTS}
-        asks = {name: bool(same) and given[name] is None for name in PARTS}
-        if any(asks.values()):
+        asks = [name for name in PARTS if same and given[name] is None]
+        if asks:
             place, said = same[0]
             for other, spec in same:
-                apart = {name: asks[name] and getattr(spec, name) != getattr(said, name) for name in PARTS}
+                apart = {name: name in asks and getattr(spec, name) != getattr(said, name) for name in PARTS}
                 if any(apart.values()):
                     fix = f"say in which, for example {said.flags(**apart)}"
                     raise BadConfig(f"the data is of {self.id} made in two ways", where=f"{place} and {other}", fix=fix)
-            wrong = {name: reasons for name, reasons in zip(PARTS, refused(said), strict=True) if asks[name] and reasons}
+            wrong = {name: reasons for name, reasons in zip(PARTS, refused(said), strict=True) if name in asks and reasons}
             if wrong:
                 reasons = [f"{reason}: not taken from data" for part in wrong.values() for reason in part]
                 flags = said.flags(**{name: name in wrong for name in PARTS})
                 raise BadConfig.of(reasons, where=place, fix=f"if you trust it, give it yourself: {flags}")
-            given |= {name: getattr(said, name) for name in PARTS if asks[name]}
-            taken = {name: asks[name] and bool(given[name]) for name in PARTS}
+            given |= {name: getattr(said, name) for name in asks}
+            taken = {name: name in asks and bool(given[name]) for name in PARTS}
             if any(taken.values()):
-                lines.append(blanked(f"--env {self.id} is made as {place} says: {said.flags(**taken)}"))
-        return EnvironmentSpec(self.id, given["kwargs"] or {}, tuple(given["wrappers"] or ())), lines
-
-    def _is(self, spec: EnvironmentSpec) -> bool:
-        """Whether data is of this environment, of which it says a file, and not its folder."""
-        return bool(without_folders(spec.id) == without_folders(self.id))
-
-    def _note(self, spec: EnvironmentSpec) -> str:
-        """What data says otherwise than was asked for; empty: nothing."""
-        has = {name: bool(getattr(spec, name)) for name in PARTS}
-        if not self._is(spec):
-            left = {name: has[name] and getattr(self, name) is None for name in PARTS}
-            more = (
-                f", which is not made as the data says; if it should be, add {spec.flags(**left)}" if any(left.values()) else ""
-            )
-            return f"{spec.id}, and --env is {self.id}{more}"
-        differs = {name: getattr(self, name) not in (None, getattr(spec, name)) for name in PARTS}
-        return f"{self.id} made in another way: {spec.flags(**differs)}" if any(differs.values()) else ""
+                notes.append(f"--env {self.id} is made as {place} says: {said.flags(**taken)}")
+        return EnvironmentSpec(self.id, given["kwargs"] or {}, tuple(given["wrappers"] or ())), list(map(blanked, notes))
 
     def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
         """`chosen`, with the notes logged."""
@@ -149,10 +131,10 @@ def _not_plain(value: Any, name: str = "") -> Iterator[str]:
         yield "render_mode = 'human' opens windows"
     elif isinstance(value, int | float) and not name.endswith("_steps") and abs(value) > LARGEST:
         yield f"{name} = {value} is beyond {LARGEST}, and may cost memory or time"
-    elif isinstance(value, str) and (
-        OF_A_PLACE.search(CAMEL.sub("_", name.replace(".", "_"))) or not PLAIN_TEXT.fullmatch(value)
-    ):
-        yield f"{name} = {value!r} could name a path, a URL or a module"
+    elif isinstance(value, str):
+        words = CAMEL.sub("_", name.replace(".", "_"))
+        if OF_A_PLACE.search(words) or not PLAIN_TEXT.fullmatch(value):
+            yield f"{name} = {value!r} could name a path, a URL or a module"
 
 
 def _plain(kwargs: Mapping[str, Any]) -> Mapping[str, Any]:

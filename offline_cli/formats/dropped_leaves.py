@@ -15,8 +15,6 @@ from offline_cli.spaces import Space
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import Tree, paths
 
-__all__ = ["LEFT_OUT", "DroppedLeaves"]
-
 LEFT_OUT: Final = "left out by --drop"
 WHOLE: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 

@@ -8,8 +8,6 @@ from typing import Any
 from offline_cli.errors import BadData
 from offline_cli.trees import Tree
 
-__all__ = ["checked_key", "heads", "named_leaves", "tree_of_names"]
-
 
 def named_leaves(name: str, tree: Tree, tuple_key: str = "{}") -> dict[str, Any]:
     """The leaves of a tree by `/` paths below `name`; `tuple_key`: what a part of a Tuple is called. Raises BadData."""

@@ -10,8 +10,6 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.tally import Tally
 
-__all__ = ["count_finals", "count_left_out"]
-
 
 def count_left_out(
     batch: EpisodeBatch,

@@ -31,8 +31,6 @@ from offline_cli.scopes import Scope
 from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 
-__all__ = ["KINDS", "NO_DATA", "Listing"]
-
 NO_DATA: Final = "none"
 KINDS: Final = {
     "episodes": "RLlib episodes in Parquet",
@@ -59,13 +57,17 @@ KINDS: Final = {
     "hf-arrow": "a Hugging Face dataset on disk",
 }
 """Possible values of `Listing.kind`, with their descriptions."""
-LAYOUTS: Final = ("minari", "lerobot", "rlds", "hf-arrow")  # whose folders have files of several kinds
-HDF5_LAYOUTS: Final = {
+LAYOUTS: Final = {  # folders with files of several kinds, by a JSON file in them, and a word in that
+    "minari": ("metadata.json", b'"data_format"'),
+    "lerobot": ("info.json", b'"codebase_version"'),
+    "rlds": ("features.json", b'"pythonClassName"'),
+    "hf-arrow": ("state.json", b'"_data_files"'),
+}
+HDF5_LAYOUTS: Final = {  # by the names in a file
     "d3rlpy": {"columns", "num_episodes", "version"},
     "robomimic": {"data"},
     "d4rl": {"observations", "actions", "rewards", "terminals"},
 }
-"""The names in a file of each layout."""
 OGBENCH_ARRAYS: Final = frozenset(("observations", "actions", "terminals"))
 OGBENCH_OWN: Final = frozenset(("masks", "qpos", "qvel", "button_states"))  # that no other archive has
 OGBENCH_NAME: Final = re.compile(r"-v\d+(-val)?\.npz$")  # of a dataset: cube-single-play-v0-val.npz
@@ -98,29 +100,27 @@ class Listing:
         """One of `KINDS`, or NO_DATA. Raises BadData for files of several formats, and for damaged ones."""
         known = {kind: file for kind, file in self._kinds if kind != "other"}
         kind = _layout(known) if len(known) > 1 else next(iter(known), NO_DATA)
-        if kind == "parquet":
-            return _parquet_kind(self._of(kind), as_tables=self.as_tables)
+        files = [file for other, file in self._kinds if other == ("arrow" if kind == "hf-arrow" else kind)]
+        if self.as_tables and kind in ("parquet", "arrow", "hf-arrow"):
+            return "parquet-table" if kind == "parquet" else "arrow"
         if kind == "hf-arrow":
-            return "arrow" if self.as_tables else _arrow_kind(self._of("arrow"), "hf-arrow", "imitation")
-        if kind in CLOSER and not (self.as_tables and kind == "arrow"):
-            return CLOSER[kind](self._of(kind))
-        return kind
-
-    def _of(self, kind: str) -> list[Location]:
-        return [file for other, file in self._kinds if other == kind]
+            return _arrow_kind(files, other="hf-arrow", damaged="imitation")
+        return CLOSER[kind](files) if kind in CLOSER else kind
 
     @cached_property
     def data(self) -> Sequence[Location]:
         """The files, without those that are known not to be data; of a table that a Hugging Face dataset holds, its own."""
         if self.as_tables and any(kind == "hf-arrow" for kind, _ in self._kinds):
-            return self._of("arrow")
+            return [file for kind, file in self._kinds if kind == "arrow"]
         passed_over = {file.path for kind, file in self._kinds if kind == "other"}
         return [file for file in self.files if file.path not in passed_over]
 
     @cached_property
     def _kinds(self) -> list[tuple[str, Location]]:
-        """Of those files that were checked: parquet, lines, other, or one of `KINDS`."""
-        kinds = _kinds(self.files)
+        """Of those files that were looked at: a value of MAGIC or LAYOUTS, npz, csv, other."""
+        chosen = _looked_at(self.files)
+        with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
+            kinds = list(zip(pool.map(_kind, chosen), chosen, strict=True))
         known = {kind: file for kind, file in kinds if kind != "other"}
         if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas, beside the data
             return [("other" if kind == "csv" else kind, file) for kind, file in kinds]
@@ -130,23 +130,14 @@ class Listing:
 # ---- by first bytes ----
 
 
-def _kinds(files: Sequence[Location]) -> list[tuple[str, Location]]:
-    """Of many files with one ending some are looked at; if these differ, and are on this machine, all."""
+def _looked_at(files: Sequence[Location]) -> Sequence[Location]:
+    """All files; of very many with one ending some, from the first to the last."""
     ending, count = Counter(PurePath(file.name).suffix for file in files).most_common(1)[0]
     if count < 2 * LOOKED_AT:
-        return _kinds_of(files)
+        return files
     alike = [file for file in files if PurePath(file.name).suffix == ending]
-    outermost = min(alike[1:-1], key=lambda file: len(file.path))  # it may describe all others
-    seen = _kinds_of([*alike[: -1 : count // LOOKED_AT], outermost, alike[-1]])
-    if files[0].is_local and len({kind for kind, _ in seen}) > 1:
-        return _kinds_of(files)
-    known = {file.path for file in alike}
-    return [*seen, *_kinds_of([file for file in files if file.path not in known])]
-
-
-def _kinds_of(chosen: Sequence[Location]) -> list[tuple[str, Location]]:
-    with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
-        return list(zip(pool.map(_kind, chosen), chosen, strict=True))
+    others = [file for file in files if PurePath(file.name).suffix != ending]
+    return [*alike[: -1 : count // LOOKED_AT], alike[-1], *others]
 
 
 def _kind(file: Location) -> str:
@@ -162,7 +153,7 @@ def _kind(file: Location) -> str:
     if file.name.lower().endswith(SETTINGS):  # a section of TOML begins as a list of JSON does
         return "other"
     if head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
-        return _json_kind(file, head)
+        return next((kind for kind, (name, word) in LAYOUTS.items() if file.name == name and word in head), "lines")
     return "csv" if looks_like_csv(head, file.name) else "other"
 
 
@@ -170,18 +161,6 @@ def _is_npz(head: bytes) -> bool:
     """Whether a zip archive begins with a NumPy array, by the name of its first member."""
     length = int.from_bytes(head[26:28], "little")
     return head[:4] == b"PK\x03\x04" and head[30 : 30 + length].endswith(b".npy")
-
-
-def _json_kind(file: Location, head: bytes) -> str:
-    if file.name == "metadata.json" and b'"data_format"' in head:
-        return "minari"
-    if file.name == "info.json" and b'"codebase_version"' in head:
-        return "lerobot"
-    if file.name == "features.json" and b'"pythonClassName"' in head:
-        return "rlds"
-    if file.name == "state.json" and b'"_data_files"' in head:
-        return "hf-arrow"
-    return "lines"
 
 
 def _layout(known: Mapping[str, Location]) -> str:
@@ -195,34 +174,30 @@ def _layout(known: Mapping[str, Location]) -> str:
         folder = below.rpartition("/")[0]
         fix = f"name the one that is wanted, such as {below}, or all of them: '{folder}/*'"
         raise BadData("datasets are below this folder, and it is none itself", where=folder, fix=fix)
-    raise _two_formats(known)
-
-
-def _two_formats(known: Mapping[str, Location]) -> BadData:
-    (first, one), (second, other), *_ = known.items()
-    words = {"parquet": "Parquet", "lines": "JSON lines", **KINDS}
-    return BadData(
-        f"two formats in one folder: {words[first]} and {words[second]}",
-        where=f"{one.url} and {other.url}",
-        fix="give the files of one format, as a glob or with --from, and convert the others by themselves",
-    )
+    return _only(known)
 
 
 # ---- by columns, by the first line, by the names in HDF5 files and archives ----
 
 
-def _one_of(found: Mapping[str, Location]) -> str:
+def _only(found: Mapping[str, Location]) -> str:
     """The one kind. Raises BadData for two: a folder may have been written to twice."""
     if len(found) > 1:
-        raise _two_formats(found)
+        (first, one), (second, other), *_ = found.items()
+        words = {"parquet": "Parquet", "lines": "JSON lines", **KINDS}
+        raise BadData(
+            f"two formats in one folder: {words[first]} and {words[second]}",
+            where=f"{one.url} and {other.url}",
+            fix="give the files of one format, as a glob or with --from, and convert the others by themselves",
+        )
     return next(iter(found))
 
 
-def _parquet_kind(parquet: Sequence[Location], *, as_tables: bool) -> str:
-    """By the first file, and by the last."""
-    if as_tables or packing_of(parquet[0].start(4)[0]):  # a table is read by its own reader, packed or not
+def _parquet_kind(files: Sequence[Location]) -> str:
+    """By the first file, and by the last; packed ones are read as tables."""
+    if packing_of(files[0].start(4)[0]):
         return "parquet-table"
-    return _one_of({_columns_kind(schema_of(file)): file for file in dict.fromkeys((parquet[0], parquet[-1]))})
+    return _only({_columns_kind(schema_of(file)): file for file in dict.fromkeys((files[0], files[-1]))})
 
 
 def _columns_kind(schema: pa.Schema) -> str:
@@ -263,7 +238,7 @@ def _hdf5_kind(files: Sequence[Location]) -> str:
             names = set(opened.members())
         kind = next((kind for kind, needed in HDF5_LAYOUTS.items() if needed <= names), "hdf5")
         found["minari" if kind == "hdf5" and any(name.startswith("episode_") for name in names) else kind] = file
-    return _one_of(found)
+    return _only(found)
 
 
 def _npz_kind(files: Sequence[Location]) -> str:
@@ -280,7 +255,7 @@ def _npz_kind(files: Sequence[Location]) -> str:
     return "ogbench" if names >= OGBENCH_ARRAYS and known and not flat else "npz"
 
 
-def _arrow_kind(files: Sequence[Location], other: str = "arrow", damaged: str = "arrow") -> str:
+def _arrow_kind(files: Sequence[Location], *, other: str = "arrow", damaged: str = "arrow") -> str:
     """imitation's have the columns of trajectories, which are lists; `other` are tables. A reader says what is damaged."""
     try:
         schema = arrow_schema_of(files[0])
@@ -294,6 +269,7 @@ def _arrow_kind(files: Sequence[Location], other: str = "arrow", damaged: str = 
 
 
 CLOSER: Final[Mapping[str, Callable[[Sequence[Location]], str]]] = {
+    "parquet": _parquet_kind,
     "lines": _lines_kind,
     "hdf5": _hdf5_kind,
     "npz": _npz_kind,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,19 +23,8 @@ import pyarrow as pa
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded
-from offline_cli.parquet.reading import MEMORY_LIMIT
+from offline_cli.parquet.reading import MEMORY_LIMIT as MEMORY_LIMIT
 from offline_cli.spaces import Space, leaf_spaces
-
-__all__ = [
-    "MEMORY_LIMIT",
-    "WRITTEN",
-    "EpisodeLimit",
-    "give_back",
-    "give_back_near",
-    "one_heap_near",
-    "resident",
-    "room_for_data",
-]
 
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
 WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
@@ -57,9 +47,10 @@ def give_back() -> None:
 
 def give_back_near(memory_limit: int) -> None:
     """Return free memory to the system where the process has taken most of its limit; where that is not known, never."""
-    taken = resident()
-    if taken is not None and taken > NEAR * memory_limit:
-        give_back()
+    with suppress(OSError, ValueError, AttributeError):  # only Linux reports it
+        taken = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        if taken > NEAR * memory_limit:
+            give_back()
 
 
 def one_heap_near(memory_limit: int) -> None:
@@ -68,14 +59,6 @@ def one_heap_near(memory_limit: int) -> None:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:  # glibc's; others have none, or ignore it
             mallopt(ARENAS, 1)
-
-
-def resident() -> int | None:
-    """Bytes of this process in memory; None where the system does not report it."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +83,11 @@ class EpisodeLimit:
 
     def check_longest(self, steps: int | None, spaces: tuple[Space | None, Space | None], place: str) -> None:
         """Raise MemoryLimitExceeded where an episode of `steps` steps in these spaces, if they are known, is too large."""
-        observations, actions = spaces
-        if steps is None or observations is None or actions is None:
-            return
-        leaves = [*leaf_spaces(observations).values(), *leaf_spaces(actions).values()]
-        step = REWARD + sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
-        self._check(steps, steps * step, "the longest episode", place)
+        known = [space for space in spaces if space is not None]
+        if steps is not None and len(known) == len(spaces):
+            leaves = [leaf for space in known for leaf in leaf_spaces(space).values()]
+            step = REWARD + sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
+            self._check(steps, steps * step, "the longest episode", place)
 
     def _check(self, steps: int, taken: int, name: str, place: str) -> None:
         if taken > self.most:

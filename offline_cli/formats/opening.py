@@ -5,11 +5,10 @@ Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import count, groupby, islice
+from itertools import count, groupby
 from typing import Any, Final
 
 from offline_cli.choices import SOURCE_FORMAT
@@ -20,88 +19,21 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
 from offline_cli.formats.dropped_leaves import DroppedLeaves
 from offline_cli.formats.frames import placed
-from offline_cli.formats.listing import KINDS, Listing
+from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.reader import OpenContext, PluginSource, Reader
-from offline_cli.formats.registry import AUTO, OURS, ReaderChoice, reader_named
+from offline_cli.formats.registry import AUTO, OURS, TABLE, reader_for, reader_named
 from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
 
-__all__ = ["OwnSource", "info_of", "infos_of_manifests", "open_sources"]
-
-TABLE: Final = "table"
-
-
-def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
-    """What those of the places that are datasets of ours declare, before they are opened; broken ones are left to readers."""
-    for place in places:
-        if place.is_dir() and holds_dataset(place):
-            with suppress(BadData, StorageNotFound):
-                yield info_of(Manifest.read(place), place.url)
-
-
-@dataclass(slots=True)
-class _Opening:
-    """The caller's options for reading, and the readers that were chosen."""
-
-    from_: str
-    reader: Reader | None  # that the caller names; None: the most certain one
-    tables: TableOptions
-    storage_options: Mapping[str, Any] | None
-    drop: frozenset[str]
-    choice: ReaderChoice = field(default_factory=ReaderChoice)
-    takes_mapping: bool = False  # whether one of the readers does
-
-    def folder(self, location: Location) -> Source:
-        """A dataset of ours, or what is in a folder."""
-        if holds_dataset(location):
-            own = OwnSource.open(location, memory_limit=self.tables.memory_limit)
-            if self.from_ not in (AUTO, own.info.format):
-                what = f"--from {self.from_} for a dataset of {own.info.format}"
-                raise UsageError(what, where=location.url, fix="leave out --from")
-            return own
-        files = [file for file in location.files() if _is_data(file, location)]
-        if not files:
-            fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset that convert wrote"
-            raise NoData("the folder holds no data files", where=location.url, fix=fix)
-        if any(file.path == location.join(BATCHES).path for file in files):
-            fix = "name the recordings that they were made from (provenance in batches.json)"
-            raise NoData("train batches are here, not recordings", where=location.url, fix=fix)
-        runs = [file for file in files if file.path.endswith(f"/{RUN_POLICY}")]
-        if runs and all(file.path.startswith(tuple(run.path.removesuffix(RUN_POLICY) for run in runs)) for file in files):
-            run = shlex.quote(runs[0].url.removesuffix(f"/{RUN_POLICY}"))
-            fix = f"record with it: offline-cli record ENV --policy {run} --out D; or evaluate it, or train on with --resume"
-            raise NoData("this is a run of train-bc, not recordings", where=run, fix=fix)
-        return self.files(files, location.url)
-
-    def files(self, files: Sequence[Location], location: str) -> Source:
-        """Files that are one source."""
-        is_mapped = self.tables.mapping is not None or self.tables.rows_as_episodes
-        listing = Listing(files, location, as_tables=self.from_ == TABLE or is_mapped)
-        reader = self.reader or self.choice.reader_for(listing)
-        self.takes_mapping |= reader.takes_mapping
-        context = OpenContext(listing, self.tables, self.storage_options, self.drop)
-        if reader not in OURS.values():  # what is not data to us may be data to another package
-            return PluginSource(reader.open(files, context), reader.name)
-        return reader.open(files if self.reader else listing.data, context)
-
-    def refuse_mapping(self, sources: Sequence[Source]) -> None:
-        """Raise UsageError for a mapping where none of the sources is a table: it is for those among them that are."""
-        option = (
-            "--mapping" if self.tables.mapping is not None else "--rows-as-episodes" if self.tables.rows_as_episodes else ""
-        )
-        if option and not self.takes_mapping:
-            kinds = dict.fromkeys(
-                "a dataset of offline-cli" if isinstance(one, OwnSource) else KINDS.get(one.info.format, one.info.format)
-                for one in sources
-            )
-            where = ", ".join(source.info.location for source in sources)
-            raise UsageError(
-                f"{option} is for tables, and this is {' and '.join(kinds)}", where=where, fix=f"leave out {option}"
-            )
+OUTPUTS: Final = {
+    BATCHES: ("a folder of train batches", "name the recordings that they were made from (provenance in batches.json)"),
+    RUN_POLICY: ("a run of train-bc", "record with it (offline-cli record ENV --policy RUN --out D), or evaluate it"),
+}
+"""What our own commands write that is no recording, by a file of it; and what to do with it."""
 
 
 def open_sources(
@@ -134,8 +66,54 @@ def open_sources(
             found.append(opening.files(files, files[0].url + more))
     if not found:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
-    opening.refuse_mapping(found)
+    option = "--mapping" if opening.tables.mapping is not None else "--rows-as-episodes"
+    if opening.is_mapped and not opening.takes_mapping:
+        where = ", ".join(source.info.location for source in found)
+        raise UsageError(f"{option} is for tables, and none is here", where=where, fix=f"leave out {option}")
     return [DroppedLeaves(source, opening.drop) for source in found] if opening.drop else found
+
+
+@dataclass(slots=True)
+class _Opening:
+    """The caller's options for reading."""
+
+    from_: str
+    reader: Reader | None  # that the caller names; None: the most certain one
+    tables: TableOptions
+    storage_options: Mapping[str, Any] | None
+    drop: frozenset[str]
+    takes_mapping: bool = False  # whether one of the readers does
+
+    @property
+    def is_mapped(self) -> bool:
+        return self.tables.mapping is not None or self.tables.rows_as_episodes
+
+    def folder(self, location: Location) -> Source:
+        """A dataset of ours, or what is in a folder."""
+        if holds_dataset(location):
+            own = OwnSource.open(location, memory_limit=self.tables.memory_limit)
+            if self.from_ not in (AUTO, own.info.format):
+                what = f"--from {self.from_} for a dataset of {own.info.format}"
+                raise UsageError(what, where=location.url, fix="leave out --from")
+            return own
+        files = [file for file in location.files() if _is_data(file, location)]
+        if not files:
+            fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset that convert wrote"
+            raise NoData("the folder holds no data files", where=location.url, fix=fix)
+        for name, (words, fix) in OUTPUTS.items():
+            if any(file.path == location.join(name).path for file in files):
+                raise NoData(f"this is {words}, not recordings", where=location.url, fix=fix)
+        return self.files(files, location.url)
+
+    def files(self, files: Sequence[Location], location: str) -> Source:
+        """Files that are one source."""
+        listing = Listing(files, location, as_tables=self.from_ == TABLE or self.is_mapped)
+        reader = self.reader or reader_for(listing)
+        self.takes_mapping |= reader.takes_mapping
+        context = OpenContext(listing, self.tables, self.storage_options, self.drop)
+        if reader not in OURS.values():  # what is not data to us may be data to another package
+            return PluginSource(reader.open(files, context), reader.name)
+        return reader.open(files if self.reader else listing.data, context)
 
 
 def _is_data(file: Location, folder: Location) -> bool:
@@ -184,15 +162,21 @@ class OwnSource:
 
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`: no episode lies in two shards."""
-        unit, dataset = "episodes" if self.info.format == "episodes" else "steps", self.dataset
-        sizes, parts = (getattr(shard, unit) for shard in dataset.shards), []
-        for numbers in shares(range(len(dataset.shards)), count):
-            mine, size = slice(numbers[0], numbers[-1] + 1), sum(islice(sizes, len(numbers)))
-            shards = tuple(dataset.shards[mine])
+        unit, dataset, parts = "episodes" if self.info.format == "episodes" else "steps", self.dataset, []
+        for part in shares(dataset.shards, count):
+            shards = tuple(part)
             manifest = replace(dataset.manifest, shards=shards)  # a part goes to a worker: not with all that it does not read
-            own = replace(dataset, manifest=manifest, part=shards)
+            own, size = replace(dataset, manifest=manifest, part=shards), sum(getattr(shard, unit) for shard in shards)
             parts.append(replace(self, dataset=own, info=replace(self.info, manifest=manifest), size=size, done=0))
         return parts
+
+
+def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
+    """What those of the places that are datasets of ours declare, before they are opened; broken ones are left to readers."""
+    for place in places:
+        if place.is_dir() and holds_dataset(place):
+            with suppress(BadData, StorageNotFound):
+                yield info_of(Manifest.read(place), place.url)
 
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:

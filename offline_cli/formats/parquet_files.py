@@ -11,7 +11,7 @@ import io
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -22,22 +22,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from offline_cli import choices
-from offline_cli.errors import PROBLEM, BadData
+from offline_cli.errors import BadData
+from offline_cli.formats.arrow_files import arrow_failures
 from offline_cli.parquet.reading import (
     ParquetFile,
     arrow_file,
     check_footer,
-    extension_failures,
     most_bytes,
     threads_may_read,
     without_objects,
 )
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.failures import ReadingPool, storage_failures
+from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects
-
-__all__ = ["WORKERS", "Chunk", "chunks", "schema_of"]
 
 WORKERS: Final[int] = choices.WORKERS  # files read at a time by default
 AHEAD = 4  # files that each of the workers may be ahead
@@ -46,8 +44,6 @@ ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
 PAGES = 1 << 20  # packed bytes of a column that are read at a time, of a file that is big
 GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
-
-FIX: Final = "copy or write the file again, or --on-error skip to read the others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +72,10 @@ class Chunk:
         return f"{self.files[int(self.file_of(rows)[0])]} row {int(self.row_in_file(rows)[0])}"
 
     def parts(self, rows: int) -> Iterator[Chunk]:
-        """The same rows in chunks of at most `rows`, which end where files end if they can."""
-        first, total = 0, self.table.num_rows
-        while first < total:
+        """The same rows in chunks of at most `rows`."""
+        total = self.table.num_rows
+        for first in range(0, total, rows):
             stop = min(first + rows, total)
-            ends = self.starts[(first < self.starts) & (self.starts <= stop)]
-            stop = int(ends[-1]) if len(ends) else stop
             begin, end = self.file_of(np.array([first, stop - 1]))
             yield Chunk(
                 self.table.slice(first, stop - first),
@@ -91,12 +85,11 @@ class Chunk:
                 self.nbytes * stop // total - self.nbytes * first // total,
                 "" if first else self.lost_before,
             )
-            first = stop
 
 
 def schema_of(file: Location) -> pa.Schema:
     """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
-    with _damage(file), file.open() as stream:
+    with arrow_failures(file), file.open() as stream:
         return _schema(ParquetFile(stream, pre_buffer=False), file.url)
 
 
@@ -107,21 +100,6 @@ def _schema(parquet: ParquetFile, url: str) -> pa.Schema:
         twice = [name for name, times in Counter(names).items() if times > 1]
         raise BadData(f"two columns are called {twice[0][:80]!r}", where=url, fix="rename one of them")
     return schema
-
-
-@contextmanager
-def _damage(file: Location) -> Iterator[None]:
-    """Within it, a file that Arrow cannot read raises BadData, and failing storage StorageError."""
-    with storage_failures(file.url, "reading it"):
-        try:
-            with extension_failures():
-                yield
-        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last: names of columns
-            if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
-                raise
-            text = str(error).strip().splitlines()
-            what = f"not a whole Parquet file: {text[0] if text else type(error).__name__}"
-            raise BadData(what, where=file.url, fix=FIX, details={PROBLEM: "unreadable-file"}) from error
 
 
 # ---- many files to chunks ----
@@ -206,7 +184,7 @@ def _parts(
 
 def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use_threads: bool) -> Iterator[Chunk]:
     """The rows of a file, all at once or, if they may take more than `BIG` bytes, batch by batch; by any thread."""
-    with _damage(file), held.part() as opened:
+    with arrow_failures(file), held.part() as opened:
         stream = opened.enter(file.open())
         source = opened.enter(arrow_file(stream))
         threads = threads_may_read(source)

@@ -15,13 +15,9 @@ from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import flatten
 
-__all__ = ["LIKELY", "NO", "SURE", "OpenContext", "PluginSource", "Reader", "never"]
-
 NO: Final = 0.0
 LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
 SURE: Final = 1.0  # nothing else looks like this
-
-MEMBERS: Final = ("fragments", "info", "unit", "done", "size", "prepare", "partitions", "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,9 @@ class PluginSource(WrappedSource):
 
     def __post_init__(self) -> None:
         """Raises BadConfig for an object that is not a Source."""
-        kind, missing = type(self.source).__name__, [member for member in MEMBERS if not hasattr(self.source, member)]
-        if missing:
-            what = f"the reader {self.name!r} opens a {kind}, which is not a Source: it lacks {', '.join(missing)}"
+        opened: Any = self.source
+        if not isinstance(opened, Source):
+            what = f"the reader {self.name!r} opens a {type(opened).__name__}, which is not a Source"
             raise BadConfig(what, where=f"reader {self.name}", fix="derive it from offline_cli.formats.source.FileSource")
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:

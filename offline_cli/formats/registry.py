@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
@@ -24,12 +24,10 @@ from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.rllib.input_reader import input_reader
 from offline_cli.formats.rllib.sample_batch import SampleBatchSource
-from offline_cli.formats.source import Source
+from offline_cli.formats.source import FileSource, Source
 from offline_cli.formats.tables import TableSource
 from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
 from offline_cli.storage.locations import Location
-
-__all__ = ["AUTO", "OURS", "ReaderChoice", "no_reader", "reader_named"]
 
 AUTO: Final = "auto"
 TABLE: Final = "table"
@@ -48,6 +46,10 @@ RECIPES: Final = {"npy": "numpy-arrays", "rlds": "rlds-datasets"}
 """Where docs/formats.md has some lines of Python for them."""
 
 _log = logging.getLogger(__name__)
+
+
+def _of_files(source: type[FileSource]) -> Open:
+    return lambda files, context: source(files, context.location)  # type: ignore[return-value]  # each class has `fragments`
 
 
 def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
@@ -70,13 +72,9 @@ MAPPED: Final = (TABLE, "npz", "lerobot")  # they take a mapping
 OURS: Final = {
     name: _reader(name, opened, keeps)
     for name, opened, keeps in (
-        ("episodes", lambda files, one: RllibEpisodesSource(files, one.location), "everything, of several agents too"),
-        ("columns", lambda files, one: RllibColumnsSource(files, one.location), "steps, infos, extra columns of numbers"),
-        (
-            "sample-batch",
-            lambda files, one: SampleBatchSource(files, one.location),
-            "steps, infos, extra columns of a value a step, such as action_logp",
-        ),
+        ("episodes", _of_files(RllibEpisodesSource), "everything, of several agents too"),
+        ("columns", _of_files(RllibColumnsSource), "steps, infos, extra columns of numbers"),
+        ("sample-batch", _of_files(SampleBatchSource), "steps, infos, extra columns of a value a step, such as action_logp"),
         ("minari", open_minari, "everything: infos, seeds, environment, spaces; frames stored as JPEG with what JPEG lost"),
         ("d4rl", open_d4rl, "arrays of a row a step, last observations of next_observations; not metadata"),
         ("robomimic", open_robomimic, "steps, last observations of next_obs, states, attributes, mask/"),
@@ -96,74 +94,54 @@ def reader_named(name: str) -> Reader:
     return named_plugin(READERS, name, OURS, Reader, option="--from", made=input_reader, words=(AUTO,))
 
 
-class ReaderChoice:
-    """Readers for several sources, by their content; a plug-in is loaded once, and one that fails is noted once."""
+def reader_for(listing: Listing) -> Reader:
+    """The reader that is most certain of the files; of equals ours.
 
-    def __init__(self) -> None:
-        self._others: list[tuple[Plugin, Reader]] | None = None  # None: not loaded yet
-
-    def reader_for(self, listing: Listing) -> Reader:
-        """The reader that is most certain of the files.
-
-        Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
-        certain.
-        """
-        damage: list[BadData | MissingPackage] = []  # another package's reader may recognise a file that is damaged to us
-        scores: list[tuple[float, Reader, Plugin | None]] = []
+    Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
+    certain.
+    """
+    damage: list[BadData | MissingPackage] = []  # another package's reader may recognise a file that is damaged to us
+    scores: list[tuple[float, Reader, Plugin | None]] = []
+    try:
+        scores += [(reader.sniff(listing), reader, None) for reader in OURS.values()]
+    except (BadData, MissingPackage) as error:
+        damage.append(error)
+    for reader, plugin in _of_packages():
         try:
-            scores += [(reader.sniff(listing), reader, None) for reader in OURS.values()]
+            scores.append((float(reader.sniff(listing)), reader, plugin))
         except (BadData, MissingPackage) as error:
             damage.append(error)
-        if self._others is None:
-            self._others = _loaded()
-        for plugin, reader in tuple(self._others):
-            try:
-                scores.append((float(reader.sniff(listing)), reader, plugin))
-            except (BadData, MissingPackage) as error:
-                damage.append(error)
-            except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
-                _log.warning("note: reader %r of the package %s raised %r", plugin.name, plugin.package, error)
-                self._others.remove((plugin, reader))
-        best = max((score for score, _, _ in scores), default=NO)
-        if best <= NO:
-            raise damage[0] if damage else no_reader(listing)
-        surest = [(reader, plugin) for score, reader, plugin in scores if score == best]
-        if surest[0][1] is not None:
-            _refuse_rivals({(id(reader), plugin.package): plugin for reader, plugin in surest if plugin is not None}, listing)
-        return surest[0][0]
+        except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
+            _log.warning("note: reader %r of the package %s raised %r", plugin.name, plugin.package, error)
+    best = max((score for score, _, _ in scores), default=NO)
+    if best <= NO:
+        raise damage[0] if damage else no_reader(listing)
+    surest = [(reader, plugin) for score, reader, plugin in scores if score == best]
+    if surest[0][1] is not None:
+        rivals = {(id(reader), plugin.package): plugin for reader, plugin in surest if plugin is not None}
+        if len(rivals) > 1:  # the aliases of one package are one
+            names = " and ".join(f"{one.name!r} of the package {one.package}" for one in rivals.values())
+            fix = f"say which: {' or '.join(f'--from {one.name}' for one in rivals.values())}"
+            raise UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
+    return surest[0][0]
 
 
-def _refuse_rivals(rivals: dict[tuple[int, str], Plugin], listing: Listing) -> None:
-    """Raise UsageError for several; the aliases of one package are one."""
-    if len(rivals) > 1:
-        names = " and ".join(f"{one.name!r} of the package {one.package}" for one in rivals.values())
-        options = list(dict.fromkeys(f"--from {one.name}" for one in rivals.values()))
-        fix = f"say which: {' or '.join(options)}" if len(options) == len(rivals) else "uninstall one of these packages"
-        raise UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
-
-
-def _loaded() -> list[tuple[Plugin, Reader]]:
+def _of_packages() -> Iterator[tuple[Reader, Plugin]]:
     """Those of other packages; one that cannot be loaded was not named by the user, and is only logged."""
-    found = []
     for registered in plugins(READERS):
         try:
-            found.append((registered, registered.load_as(Reader)))
+            yield registered.load_as(Reader), registered
         except (BadConfig, MissingPackage) as error:
             _log.warning("note: %s", error.what)
-    return found
 
 
 def no_reader(listing: Listing) -> NoData:
     """The error for files that no reader knows."""
-    what = f"found {KINDS.get(listing.kind)}"
-    if listing.kind == NO_DATA:
-        empty = [file.url for file in listing.files[:64] if not file.size()]
-        what = f"no data in {len(listing.files)} files" + (f" ({empty[0]} is empty)" if empty else "")
+    what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
-    recipe = RECIPES.get(listing.kind)
     fix = "record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)"
-    if recipe:
+    if recipe := RECIPES.get(listing.kind):
         fix = f"some lines of Python convert it: docs/formats.md#{recipe}; or write a table, a row a step (docs/tables.md)"
     what = f"{what}; there are readers for {', '.join(readers)}, and for our own datasets"
     return NoData(what, where=listing.location, fix=fix)

@@ -20,19 +20,6 @@ from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject, Tally
 
-__all__ = [
-    "OPTIONS",
-    "Check",
-    "ForeignSink",
-    "Sink",
-    "SinkContext",
-    "SinkKind",
-    "Written",
-    "file_check",
-    "refuse_existing",
-    "refuse_folder",
-]
-
 OPTIONS: Final[Mapping[str, Any]] = {
     "append": False,
     "compression": None,
@@ -140,28 +127,16 @@ def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
         raise OutputExists("something is here already", where=target.url, fix="give another --out, or --overwrite")
 
 
-def refuse_folder(target: Location, /, *, overwrite: bool, resume: bool) -> None:
-    """The `check` of a sink of a folder: raise OutputExists where something is, for it may hold files of others."""
-    if target.exists():
-        raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
-
-
-def file_check(magic: bytes, words: str) -> Check:
+def file_check(magic: bytes, words: str) -> Callable[..., object]:
     """The `check` of a sink of one file: with `overwrite` a file is replaced that begins with `magic`, and no other."""
 
-    def check(target: Location, /, *, overwrite: bool, resume: bool) -> None:
+    def check(target: Location, *, overwrite: bool, resume: bool) -> None:
         """Raise OutputExists."""
         if overwrite and target.exists() and (target.is_dir() or target.start(len(magic))[0] != magic):
             raise OutputExists(f"this is not {words}", where=target.url, fix="give another --out, or remove it yourself")
         refuse_existing(target, overwrite=overwrite, resume=False)
 
     return check
-
-
-class Check(Protocol):
-    """See `refuse_existing`."""
-
-    def __call__(self, target: Location, /, *, overwrite: bool, resume: bool) -> object: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +146,9 @@ class SinkKind:
     name: str  # as `--to` takes it
     words: str  # what it writes, for messages
     open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
-    check: Check = refuse_existing  # raises, before anything is read, what entering would raise
+    check: Callable[..., object] = (
+        refuse_existing  # (target, *, overwrite, resume); raises, before anything is read, what entering would raise
+    )
     takes: Collection[str] = ()  # those of `OPTIONS` that it regards; others are refused
     keeps: str = ""  # what of an episode its files hold and what not, in a line of `convert --list-formats`
 

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from enum import IntEnum
 from itertools import pairwise
-from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,25 +38,6 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
-
-__all__ = [
-    "BYTES",
-    "ENV_SCALE",
-    "NORMALIZED_SCALE",
-    "ROWS",
-    "THE_SOURCE",
-    "UNKNOWN_SCALE",
-    "FileSource",
-    "Fragments",
-    "Openable",
-    "Origins",
-    "ReadOptions",
-    "Source",
-    "SourceInfo",
-    "StartKind",
-    "WrappedSource",
-    "shares",
-]
 
 T = TypeVar("T")
 Openable: TypeAlias = Location  # a file of a source
@@ -180,6 +162,7 @@ class ReadOptions:
     memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take
 
 
+@runtime_checkable
 class Source(Protocol):
     """One place with recordings of one format, opened but not yet read. It can be read again and again."""
 
@@ -233,26 +216,10 @@ class WrappedSource:
     """A source whose fragments are changed on their way: a `Source` without its `fragments`, all else as `source` has it."""
 
     source: Source
-
-    @property
-    def info(self) -> SourceInfo:
-        """See `Source`."""
-        return self.source.info
-
-    @property
-    def unit(self) -> str:
-        """See `Source`."""
-        return self.source.unit
-
-    @property
-    def size(self) -> int | None:
-        """See `Source`."""
-        return self.source.size
-
-    @property
-    def done(self) -> int:
-        """See `Source`."""
-        return self.source.done
+    info = property(attrgetter("source.info"))
+    unit = property(attrgetter("source.unit"))
+    size = property(attrgetter("source.size"))
+    done = property(attrgetter("source.done"))
 
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`."""

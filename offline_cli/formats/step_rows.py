@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -21,20 +20,6 @@ from offline_cli.formats.source import StartKind
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, equal_values, flatten, map_leaves
 
-__all__ = [
-    "END_FLAGS",
-    "Keys",
-    "SharedIds",
-    "StepRows",
-    "agent_episode_id",
-    "chained",
-    "end_flags",
-    "equal_rows",
-    "fragments_of_rows",
-    "timesteps",
-    "with_finals",
-]
-
 NO_MODULE: Final = "default_policy"  # RLlib's names for what a recording leaves out
 NO_AGENT: Final = "default_agent"
 
@@ -43,8 +28,6 @@ Pair = tuple[str | None, str | None]  # agent, module
 LEGACY: Final = (Columns.DONES, "done")
 END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
 """Every column that may mark an end."""
-
-LONG: Final = 1000  # rows of a run
 
 
 def agent_episode_id(eps_id: Any, module: str | None, agent: Any) -> str:
@@ -60,17 +43,16 @@ class SharedIds:
     later, ids passed on already stay as they are, and the further agents of an `eps_id` get names.
     """
 
-    _all: bool | None = None  # None: nothing has been seen yet
+    name_all: bool | None = None  # whether every id names its agent; None: the first rows decide
     _owners: dict[str, Pair] = field(default_factory=dict)  # whose the plain id is
 
     def named(self, keys: Keys) -> Keys:
         """`keys` with an id of its own for each of them."""
         pairs = list(zip(keys.agent_ids, keys.module_ids, strict=True))
-        if self._all is None:
-            self._all = len(set(keys.eps_ids)) < len(keys.eps_ids)
-        shares = [
-            self._all or self._owners.setdefault(eps_id, pair) != pair for eps_id, pair in zip(keys.eps_ids, pairs, strict=True)
-        ]
+        if self.name_all is None:
+            self.name_all = len(set(keys.eps_ids)) < len(keys.eps_ids)
+        named = zip(keys.eps_ids, pairs, strict=True)
+        shares = [self.name_all or self._owners.setdefault(eps_id, pair) != pair for eps_id, pair in named]
         if not any(shares):
             return keys
         rows = list(zip(keys.eps_ids, pairs, shares, strict=True))
@@ -222,15 +204,7 @@ def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint
 
 def with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
     """(N+E, ...) the observations acted on, and after those of each run the row of `final` (N, ...) of its last step."""
-    runs = np.arange(len(starts) - 1)
-    out = np.empty((len(acted) + len(runs), *acted.shape[1:]), acted.dtype)
-    if len(acted) >= LONG * len(runs):  # run by run: indices of their rows would take more than rows of a few numbers
-        for run, (first, stop) in enumerate(pairwise(starts.tolist())):
-            out[first + run : stop + run] = acted[first:stop]
-    else:
-        out[np.arange(len(acted)) + np.repeat(runs, np.diff(starts))] = acted
-    out[starts[1:] + runs] = final[starts[1:] - 1]
-    return out
+    return np.insert(acted, starts[1:], final[starts[1:] - 1], axis=0)
 
 
 def _infos(rows: StepRows, starts: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["StoredArray"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:

@@ -58,17 +58,6 @@ def test_what_is_dropped_is_named_with_the_reason(source: Any, names: dict[str, 
     assert (dict(looked_at.dropped_reasons), looked_at.assumptions["dropped-column"]) == (names, len(names))
 
 
-def test_a_name_that_two_sources_drop_is_counted_once(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    columns(tmp_path / "a" / "a.parquet", note=["x"] * 3, when=["y"] * 3)
-    lines(tmp_path / "b" / "b.jsonl", note="x")
-    sources = [str(tmp_path / "a"), str(tmp_path / "b")]
-    result = convert(sources, tmp_path / "out", dry_run=True)
-    assert sorted(result.dropped_columns) == ["note", "when"]
-    assert result.assumptions["dropped-column"] == 2
-
-
 def test_a_check_names_the_columns_that_reading_drops(tmp_path: Path) -> None:
     found = validate(columns(tmp_path / "a.parquet", note=["x"] * 3))
     (note,) = [problem for problem in found.problems if problem.code == "assumption"]

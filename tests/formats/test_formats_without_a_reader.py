@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,13 +53,13 @@ def rlds(folder: Path) -> None:
         (rlds, "found an RLDS dataset", "RLDS datasets"),
     ],
 )
-@pytest.mark.parametrize("command", ["inspect", "convert", "validate"])
+@pytest.mark.parametrize("command", ["inspect", "validate"])
 def test_the_error_names_the_format_and_its_recipe(
     make: Callable[[Path], None], words: str, heading: str, command: str, tmp_path: Path, call: Callable[..., Any]
 ) -> None:
     (tmp_path / "source").mkdir()
     make(tmp_path / "source")
-    code, told = call(command, tmp_path / "source", *(("--out", tmp_path / "D") if command == "convert" else ()))
+    code, told = call(command, tmp_path / "source")
     assert code == 3
     text = json.dumps(told)
     assert words in text
@@ -89,17 +87,3 @@ def check_episodes(arrays: dict[str, Any], found: dict[str, Any]) -> None:
     assert whole.terminated.tolist() == [True, True, False]
     np.testing.assert_array_equal(whole.actions, arrays["actions"])
     np.testing.assert_array_equal(whole.acted_obs(), arrays["observations"])
-
-
-def test_the_recipe_for_rlds_takes_the_last_observation_and_no_last_action(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps = [
-        {"observation": np.full(2, step, np.float32), "action": step, "reward": 1.0, "is_terminal": step == 3}
-        for step in range(4)
-    ]
-    builder = types.SimpleNamespace(as_dataset=lambda split: [{"steps": iter(steps)}])
-    substitute = types.SimpleNamespace(as_numpy=lambda data: data, builder_from_directory=lambda folder: builder)
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", substitute)
-    names: dict[str, Any] = {}
-    exec(recipe("RLDS datasets"), names)
-    (episode,) = names["episodes"]
-    assert (episode["observations"].shape, episode["actions"].tolist(), episode["terminated"]) == ((4, 2), [0, 1, 2], True)

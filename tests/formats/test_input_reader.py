@@ -13,7 +13,7 @@ import pytest
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.errors import BadConfig
 from offline_cli.trees import flatten
 
 PAGE = """
@@ -58,14 +58,6 @@ class Endless(Reader):
         return self.batches[0]
 class Nothing:
     def __init__(self, ioctx): ...
-class Written:
-    found = []
-    def __init__(self, ioctx): ...
-    def write(self, batch):
-        self.found.append(batch)
-class Full(Written):
-    def write(self, batch):
-        raise OSError("no space")
 NUMBER = 3
 """
 
@@ -151,17 +143,6 @@ def test_a_reader_that_begins_again_is_read_up_to_the_limit(given: Any) -> None:
     assert whole("any", from_="python:given_objects:Endless", limit=2).ids == ("a", "b")
 
 
-def test_an_episode_goes_on_over_batches_and_no_final_observation_is_made_up(given: Any) -> None:
-    found = read(given, steps(["a"] * 3, t=[0, 1, 2]), steps(["a"] * 2, t=[3, 4], terminateds=[False, True]))
-    assert (found.ids, found.lengths.tolist()) == (("a",), [5])
-
-
-def test_several_agents_of_a_policy_have_an_episode_each(given: Any) -> None:
-    found = read(given, steps(["a"] * 4, agent_index=[0, 0, 1, 1], dones=[False, True] * 2))
-    assert found.agent_ids == ("0", "1")
-    assert found.multi_agent_ids == ("a", "a")
-
-
 def test_the_batches_of_a_multi_agent_batch_are_read_by_policy(given: Any) -> None:
     class MultiAgentBatch:
         policy_batches = {"left": steps(["a"], dones=[True]), "right": steps(["b"], dones=[True])}  # noqa: RUF012
@@ -169,9 +150,10 @@ def test_the_batches_of_a_multi_agent_batch_are_read_by_policy(given: Any) -> No
     assert read(given, MultiAgentBatch()).module_ids == ("left", "right")
 
 
-def test_what_next_raises_is_bad_data_by_the_number_of_the_call(given: Any) -> None:
-    with pytest.raises(BadData):
-        read(given, steps(["a"], dones=[True]), RuntimeError("torn"))
+def test_what_next_raises_is_the_users_own(given: Any, call: Any) -> None:
+    given.Reader.batches = [steps(["a"], dones=[True]), RuntimeError("torn")]
+    code, told = call("inspect", "any", "--from", "python:given_objects:Reader")
+    assert (code, "raised RuntimeError" in told["error"]["what"]) == (3, True)
 
 
 def test_what_makes_no_reader_is_refused(given: Any) -> None:
@@ -179,47 +161,6 @@ def test_what_makes_no_reader_is_refused(given: Any) -> None:
         whole("any", from_="python:given_objects:Nothing")
     with pytest.raises(BadConfig):
         whole("any", from_="python:given_objects:NUMBER")
-
-
-# ---- what write() gets ----
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> str:
-    """Two episodes."""
-    rows = ["a,0,0.5,1,1.0,0,0", "a,1,1.5,0,2.0,0,1", "b,0,2.5,0,1.0,1,0"]
-    (tmp_path / "steps.csv").write_text("\n".join(["eps_id,t,obs,actions,rewards,terminateds,truncateds", *rows]))
-    return str(tmp_path / "steps.csv")
-
-
-def test_write_gets_each_episode_with_rllibs_columns(given: Any, table: str, tmp_path: Path) -> None:
-    given.Written.found = []
-    convert(table, tmp_path / "out", to="python:given_objects:Written")
-    first, second = given.Written.found
-    assert (first.count, second.count) == (2, 1)
-    assert {name: column.tolist() for name, column in first.items() if name not in ("eps_id", "obs", "new_obs")} == {
-        "t": [0, 1],
-        "actions": [1, 0],
-        "rewards": [1.0, 2.0],
-        "terminateds": [False, False],
-        "truncateds": [False, True],
-    }
-    assert second["terminateds"].tolist() == [True]
-    assert all(str(name).endswith("-a") for name in first["eps_id"])
-    assert np.array_equal(first["new_obs"][:-1], first["obs"][1:])
-
-
-@pytest.mark.parametrize("option", ["resume", "overwrite"])
-def test_a_writer_that_cannot_say_what_it_wrote_neither_resumes_nor_replaces(
-    given: Any, table: str, tmp_path: Path, option: str
-) -> None:
-    with pytest.raises(UsageError, match=f"--{option} with the sink"):
-        convert(table, tmp_path / "out", to="python:given_objects:Written", **{option: True})
-
-
-def test_what_write_raises_is_bad_data_by_the_episode(given: Any, table: str, tmp_path: Path) -> None:
-    with pytest.raises(BadData):
-        convert(table, tmp_path / "out", to="python:given_objects:Full")
 
 
 # ---- RLlib's own ----

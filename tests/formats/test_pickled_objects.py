@@ -11,15 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from offline_cli import convert, open_dataset
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode, UnsafeData
-from offline_cli.formats.rllib.packed import unpack_cells
+from offline_cli.errors import UnsafeData
 from offline_cli.trees import map_leaves
 
 SAMPLES = Path(__file__).parents[1] / "testdata" / "rllib_objects"
@@ -111,78 +107,10 @@ def _cells(column: Any) -> list[bytes]:
     return list(getattr(array, "storage", array).to_pylist())
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["lstm_states", "tuple_actions"])
-def test_recorded_objects_equal_what_rllib_unpickles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray.data.extensions", reason="needs the extra [ray]")
-    monkeypatch.setenv("RAY_DATA_AUTOLOAD_PICKLE_OBJECT_SCALAR", "1")
-    source = str(SAMPLES / f"{name}.parquet")
-    batch, _ = read(source)
-    column = "state_out" if name == "lstm_states" else "actions"
-    theirs = pq.read_table(source)[column]
-    assert str(theirs.type) == "extension<ray.data.arrow_pickled_object<ArrowPythonObjectType>>"
-    ours = batch.extra["state_out"] if name == "lstm_states" else batch.actions
-    map_leaves(np.testing.assert_array_equal, ours, stacked([value.as_py() for value in theirs]))
-
-
 # ---- what a column may hold ----
 
 
-def test_pickled_observations_are_trees(tmp_path: Path) -> None:
-    obs = [{"image": np.full((2, 2), i, np.uint8), "speed": np.float32(i)} for i in range(N + 1)]
-    batch, _ = read(write(tmp_path / "a.parquet", obs=list(obs[:-1]), new_obs=list(obs[1:])))
-    assert_same_trees(batch.obs, stacked(obs))
-
-
-LEAVES = st.one_of(
-    hnp.arrays(st.sampled_from([np.float32, np.float64, np.int8, np.int64, np.uint8, np.bool_, ">i2"]), (2, 3)),
-    st.integers(-5, 5).map(np.int32),
-    st.floats(width=32, allow_nan=False).map(np.float32),
-    st.integers(-3, 3),
-    st.booleans(),
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    st.recursive(
-        LEAVES, lambda part: st.dictionaries(st.sampled_from("abc"), part, min_size=1) | st.tuples(part, part), max_leaves=4
-    ),
-    st.integers(4, 5),
-    st.data(),
-)
-def test_a_column_of_objects_equals_its_cells_read_one_by_one(value: Any, protocol: int, data: st.DataObject) -> None:
-    def changed(leaf: Any) -> Any:
-        if isinstance(leaf, (bool, int)):
-            return type(leaf)(data.draw(st.integers(0, 1)))
-        array = np.asarray(leaf)
-        found = data.draw(hnp.arrays(array.dtype, array.shape))
-        return found[()] if isinstance(leaf, np.generic) else found
-
-    values = [value, *(map_leaves(changed, value) for _ in range(3))]
-    cells = [values[row % len(values)] for row in range(52)]
-    assert_same_trees(unpack_cells(pickled(cells, protocol), where=where), stacked([map_leaves(np.asarray, v) for v in cells]))
-
-
 # ---- what is refused, or dropped and named ----
-
-
-BAD: dict[str, tuple[Any, str]] = {
-    "text": ("x", "a pickled str"),
-    "nothing": (None, "a pickled NoneType"),
-    "cut": (pickle.dumps(state(1))[:-30], "not a whole pickle"),
-    "another shape": ({**state(1), "c": np.zeros(4)}, r"float64\(4,\) in a column of float64\(3,\)"),
-    "another dtype": ({**state(1), "c": np.zeros(3, np.float32)}, r"float32\(3,\) in a column of float64\(3,\)"),
-    "a leaf in place of parts": (np.zeros(3), "another kind"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD)
-def test_a_bad_object_is_refused_by_row(kind: str) -> None:
-    value, says = BAD[kind]
-    with pytest.raises(BadEpisode, match=says) as caught:
-        unpack_cells(pickled([state(0)] * 50 + [value] + [state(2)]), where=where)
-    assert caught.value.where == "row 50"
 
 
 @pytest.mark.parametrize("column", ["obs", "actions", "infos"])

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from offline_cli import convert, validate
+from offline_cli import convert
 from offline_cli.cli.failures import explain
 from offline_cli.cli.invocation import Invocation
 from offline_cli.episodes.batch import EpisodeBatch
@@ -82,18 +82,6 @@ class Source(FileSource):
         yield Fragments(1 / 0)
 READER = Reader("mine", "mine", lambda files, context: Source(files, context.location))
 """
-SINK = """
-from offline_cli.converting.sink import SinkKind, Written
-class Sink:
-    ids_written = frozenset()
-    def __enter__(self): return self
-    def __exit__(self, *error): pass
-    def write(self, batch): {write}
-    def rehearse(self, batch): pass
-    def quarantine(self, rejects): rejects.clear()
-    def commit(self{arguments}): {commit}
-SINK = SinkKind("mine", "mine", lambda target, context: Sink())
-"""
 
 
 def test_what_a_reader_of_the_users_own_file_raises_is_its_own_with_its_line(module: Path, tmp_path: Path) -> None:
@@ -103,18 +91,3 @@ def test_what_a_reader_of_the_users_own_file_raises_is_its_own_with_its_line(mod
     error = explain(caught.value, Invocation(("convert",)))
     assert (error.exit_code, "python:mine:READER raised ZeroDivisionError" in error.what) == (3, True)
     assert error.where == f"{module}, line 7"
-
-
-def test_what_a_plugin_reader_gives_is_readable_once_written(module: Path, tmp_path: Path) -> None:
-    module.write_text(READER.replace("Fragments(1 / 0)", "Fragments(whole())") + GOOD)
-    convert("some.txt", tmp_path / "D", from_="python:mine:READER")
-    assert not [problem for problem in validate(str(tmp_path / "D")).problems if problem.severity == "error"]
-
-
-GOOD = """
-def whole():
-    import numpy as np
-    from offline_cli.episodes.batch import EpisodeBatch
-    t, yes = np.zeros((3, 2), np.float32), np.array([True])
-    return EpisodeBatch(("a",), np.array([0, 2]), t, np.zeros(2, np.int64), np.ones(2), yes, ~yes)
-"""

@@ -15,17 +15,13 @@ import pytest
 from installed_packages import Install
 
 from offline_cli.converting.convert import convert
-from offline_cli.errors import BadConfig, BadData, NoData
-from offline_cli.formats.listing import Listing
+from offline_cli.errors import BadData, NoData
 from offline_cli.formats.opening import open_sources
-from offline_cli.formats.reader import LIKELY, NO, SURE
 from offline_cli.formats.registry import OURS
-from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
 FIRST_RECORD = struct.pack("<Q", 5) + bytes.fromhex("eab2043e") + bytes(20)  # of a TFRecord file, for which there is no reader
 CSV = "eps_id,t,obs,actions,rewards,terminateds\na,0,0.5,1,1.0,0\na,1,1.5,0,1.0,1\n"
-BATCH = {"type": "SampleBatch", "obs": [[0.0]], "actions": [0], "rewards": [1.0], "dones": [True], "eps_id": [1]}
 NOTED = """
 import numpy as np
 from offline_cli.episodes.batch import EpisodeBatch
@@ -73,37 +69,12 @@ def dataset(table: str, tmp_path: Path) -> Path:
     return tmp_path / "D"
 
 
-def listing(path: Path) -> Listing:
-    return Listing([open_location(str(path))], str(path))
-
-
 def written(path: Path, content: Any) -> Path:
     if isinstance(content, dict):
         pq.write_table(pa.table(content), path)
     else:
         path.write_bytes(content)
     return path
-
-
-@pytest.mark.parametrize(
-    ("content", "name", "score"),
-    [
-        ({"item": [b"x"]}, "episodes", SURE),
-        ({"eps_id": ["a"], "obs": [[0.0]], "actions": [0], "rewards": [1.0]}, "columns", SURE),
-        (json.dumps(BATCH).encode(), "sample-batch", SURE),
-        (CSV.encode(), "table", LIKELY),
-        ({"x": [1]}, "table", LIKELY),
-        (b'{"x": 1}\n{"x": 2}\n', "table", LIKELY),
-        (b"some words\n", None, NO),
-    ],
-)
-def test_one_reader_of_ours_at_most_is_the_surest_of_a_file(
-    tmp_path: Path, content: Any, name: str | None, score: float
-) -> None:
-    place = written(tmp_path / "data", content)
-    found = {one.name: one.sniff(listing(place)) for one in OURS.values()}
-    assert [key for key, value in found.items() if value == score > NO] == ([] if name is None else [name])
-    assert max(found.values()) == score
 
 
 def test_a_plugin_reads_what_none_of_ours_knows(notes: Callable[[str], None], tmp_path: Path) -> None:
@@ -125,16 +96,6 @@ def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chos
 
 
 # ---- plug-ins that fail ----
-
-
-@pytest.mark.parametrize("code", ["raise RuntimeError('no licence')", "raise SystemExit(0)", "import nowhere_at_all"])
-def test_a_plugin_that_is_asked_for_and_cannot_be_imported_is_a_missing_package(
-    install: Install, table: str, call: Call, tmp_path: Path, code: str
-) -> None:
-    install("torn-package", {"readers": {"torn": "torn:Torn"}}, torn=code)
-    exit_code, found = call("convert", table, "--out", tmp_path / "D", "--from", "torn")
-    assert (exit_code, "reader 'torn' of the package torn-package" in found["error"]["what"]) == (6, True)
-    assert not (tmp_path / "D").exists()
 
 
 # ---- names ----
@@ -167,21 +128,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("own")
 def test_a_reader_of_ones_own_file_reads(table: str) -> None:
     assert open_sources(table, from_="python:own_notes:SURELY")[0].info.format == "notes"
-
-
-@pytest.mark.usefixtures("own")
-@pytest.mark.parametrize(
-    ("name", "error", "what"),
-    [
-        ("python:own_notes:SURLY", BadConfig, "own_notes has no 'SURLY'"),
-        ("python:own_notes", BadConfig, "names no module and attribute"),
-        ("python:nowhere_at_all:x", BadConfig, "there is no module 'nowhere_at_all'"),
-        ("python:own_notes:LIKELY", BadConfig, "it is float, which makes no reader"),
-    ],
-)
-def test_what_names_no_reader_is_refused_before_anything_is_opened(name: str, error: type[Exception], what: str) -> None:
-    with pytest.raises(error, match=what):
-        open_sources("there-is-no-such-file", from_=name)[0]
 
 
 def test_files_that_nobody_knows_are_no_data_and_all_readers_of_ours_are_named(tmp_path: Path) -> None:

@@ -15,10 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli import convert
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode, MemoryLimitExceeded
+from offline_cli.errors import BadEpisode
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.storage.locations import open_location
 from offline_cli.tally import OnError, Reject, Rejects, Tally
@@ -119,13 +118,6 @@ def test_tensors_of_higher_rank_get_their_shape_from_the_metadata(
     assert not called
 
 
-def test_arrows_own_fixed_shape_tensors_are_read(tmp_path: Path) -> None:
-    images = np.arange(STEPS * 6, dtype=np.float32).reshape(STEPS, 2, 3)
-    table = pa.table({**columns(), "obs": pa.FixedShapeTensorArray.from_numpy_ndarray(images)}).drop_columns(["new_obs"])
-    batch = fragments(write(tmp_path / "a.parquet", table))[0][0]
-    np.testing.assert_array_equal(batch.obs[:STEPS], images)
-
-
 def test_tensors_of_varying_shape_are_read_where_all_shapes_are_one_and_refused_by_row_where_not(tmp_path: Path) -> None:
     kind = pa.struct([("data", pa.large_list(pa.float32())), ("shape", pa.list_(pa.int64()))])
     field = tensor_field("obs", kind, "ray.data.arrow_variable_shaped_tensor", 2)
@@ -157,26 +149,11 @@ def test_an_episode_goes_on_over_files_and_the_joints_are_counted(tmp_path: Path
     np.testing.assert_array_equal(batches[0].obs, OBS)
 
 
-def test_a_broken_chain_within_a_file_is_counted(tmp_path: Path) -> None:
-    data = columns()
-    data["new_obs"][1] = [9.0, 9.0]
-    _, tally, _ = fragments(write(tmp_path / "a.parquet", data))
-    assert tally.assumptions["broken-chain"] == 1
-
-
 def test_rows_in_any_order_become_episodes_by_their_timesteps(tmp_path: Path) -> None:
     table = pa.table(columns(t=np.arange(STEPS)))
     batch = one(write(tmp_path / "a.parquet", table.take([2, 0, 3, 1])))
     np.testing.assert_array_equal(batch.obs, OBS)
     assert batch.terminated[0]
-
-
-def test_without_next_observations_the_last_one_stands_for_the_final_one_and_it_is_counted(tmp_path: Path) -> None:
-    table = pa.table(columns()).drop_columns(["new_obs"])
-    stream = read_episodes(str(write(tmp_path / "a.parquet", table)))
-    (batch,) = list(stream)
-    np.testing.assert_array_equal(batch.obs[-1], OBS[STEPS - 1])
-    assert stream.tally.assumptions["missing-final-observation"] == 1
 
 
 def test_other_columns_become_extra_outputs_and_those_without_numbers_are_dropped_and_counted(tmp_path: Path) -> None:
@@ -219,58 +196,3 @@ def test_under_quarantine_bad_rows_are_kept_with_the_rest_of_their_episode_and_t
     assert not stream.tally.assumptions
     assert kept[0].where.endswith("a.parquet row 3, column obs")
     assert b'"eps_id": "bad"' in kept[1].raw
-
-
-def test_a_large_file_is_read_in_parts_and_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"e{i}" for i in range(30)]
-    parts = [columns(name=name) for name in names]
-    joined = {key: np.concatenate([part[key] for part in parts]).tolist() for key in parts[0]}
-    path = write(tmp_path / "a.parquet", joined)
-    whole = one(path)
-    monkeypatch.setattr("offline_cli.formats.parquet_files.BIG", 0)
-    monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 7)
-    monkeypatch.setattr("pyarrow.parquet.ParquetFile.read", None)  # nothing is read whole
-    stream = read_episodes(str(path))
-    parts_of_it = EpisodeBatch.concat(list(stream))
-    assert sorted(parts_of_it.ids) == sorted(whole.ids)
-    assert parts_of_it.num_steps == whole.num_steps
-    assert not stream.tally.assumptions
-
-
-def joined(*names: str) -> dict[str, Any]:
-    parts = [columns(name=name) for name in names]
-    return {key: [row for part in parts for row in list(part[key])] for key in parts[0]}
-
-
-# ---- packed cells that unfold to more than the memory limit allows ----
-
-PIXELS = np.zeros((84, 84), np.uint8)
-
-
-def images(name: str, steps: int) -> dict[str, Any]:
-    """An episode of packed images, which differ in one number."""
-    seen = [np.full_like(PIXELS, step) for step in range(steps + 1)]
-    ends = np.arange(1, steps + 1) == steps
-    return {
-        "eps_id": [name] * steps,
-        "obs": [pack(image) for image in seen[:-1]],
-        "new_obs": [pack(image) for image in seen[1:]],
-        "actions": np.arange(steps, dtype=np.int32) % 2,
-        "rewards": np.ones(steps),
-        "terminateds": ends,
-        "truncateds": np.zeros(steps, np.bool_),
-    }
-
-
-@pytest.mark.parametrize("declares", [True, False])
-def test_a_step_that_unfolds_to_more_than_the_limit_is_refused_before_it_is_unpacked(
-    declares: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    large = pickle.dumps(np.zeros(10 << 20, np.uint8))
-    cells = [base64.b64encode(lz4.frame.compress(large, store_size=declares)).decode()] * STEPS
-    path = write(tmp_path / "a.parquet", columns(obs=cells, new_obs=cells))
-    monkeypatch.setattr("offline_cli.formats.arrow_leaves.unpack_cells", lambda *_, **__: pytest.fail("it was unpacked"))
-    with pytest.raises(MemoryLimitExceeded) as caught:
-        convert([path], tmp_path / "out", memory_limit=256 << 20)
-    assert caught.value.where == f"{path} row 0"
-    assert caught.value.exit_code == 6

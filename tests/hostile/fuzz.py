@@ -36,6 +36,7 @@ from fuzz_mutations import MUTATORS, any_bytes  # noqa: E402  found by the line 
 
 def fuzz(name: str, arguments: argparse.Namespace) -> None:
     """Try so many inputs of one target. Raises what crashed."""
+    import pyarrow as pa
     from canary import Canary
     from fuzz_seeds import seeds_of
     from fuzz_targets import TARGETS, check
@@ -46,6 +47,7 @@ def fuzz(name: str, arguments: argparse.Namespace) -> None:
     most = max(MAX_INPUT, 2 * max(map(len, pool)))
     for codec in CODECS:
         codecs.lookup(codec)
+    pa.array([])  # looks for pandas at its first call
     canary = Canary(writable=[arguments.out])
     for number in range(arguments.runs):
         seed = pool[number % len(pool)] if number < WARM_UP else rng.choice(pool)

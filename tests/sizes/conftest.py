@@ -43,8 +43,7 @@ SMALL_BLOCKS = {
     "offline_cli.formats.tables.text_files.JSON_BLOCK": 1 << 10,
     "offline_cli.formats.parquet_files.ROWS": 16,
     "offline_cli.formats.parquet_files.BIG": 1,
-    "offline_cli.formats.rllib.sample_batch.BLOCK_BYTES": 1 << 10,
-    "offline_cli.formats.rllib.sample_batch.LOOKAHEAD_BYTES": 4 << 10,
+    "offline_cli.formats.rllib.sample_batch.BLOCK_BYTES": 4 << 10,
 }
 
 

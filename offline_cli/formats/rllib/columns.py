@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, Columns
-from offline_cli.errors import BadData, BadEpisode, MemoryLimitExceeded
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.arrow_leaves import (
     infos_of,
     is_text,
@@ -40,8 +40,6 @@ from offline_cli.parquet.arrow_trees import without_dictionaries
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
-__all__ = ["NEEDED", "ColumnsReading", "RllibColumnsSource"]
-
 NEEDED: Final = (Columns.EPS_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
@@ -52,7 +50,7 @@ INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 FIX: Final = "fill the value in, or --on-error skip to leave out the episode"
 
 Rows = NDArray[np.int64]
-Shapes = Mapping[str, tuple[tuple[str, tuple[int, ...]], ...]]  # by column: dotted path and shape of one step of each leaf
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by column: the shape of one step of each leaf, by dotted path
 
 
 @dataclass(slots=True)
@@ -76,17 +74,9 @@ class RllibColumnsSource(FileSource):
         ):
             tally.rows_in += chunk.table.num_rows
             self.done += chunk.nbytes
-            for part in _within(chunk, most):
+            unfolded = sum(map(unpacked_size, chunk.table.columns))  # bytes of the packed cells of one row
+            for part in chunk.parts(max(1, most // unfolded)) if unfolded else (chunk,):
                 yield from reading.of_chunk(part)
-
-
-def _within(chunk: Chunk, most: int) -> Iterator[Chunk]:
-    """`chunk` in parts whose packed cells unfold to `most` bytes. Raises MemoryLimitExceeded where one row takes more."""
-    row = sum(map(unpacked_size, chunk.table.columns))
-    if row > most:
-        what = f"the packed cells of one step unfold to {row / 1e6:,.0f} MB, too much for the memory limit"
-        raise MemoryLimitExceeded(what, where=chunk.where(0), fix="raise --memory-limit")
-    return chunk.parts(most // row) if row else iter((chunk,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +125,41 @@ class ColumnsReading:
         if chunk.lost_before:
             self._follows, self._lost = False, chunk.lost_before
         try:
-            ready = self._ready(chunk)
+            table = without_dictionaries(chunk.table)
+            _check_columns(table, chunk.files[0])
         except BadData as error:
             self.rejects.add(error, rows=chunk.table.num_rows)
             self.rejects.lose_episodes(Lost.UNREADABLE)
             self._follows, self._lost = False, error.where
             return
+        table = self._wanted_columns(table)
+        first = 0
+        for row in [*np.flatnonzero(table[Columns.EPS_ID].is_null().to_numpy()).tolist(), table.num_rows]:
+            if row > first:
+                yield from self._of_named(chunk, table.slice(first, row - first), first)
+            if row < table.num_rows:
+                self._reject_nameless(chunk.where(row), table.slice(row, 1))
+            first = row + 1
+
+    def _reject_nameless(self, place: str, row: pa.Table) -> None:
+        """Reject a row of no episode: it was of one that is open, or of the one after it; timesteps would show which."""
+        error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=place, fix=FIX)
+        self.rejects.add(error, raw=_quoted(row, self.rejects))
+        self._follows, self._lost = False, place
+        if Columns.T not in row.column_names:
+            self.cut(place)
+
+    def _of_named(self, chunk: Chunk, table: pa.Table, first: int) -> Iterator[Fragments]:
+        """Runs of rows of named episodes; `first`: the number of the first one in the chunk."""
+        numbers = np.arange(first, first + table.num_rows)
+        ready = _Rows(chunk, table, self._ids.named(_keys_of(table)), numbers, is_sorted=False)
+        if self._lost and Columns.T not in table.column_names:
+            self.rejects.lose(ready.names_of([0])[0], self._lost)
+        self._lost = ""
+        order = _order_of(table, ready.keys)
+        ready = ready if order is None else replace(ready.take(order), is_sorted=True)
         opened: list[str] = []
-        following = 0  # the number of the row right after the last one read
+        following = first  # the number of the row right after the last one read
         for rows, trees in self._readable(ready):
             numbers = rows.numbers
             if rows.is_sorted or numbers[0] != following:
@@ -154,44 +171,13 @@ class ColumnsReading:
             self._follows = bool(not (steps.terminateds[-1] or steps.truncateds[-1]))
             opened = opened + _open_runs(steps) if rows.is_sorted else rows.names_of([-1] if self._follows else [])
             self._open = opened
-            batch, first = fragments_of_rows(steps, self.tally)
-            yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), first))
+            batch, starts = fragments_of_rows(steps, self.tally)
+            yield Fragments(batch, Origins.of_rows(chunk.files, chunk.file_of(numbers), chunk.row_in_file(numbers), starts))
             following = int(numbers[-1]) + 1
-        if ready.is_sorted or following != chunk.table.num_rows:
+        if ready.is_sorted or following != first + table.num_rows:
             self._follows = False
 
-    # ---- which rows, of which episodes, in which order ----
-
-    def _ready(self, chunk: Chunk) -> _Rows:
-        """The rows of named episodes. Raises BadData where a step cannot be read from these columns."""
-        table = without_dictionaries(chunk.table)
-        _check_columns(table, chunk.files[0])
-        table = self._wanted_columns(table)
-        is_named = table[Columns.EPS_ID].is_valid().to_numpy()
-        named, nameless = np.flatnonzero(is_named), np.flatnonzero(~is_named)
-        for row in nameless.tolist():
-            error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=chunk.where(row), fix=FIX)
-            self.rejects.add(error, raw=_quoted(table.slice(row, 1), self.rejects))
-        table = table.take(named) if len(nameless) else table
-        rows = _Rows(chunk, table, self._ids.named(_keys_of(table)), named, is_sorted=False)
-        self._lose_neighbours(rows, nameless)
-        order = _order_of(rows.table, rows.keys)
-        return rows if order is None else replace(rows.take(order), is_sorted=True)
-
-    def _lose_neighbours(self, rows: _Rows, nameless: Rows) -> None:
-        """A row without `eps_id` was of the episode before it or of the one after it; timesteps would show which."""
-        if Columns.T in rows.table.column_names:
-            self._lost = ""
-            return
-        lost = [(int(np.searchsorted(rows.numbers, row)), rows.chunk.where(row)) for row in nameless.tolist()]
-        if self._lost:
-            lost.insert(0, (0, self._lost))
-        if nameless.size and nameless[0] == 0:
-            self.cut(rows.chunk.where(0))
-        for after, place in lost:
-            for name in rows.names_of(sorted({max(after - 1, 0), after}.intersection(range(len(rows.numbers))))):
-                self.rejects.lose(name, place)
-        self._lost = lost[-1][1] if lost and lost[-1][0] == len(rows.numbers) else ""
+    # ---- columns and rows ----
 
     def _wanted_columns(self, table: pa.Table) -> pa.Table:
         """Without the columns that hold nothing of use, and those that were left out of the rows before."""
@@ -220,10 +206,11 @@ class ColumnsReading:
         """
         parts = list(self._read(rows))
         if self._shapes is None and parts:
-            votes: Counter[Any] = Counter()
+            votes = Counter[str]()
             for part, trees in parts:
-                votes[tuple(_shapes_of(trees).items())] += len(part.numbers)
-            self._shapes = dict(votes.most_common(1)[0][0])
+                votes[repr(_shapes_of(trees))] += len(part.numbers)
+            most = votes.most_common(1)[0][0]
+            self._shapes = next(shapes for shapes in (_shapes_of(trees) for _, trees in parts) if repr(shapes) == most)
         return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
 
     def _read(self, rows: _Rows) -> Iterator[tuple[_Rows, dict[str, Any]]]:
@@ -379,19 +366,14 @@ def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:
 
 
 def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
-    named = {name: flatten(tree) for name, tree in trees.items() if name not in INFOS}
-    return {name: tuple((path, leaf.shape[1:]) for path, leaf in leaves) for name, leaves in named.items()}
+    return {name: {path: leaf.shape[1:] for path, leaf in flatten(trees[name])} for name in trees if name not in INFOS}
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
     """Why steps of the two cannot share an episode; a column that only one has is no reason."""
-    pairs = [(Columns.NEXT_OBS, Columns.OBS, have), *((name, name, want) for name in have)]
-    for name, other, others in pairs:
-        if name in have and other in others and set(have[name]) != set(others[other]):
-            who = f"column {other}" if other != name else "other rows"
-            return f"column {name} has {_in_words(have[name])}, and {who} {_in_words(others[other])}"
+    for name, shapes in have.items():
+        if name == Columns.NEXT_OBS and shapes != have.get(Columns.OBS, shapes):
+            return f"column {name} has shapes {shapes}, and column {Columns.OBS} {have[Columns.OBS]}"
+        if shapes != want.get(name, shapes):
+            return f"column {name} has shapes {shapes}, and other rows {want[name]}"
     return ""
-
-
-def _in_words(parts: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
-    return ", ".join(f"{f'part {path} of ' if path else ''}shape {list(shape)}" for path, shape in parts)

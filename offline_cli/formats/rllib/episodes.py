@@ -24,8 +24,6 @@ from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.source import FileSource, Fragments, Origins, shares
 from offline_cli.tally import Lost, Rejects, Tally
 
-__all__ = ["RllibEpisodesSource"]
-
 AGENTS: Final = b"agent_episodes"
 
 
@@ -84,9 +82,8 @@ class RllibEpisodesSource(FileSource):
         for batch in decoder.decode(items, where=chunk.where):
             rows = np.arange(done, done + len(batch))
             exact = decoder.rejects.count == before  # an item set aside leaves no trace in the batch
-            origins = Origins(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None
             done += len(batch)
-            yield Fragments(batch, origins)
+            yield Fragments(batch, Origins(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None)
 
 
 def _are_of_several_agents(items: pa.ChunkedArray) -> bool:
@@ -101,25 +98,19 @@ def _agents_of(item: bytes | None, where: str) -> list[bytes]:
     found = state.get(AGENTS.decode()) if isinstance(state, dict) else None
     pairs = list(found.items()) if isinstance(found, dict) else found
     if not isinstance(pairs, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        what = "no agent_episodes, pairs of agent and state, in an item among others that have them"
         fix = "pack what MultiAgentEpisode.get_state gives; items of single agents go into files of their own"
-        raise BadEpisode(
-            "no agent_episodes, pairs of agent and state, in an item among others that have them", where=where, fix=fix
-        )
+        raise BadEpisode(what, where=where, fix=fix)
     return [pack(own) for _, own in pairs]
 
 
 def _items(chunk: Chunk, rejects: Rejects) -> pa.ChunkedArray | None:
     """The packed episodes of a chunk; the decoder refuses nulls among them by place."""
     kind = chunk.table.schema.field(Columns.ITEM).type if Columns.ITEM in chunk.table.column_names else pa.null()
-    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-        rejects.add(
-            BadData(
-                f"no column {Columns.ITEM} of bytes",
-                where=chunk.files[0],
-                fix=f"give files of packed episodes with the column {Columns.ITEM}, and files of other formats by themselves",
-            ),
-            rows=chunk.table.num_rows,
-        )
-        rejects.lose_episodes(Lost.UNREADABLE, chunk.table.num_rows)
-        return None
-    return chunk.table[Columns.ITEM]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return chunk.table[Columns.ITEM]
+    fix = f"give files of packed episodes with the column {Columns.ITEM}, and files of other formats by themselves"
+    error = BadData(f"no column {Columns.ITEM} of bytes", where=chunk.files[0], fix=fix)
+    rejects.add(error, rows=chunk.table.num_rows)
+    rejects.lose_episodes(Lost.UNREADABLE, chunk.table.num_rows)
+    return None

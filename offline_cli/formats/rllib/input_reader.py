@@ -8,23 +8,20 @@ returns None or raises StopIteration. RLlib's own readers start over at their en
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig, BadData, BadEpisode, OfflineCliError
+from offline_cli.errors import BadConfig, BadData, BadEpisode
 from offline_cli.formats.reader import OpenContext, Reader
-from offline_cli.formats.rllib.batch_lines import BatchReader
-from offline_cli.formats.rllib.sample_batch import Part, SampleBatchSource
+from offline_cli.formats.rllib.batch_lines import BatchReader, PolicyRows
+from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.source import Source
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
-from offline_cli.trees import leaves
-
-__all__ = ["IOContext", "Maker", "input_reader"]
 
 FIX: Final = "have next() give batches: columns by name, with one row a step"
 
@@ -52,50 +49,33 @@ class IOContext:
         """There is no sampler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Maker:
-    """A class or function that the user named, which makes objects in the manner of RLlib's.
+Make = Callable[[str, Mapping[str, Any]], Any]  # of a folder, and RLlib's config
 
-    Raises BadConfig for one that cannot be called.
+
+def maker(found: Any, where: str, method: str) -> Make:
+    """What makes objects with `method` by a class or function that the user named in the option `where`.
+
+    Raises BadConfig for an object that cannot be called, and where it makes one without `method`.
     """
+    fix = f"name a class with {method}(), as RLlib's, or a function that makes such an object"
+    if not callable(found):
+        raise BadConfig(f"it is {type(found).__name__}, and makes nothing with {method}()", where=where, fix=fix)
 
-    make: Any  # called with an IOContext
-    where: str  # the option that names it
-    noun: str  # what it makes, in a word
-    base: str  # RLlib's class for that
-    method: str  # which such an object has
-    record: str  # ours, of which it could have been one
+    def made(folder: str, config: Mapping[str, Any]) -> Any:
+        one = found(IOContext(folder, config))
+        if not callable(getattr(one, method, None)):
+            raise BadConfig(f"it makes {type(one).__name__}, which has no {method}()", where=where, fix=fix)
+        return one
 
-    def __post_init__(self) -> None:
-        if not callable(self.make):
-            fix = f"name a {self.record}, a class with {self.method}(), or a function that makes such an object"
-            raise BadConfig(f"it is {type(self.make).__name__}, which makes no {self.noun}", where=self.where, fix=fix)
-
-    def made(self, doing: str, folder: str, config: Mapping[str, Any]) -> Any:
-        """An object with the method. Raises BadConfig for one without it, and as `called` does."""
-        found = self.called(doing, lambda: self.make(IOContext(folder, config)))
-        if not callable(getattr(found, self.method, None)):
-            what = f"it makes {type(found).__name__}, which has no {self.method}()"
-            raise BadConfig(what, where=self.where, fix=f"derive it from RLlib's {self.base}, or write a {self.record}")
-        return found
-
-    def called(self, doing: str, call: Callable[[], Any]) -> Any:
-        """What `call`, of code of the user's, returns. Raises BadData for what it raises, but for our own errors."""
-        try:
-            return call()
-        except OfflineCliError:
-            raise
-        except Exception as error:
-            what = f"{doing} raised {error!r}"
-            raise BadData(what, where=self.where, fix="call it by itself, in Python") from error
+    return made
 
 
 def input_reader(found: Any, name: str) -> Reader:
     """A `Reader` for a maker of objects with `next()`. Raises BadConfig for one that cannot be called."""
-    maker = Maker(found, f"--from {name}", "reader", "InputReader", "next", "Reader")
+    make = maker(found, f"--from {name}", "next")
 
     def open_files(files: Sequence[Location], context: OpenContext) -> Source:
-        return InputReaderSource(files, context.location, maker=maker, name=name)
+        return InputReaderSource(files, context.location, make=make, name=name)
 
     return Reader(name, f"what {name} reads", open_files)
 
@@ -105,7 +85,7 @@ class InputReaderSource(SampleBatchSource):
     """The batches of an object with `next()`, made anew for each reading: to us what lines of SampleBatch JSON are."""
 
     format: ClassVar = "input-reader"
-    maker: Maker = field(kw_only=True)
+    make: Make = field(kw_only=True)
     name: str = field(kw_only=True)
 
     @property
@@ -113,37 +93,26 @@ class InputReaderSource(SampleBatchSource):
         """Unknown."""
         return None
 
-    def _parts(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[Part]:
+    def _lines(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows] | str]:
         for number, batch in enumerate(self._batches()):
             where = f"{self.name} batch {number}"
             tally.rows_in += 1
             try:
                 columns = {policy: _columns(given, where) for policy, given in _policies(batch).items()}
-                nbytes = sum(getattr(leaf, "nbytes", 0) for leaf in leaves(tuple(columns.values())))
-                found = reader.rows(columns, where, nbytes, Tally())
+                found = reader.rows(columns, where, 0, Tally())
             except BadData as error:
                 rejects.add(error)
-                yield Part(lost=where)
+                yield where
                 continue
             self.done += sum(map(len, found))
-            yield Part(found, (0, self.name))
+            yield found
 
     def _batches(self) -> Iterator[Any]:
         files = [file.url for file in self.files]
-        config = {"input": self.name, "input_config": {"input_files": files, "paths": files}}
-        reader = self.maker.made(f"making {self.name}", ".", config)
-        for number in count():
-            batch = self.maker.called(f"next() number {number} of {self.name}", lambda: _next(reader))
-            if batch is None:
-                return
-            yield batch
-
-
-def _next(reader: Any) -> Any:
-    try:
-        return reader.next()
-    except StopIteration:
-        return None
+        reader = self.make(".", {"input": self.name, "input_config": {"input_files": files, "paths": files}})
+        with suppress(StopIteration):
+            while (batch := reader.next()) is not None:
+                yield batch
 
 
 def _policies(batch: Any) -> Mapping[str | None, Any]:

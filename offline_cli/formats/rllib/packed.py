@@ -4,10 +4,9 @@ RLlib packs a value as text by pickling it, compressing the pickle as one lz4 fr
 the old stack hold whole columns in this form, columns of the new stack one vector per cell. Ray pickles what Arrow has no type
 for: states of a module with memory, actions of a Tuple space. We read all of these, and never write them.
 
-The cells of a column mostly differ in the bytes of their numbers alone, as they are stored or at least when they are unpacked.
-So one cell is read with all care (`pickles`), and of those that agree with it in every other byte only the numbers are taken,
-for many cells at once: ten times as fast. What lies where is proved by trial, and a form that cannot be proved is not used;
-cells of several arrays are read one by one.
+Small cells of a column mostly differ in the bytes of their numbers alone, as they are stored. So one cell is read with all care
+(`pickles`), and of those that agree with it in every other byte only the numbers are taken, for many cells at once: ten times
+as fast. What lies where is proved by trial, and a form that cannot be proved is not used; other cells are read one by one.
 
 Before memory is taken, the size that an lz4 frame states is checked against what lz4 can reach from its bytes. A frame that
 states none is decompressed up to the same limit.
@@ -17,19 +16,18 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import lz4.frame
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib.pickles import is_pickle, numbers_of, unpickle
-from offline_cli.trees import Tree, flatten, leaves, paths, unflatten_like
-
-__all__ = ["looks_packed", "tree_of_value", "unfolded_size", "unpack", "unpack_cells"]
+from offline_cli.trees import Tree, leaves, paths, unflatten_like
 
 MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
 MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
@@ -44,7 +42,7 @@ NUMERIC: Final = "biufc"
 
 CHUNK_BYTES: Final = 1 << 20  # of the cells that are read at once
 SMALL_CELL: Final = 4 << 10  # bytes of a cell that lz4 takes longer to unpack than numpy to compare
-MAX_FORMS: Final = 16  # of the cells of one column; RLlib's need two or four
+MAX_TRIALS: Final = 64  # cells of a column whose form is looked for; RLlib's have two or four forms
 TRIALS: Final = 4  # places of an array's bytes that are tried: a small one may have its bytes elsewhere, too
 
 
@@ -80,26 +78,6 @@ def tree_of_value(value: Any, *, where: str) -> Tree:
     raise BadEpisode(f"a pickled {type(value).__name__} where numbers are wanted", where=where, fix=FIX)
 
 
-@dataclass(slots=True)
-class PackedColumns:
-    """Reads whole columns in packed cells, one after the other: of those that differ in numbers alone, only the numbers."""
-
-    _forms: dict[int, _Form] = field(default_factory=dict)  # by the length of their pickles: the last of each
-
-    def unpack(self, cell: str | bytes, *, where: str) -> Any:
-        """As `unpack`."""
-        pickled = _pickle_of(cell, where)
-        form = self._forms.get(len(pickled))
-        if form is not None:
-            is_alike, numbers = form.read(np.frombuffer(pickled, np.uint8)[None])
-            if is_alike[0]:
-                return numbers[0]
-        value = unpickle(pickled, where=where)
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biufc" and (form := _Form.of(pickled, value)) is not None:
-            self._forms = {**self._forms, len(pickled): form} if len(self._forms) < MAX_FORMS else {len(pickled): form}
-        return value
-
-
 def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, where: Callable[[int], str]) -> Tree:
     """A tree of arrays (n, *shape) of n packed cells or bare pickles; `where` names the place of row i.
 
@@ -123,18 +101,18 @@ def _binary(cells: Any, where: Callable[[int], str]) -> pa.LargeBinaryArray:
         array = (array if isinstance(array, pa.Array) else pa.array(list(array), pa.large_binary())).cast(pa.large_binary())
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise BadEpisode(f"cells that are not text: {error}", where=where(0), fix=FIX) from error
-    if array.null_count:
-        row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-        raise BadEpisode("a packed cell that is null", where=where(row), fix=FIX)
+    empty = np.flatnonzero(pc.fill_null(pc.binary_length(array), 0).to_numpy() == 0)
+    if len(empty):
+        raise BadEpisode("a packed cell that is null or empty", where=where(int(empty[0])), fix=FIX)
     return array
 
 
 def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], NDArray[np.uint8]]]:
-    """The rows of each length, without those that are null or empty, and their bytes (m, length)."""
+    """The rows of each length, and their bytes (m, length); no cell is null or empty."""
     _, offsets, buffer = array.buffers()
     starts = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
     data, lengths = np.frombuffer(buffer or b"", np.uint8), np.diff(starts)
-    for length in np.unique(lengths[lengths > 0]).tolist():
+    for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
         if len(rows) == len(lengths):
             yield rows, data[starts[0] : starts[-1]].reshape(-1, length)
@@ -145,22 +123,30 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Bytes of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers."""
+    """Cells of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers.
 
-    start: int  # of the numbers
+    Of base64 only the characters are decoded that stand for numbers, four for each three bytes, with the bytes that share a
+    group with them.
+    """
+
+    start: int  # of the bytes, or characters, that are read
     stop: int
     before: NDArray[np.uint8]  # what all have in common
     after: NDArray[np.uint8]
+    lead: NDArray[np.uint8]  # bytes that all have in common around the numbers, among those that are read
+    trail: NDArray[np.uint8]
+    is_text: bool
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, data: bytes, leaf: NDArray[Any]) -> _Form | None:
-        """The form of `data`, a frame or a pickle that holds `leaf` alone; None where it cannot be proved.
+    def of(cls, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+        """The form of `cell`: `data`, a frame or a pickle that holds `leaf` alone, or base64 of that. None where it cannot be
+        proved, or numbers lie at the very end of a text, where base64 may be padded.
 
         The proof: read again with other bytes in the place of the numbers, `data` gives these as numbers.
         """
-        numbers, whole, start = leaf.tobytes(), np.frombuffer(data, np.uint8), -1
+        numbers, start = leaf.tobytes(), -1
         filling = np.random.default_rng(0).integers(0, 2 if leaf.dtype.kind == "b" else 256, leaf.nbytes, np.uint8).tobytes()
         for _ in range(TRIALS if numbers else 0):
             start = data.find(numbers, start + 1)
@@ -172,47 +158,37 @@ class _Form:
             except BadData:
                 continue
             if (changed.dtype, changed.shape, changed.tobytes()) == (leaf.dtype, leaf.shape, filling):
-                return cls(start, stop, whole[:start].copy(), whole[stop:].copy(), leaf.dtype, leaf.shape)
+                return cls._at(start, stop, cell, data, leaf)
         return None
+
+    @classmethod
+    def _at(cls, start: int, stop: int, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+        is_text, stored, known = cell is not data, np.frombuffer(cell, np.uint8), np.frombuffer(data, np.uint8)
+        if not is_text:
+            none = known[:0]
+            return cls(start, stop, known[:start].copy(), known[stop:].copy(), none, none, False, leaf.dtype, leaf.shape)
+        first, last = start // 3, -(-stop // 3)  # groups
+        if 4 * last > len(cell) - 4:
+            return None
+        lead, trail = known[3 * first : start], known[stop : 3 * last]
+        return cls(4 * first, 4 * last, stored[: 4 * first], stored[4 * last :], lead, trail, True, leaf.dtype, leaf.shape)
 
     def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
         """(m,) which of the rows (m, length) have this form, and the arrays of these (k, *shape)."""
         same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
-        found = numbers_of(rows[same, self.start : self.stop].tobytes(), self.dtype)
-        return same, found.reshape(-1, *self.shape) if found.size else np.zeros((0, *self.shape), self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class _TextForm:
-    """The same of base64, of which only the characters are decoded that stand for numbers: four for each three bytes."""
-
-    start: int  # of these characters
-    stop: int
-    before: NDArray[np.uint8]
-    after: NDArray[np.uint8]
-    inner: _Form  # of the bytes that these characters stand for
-
-    @classmethod
-    def of(cls, cell: bytes, form: _Form) -> _TextForm | None:
-        """`form`: of the bytes in the cell. None where numbers lie at the very end, where base64 may be padded."""
-        first, last = form.start // 3, -(-form.stop // 3)  # groups
-        if 4 * last > len(cell) - 4:
-            return None
-        start, before, after = 3 * first, form.before[3 * first :], form.after[: 3 * last - form.stop]
-        inner = replace(form, start=form.start - start, stop=form.stop - start, before=before, after=after)
-        whole = np.frombuffer(cell, np.uint8)
-        return cls(4 * first, 4 * last, whole[: 4 * first], whole[4 * last :], inner)
-
-    def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """As `_Form.read`; no row has this form where one is not base64."""
-        same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
-        try:
-            raw = binascii.a2b_base64(rows[same, self.start : self.stop].tobytes(), strict_mode=True)
-        except ValueError:
-            same[:], raw = False, b""
-        alike, found = self.inner.read(np.frombuffer(raw, np.uint8).reshape(-1, (self.stop - self.start) // 4 * 3))
-        same[same] = alike
-        return same, found
+        found = rows[same, self.start : self.stop]
+        if self.is_text:
+            try:
+                raw = binascii.a2b_base64(found.tobytes(), strict_mode=True)
+            except ValueError:
+                return np.zeros(len(rows), np.bool_), np.zeros((0, *self.shape), self.dtype)
+            found = np.frombuffer(raw, np.uint8).reshape(len(found), -1) if len(found) else found[:, :0]
+        if len(found) and (len(self.lead) or len(self.trail)):
+            stop = found.shape[1] - len(self.trail)
+            alike = (found[:, : len(self.lead)] == self.lead).all(axis=1) & (found[:, stop:] == self.trail).all(axis=1)
+            found = found[alike, len(self.lead) : stop]
+            same[same] = alike
+        return same, numbers_of(found.tobytes(), self.dtype).reshape(len(found), *self.shape)
 
 
 class _Column:
@@ -220,7 +196,8 @@ class _Column:
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[tuple[str, int], list[_Form | _TextForm]] = {}  # by what their bytes are, and how many
+        self.forms: dict[int, list[_Form]] = {}  # by the length of their cells
+        self.trials = MAX_TRIALS
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
         if sum(leaf.nbytes for leaf in firsts) * len(cells) > MAX_RATIO * cells.nbytes + SMALL_BYTES:
@@ -229,64 +206,53 @@ class _Column:
             self.values = [np.empty((len(cells), *leaf.shape), leaf.dtype) for leaf in firsts]
         except ValueError as error:  # of dimensions beside one of no size: numpy has limits of its own there
             raise BadEpisode(f"a packed cell of absurd shape: {error}", where=where(0), fix=FIX) from error
-        self.fill(0, 1)
 
     def fill(self, first: int, count: int) -> None:
-        """Read so many cells, many at once where they have a known form: as they are stored, or else unpacked."""
-        unread = np.ones(count, np.bool_)
-        for rows, data in _by_length(self.cells.slice(first, count)):
-            unread[rows] = False
-            unread[self._fill_alike(("stored", data.shape[1]), first, rows, data)[0]] = True
-        left = np.flatnonzero(unread)
-        pickles = pa.array([self._pickle(first + row) for row in left.tolist()], pa.large_binary())
-        for numbers, data in _by_length(pickles):
-            kind = ("pickle", data.shape[1])
-            rows, data = self._fill_alike(kind, first, left[numbers], data)
+        """Read so many cells, many at once where they have a known form."""
+        for numbers, data in _by_length(self.cells.slice(first, count)):
+            rows = first + numbers
+            for form in self.forms.get(data.shape[1], ()):
+                rows, data = self._without_alike(form, rows, data)
             while len(rows):
-                self._fill_one(first + int(rows[0]), data[0].tobytes())
-                rows, data = self._fill_alike(kind, first, rows[1:], data[1:])
+                new = self._fill_one(int(rows[0]))
+                rows, data = rows[1:], data[1:]
+                if new is not None:
+                    rows, data = self._without_alike(new, rows, data)
 
-    def _pickle(self, row: int) -> bytes:
+    def _without_alike(
+        self, form: _Form, rows: NDArray[np.intp], data: NDArray[np.uint8]
+    ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
+        """The rows that have another form, and their bytes; the others are read."""
+        alike, found = form.read(data)
+        if not alike.any():
+            return rows, data
+        self.values[0][rows[alike]] = found
+        return rows[~alike], data[~alike]
+
+    def _fill_one(self, row: int) -> _Form | None:
+        """Read a cell with all care; its form, where that is a new one."""
         cell = self.cells[row].as_py()
         try:
-            return _pickle_of(cell, "")
+            raw = _raw_of(cell, "")
+            value = unpickle(_pickle_in(raw, ""), where="")
         except BadData:  # a place costs more to say than a cell to unpack
-            return _pickle_of(cell, self.where(row))
-
-    def _fill_alike(
-        self, kind: tuple[str, int], first: int, rows: NDArray[np.intp], data: NDArray[np.uint8]
-    ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
-        """The rows that have no known form, and their bytes; the others are read."""
-        for form in self.forms.get(kind, ()):
-            alike, found = form.read(data)
-            if alike.any():
-                self.values[0][first + rows[alike]] = found
-                rows, data = rows[~alike], data[~alike]
-        return rows, data
-
-    def _fill_one(self, row: int, pickled: bytes) -> None:
-        """Read a cell with all care, and keep its form."""
-        place = self.where(row)
-        value = unpickle(pickled, where=place)
-        tree = tree_of_value(value, where=place)
-        if paths(tree) != self.paths:
-            raise BadEpisode("a packed cell of another kind than the first one", where=place, fix=OTHER_FIX)
-        for values, (path, leaf) in zip(self.values, flatten(tree), strict=True):
+            value = unpack(cell, where=self.where(row))
+        tree = tree_of_value(value, where=self.where(row)) if not isinstance(value, np.ndarray) else value
+        found = leaves(tree)
+        if len(found) != len(self.paths) or paths(tree) != self.paths:
+            raise BadEpisode("a packed cell of another kind than the first one", where=self.where(row), fix=OTHER_FIX)
+        for values, path, leaf in zip(self.values, self.paths, found, strict=True):
             if (leaf.dtype, leaf.shape) != (values.dtype, values.shape[1:]):
                 what = f"{leaf.dtype}{leaf.shape} in a column of {values.dtype}{values.shape[1:]}"
-                raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=place, fix=OTHER_FIX)
+                raise BadEpisode(f"a packed cell of {what}{path and f', part {path}'}", where=self.where(row), fix=OTHER_FIX)
             values[row] = leaf
-        if isinstance(value, (np.ndarray, np.generic)) and sum(map(len, self.forms.values())) < MAX_FORMS:
-            self._learn("pickle", len(pickled), _Form.of(pickled, tree))
-            cell = self.cells[row].as_py()
-            if len(cell) <= SMALL_CELL:
-                raw = _raw_of(cell, place)
-                form = _Form.of(raw, tree)
-                self._learn("stored", len(cell), form if form is None or raw is cell else _TextForm.of(cell, form))
-
-    def _learn(self, kind: str, length: int, form: _Form | _TextForm | None) -> None:
+        if len(cell) > SMALL_CELL or not self.trials or not isinstance(value, (np.ndarray, np.generic)):
+            return None
+        self.trials -= 1
+        form = _Form.of(cell, raw, tree)
         if form is not None:
-            self.forms.setdefault((kind, length), []).append(form)
+            self.forms.setdefault(len(cell), []).append(form)
+        return form
 
 
 # ---- texts to pickles ----
