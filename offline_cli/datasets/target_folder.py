@@ -144,16 +144,13 @@ def _unfinished(folder: Location) -> WritingNote | None:
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
     """The error for a folder in which something is that was not asked to be replaced, nor can be resumed."""
     fix = "--overwrite to replace it, or another --out"
-    go_on = f"--resume to continue it, {fix}" if kind is DATASET else fix
-    if folder.join(WRITING).exists():
-        return OutputExists(f"an unfinished {kind.noun} is here", where=folder.url, fix=go_on)
-    if not folder.join(kind.commit).exists():
-        what = f"the folder is not empty, and holds no {kind.noun}"
-        return OutputExists(what, where=folder.url, fix="give another --out")
-    if kind is DATASET and not Manifest.read(folder).complete:
-        fix = REPAIRED_FIX if _unfinished(folder) is None else go_on
-        return OutputExists("the dataset here is not complete", where=folder.url, fix=fix)
-    what = f"a {kind.noun} is here already{', and it is complete' if resume else ''}"
+    if folder.join(WRITING).exists() or (kind is DATASET and _unfinished(folder) is not None):
+        what = f"an unfinished {kind.noun} is here"
+        fix = f"--resume to continue it, {fix}" if kind is DATASET else fix
+    elif not folder.join(kind.commit).exists():
+        what, fix = f"the folder is not empty, and holds no {kind.noun}", "give another --out"
+    else:
+        what = f"a {kind.noun} is here already{', complete or repaired: no write of it can be resumed' if resume else ''}"
     return OutputExists(what, where=folder.url, fix=fix)
 
 
@@ -184,11 +181,6 @@ class TargetFolder:
     def is_held(self) -> bool:
         """Whether the folder is this writer's, as far as is known."""
         return self._lock.held
-
-    def check(self) -> None:
-        """Raise TakenOver where it is known by now that another writer has taken over."""
-        if self._lock.lost is not None:
-            raise self._lock.lost
 
     def begin(
         self,
@@ -314,7 +306,7 @@ class TargetFolder:
 
         Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
         """
-        if self._lock.lost is not None:
+        if self._lock.lost:
             return
         if self._lock.held:
             if self._replaces_note or self.own_files():  # an interrupt may come right after the end of the first shard

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,14 +113,6 @@ def test_inspecting_a_dataset_reads_its_manifest_alone(s3: Cloud, requests: Requ
     assert told("inspect", url)["episodes"] == 60
     assert [key.rpartition("/")[2] for method, key in requests.calls if method == "get_object"] == ["manifest.json"]
     assert len(requests.calls) <= 12
-
-
-def test_a_shard_takes_a_question_and_a_range(s3: Cloud, requests: Requests, local: Path) -> None:
-    dataset = open_dataset(uploaded(local, s3))
-    requests.clear()
-    assert sum(len(batch) for batch in dataset.batches()) == 60
-    shards = len(dataset.manifest.shards)
-    assert Counter(method for method, _ in requests.calls) == {"head_object": shards, "get_object": shards}
 
 
 @pytest.mark.nightly

@@ -110,18 +110,6 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     assert_same_run(out, cloud, whole)
 
 
-def test_a_finished_run_is_answered_with_its_result_and_replaced_only_by_overwrite(
-    cloud: Cloud, data: Path, config: Path, whole: Path, told: Told, call: Call
-) -> None:
-    out = f"{cloud.bucket()}/run"
-    first = told("train-bc", data, "--out", out, "--config", config, *TRAIN, "--seed", "3")
-    assert told("train-bc", data, "--out", out, "--resume") == first
-    code, found = call("train-bc", data, "--out", out, "--config", config, *TRAIN)
-    assert (code, found["error"]["code"]) == (2, "output-exists")
-    told("train-bc", data, "--out", out, "--config", config, *TRAIN, "--overwrite")
-    assert_same_run(out, cloud, whole)
-
-
 # ---- faults ----
 
 

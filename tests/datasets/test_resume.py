@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.checking.inspect import inspect
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OutputExists, TargetNotMet
+from offline_cli.errors import BadConfig, BadData, OutputExists
 from offline_cli.storage.locations import Location
 
 Make = Callable[..., EpisodeBatch]
@@ -141,12 +140,6 @@ class TestOfADatasetThatWasCommittedBeforeItWasComplete:
             assert writer.commit().complete
 
     def test_a_writer_that_does_not_resume_is_told_to(self, committed: Location, writer_for: WriterFor) -> None:
-        with pytest.raises(OutputExists, match="is not complete") as caught, writer_for(committed):
+        with pytest.raises(OutputExists, match="unfinished") as caught, writer_for(committed):
             pass
         assert caught.value.fix.startswith("--resume")
-
-    def test_inspection_says_that_it_is_not_complete(self, committed: Location) -> None:
-        found = inspect(committed)
-        assert not found.as_dict()["complete"]
-        with pytest.raises(TargetNotMet):
-            inspect(committed, expect={"complete": "true"})

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,11 +17,9 @@ from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError
+from offline_cli.errors import BadData, MemoryLimitExceeded
 from offline_cli.formats import parquet_files
-from offline_cli.parquet.reading import arrow_file
 from offline_cli.parquet.writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
-from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
 
 Make = Callable[..., EpisodeBatch]
@@ -70,27 +64,6 @@ def test_a_large_table_is_cut_into_row_groups_that_stream(tmp_path: Path) -> Non
     sizes = [found.row_group(group).total_byte_size for group in range(found.num_row_groups)]
     assert len(sizes) >= 5
     assert max(sizes) <= 2 * BLOCK_BYTES
-
-
-def test_a_discarded_shard_leaves_nothing(place: Location) -> None:
-    writer = begun(place)
-    writer.write(TABLE)
-    writer.discard()
-    assert place.files() == []
-
-
-def test_a_shard_on_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full on this system")
-    monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
-    (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
-    writer = begun(open_location(tmp_path))
-    writer.write(TABLE)
-    with pytest.raises(StorageError) as caught:
-        writer.commit()
-    assert caught.value.exit_code == 5
-    writer.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
 
 
 def test_a_shard_of_which_a_table_failed_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,23 +169,7 @@ EVERY_BYTE = """
 """
 
 
-@pytest.mark.integration
-def test_whichever_bit_of_a_footer_changes_it_is_refused_or_can_be_looked_at() -> None:
-    words = [sys.executable, "-c", textwrap.dedent(EVERY_BYTE)]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    sound, broken = map(int, done.stdout.split())
-    assert min(sound, broken) > 250
-
-
 # ---- Arrow's threads have no Python file in hand: one that lets go of it while the interpreter ends aborts the process ----
-
-
-def test_any_other_file_is_read_as_it_is(tmp_path: Path) -> None:
-    pq.write_table(TABLE, tmp_path / "a.parquet")
-    stream = io.BufferedReader((tmp_path / "a.parquet").open("rb"))  # type: ignore[type-var]  # a file that is not its own
-    with arrow_file(stream) as source:
-        assert source is stream
 
 
 def test_of_a_large_remote_shard_only_the_columns_asked_for_are_fetched(

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import fs as arrow_fs
 
 from offline_cli import convert, inspect, open_dataset, open_location, record
-from offline_cli.errors import StorageNotFound, UsageError
+from offline_cli.errors import UsageError
 from offline_cli.storage.locations import Location, expand
 from offline_cli.storage.staging import StagedFile, write_whole
 
@@ -70,22 +70,9 @@ def test_files_have_names_relative_to_the_filesystem(given: Location) -> None:
     assert [file.name for file in expand(given.join("data"))[0].files()] == ["a"]
 
 
-def test_a_place_that_is_not_there_is_named(given: Location) -> None:
-    with pytest.raises(StorageNotFound) as caught:
-        expand(given.join("nothing"))
-    assert given.join("nothing").url in caught.value.where
-
-
 def test_other_objects_are_refused() -> None:
     with pytest.raises(UsageError, match="dict is not a filesystem"):
         open_location("D", filesystem={})
-
-
-def test_options_of_a_client_are_refused_beside_a_filesystem(tmp_path: Path) -> None:
-    filesystem = arrow_fs.LocalFileSystem()
-    assert open_location(str(tmp_path), {"time_limit": 9}, filesystem=filesystem).time_limit == 9
-    with pytest.raises(UsageError, match="anon"):
-        open_location(str(tmp_path), {"anon": True}, filesystem=filesystem)
 
 
 class TestArrow:

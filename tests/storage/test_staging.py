@@ -95,13 +95,6 @@ def folders_fail(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     monkeypatch.setattr(os, "fsync", fsync)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
-def test_a_name_that_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders_fail(monkeypatch, errno.EIO)
-    with pytest.raises(StorageError):
-        write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
-
-
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
 def test_a_disk_that_syncs_no_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     folders_fail(monkeypatch, code)

@@ -26,18 +26,6 @@ def test_bytes_and_arrays_come_back_as_they_were_in_any_order(tmp_path: Path) ->
     assert np.array_equal(read, numbers)
 
 
-def test_an_array_without_elements_takes_no_bytes_and_needs_none(tmp_path: Path) -> None:
-    nothing = np.empty((0, 3))
-    with TempFile(str(tmp_path)) as file:
-        assert (file.append(nothing), file.size) == (0, 0)
-        file.read_into(0, nothing)
-
-
-def test_reading_beyond_the_end_is_an_error_of_storage(tmp_path: Path) -> None:
-    with TempFile(str(tmp_path)) as file, pytest.raises(StorageError, match="has become shorter"):
-        file.read(0, 1)
-
-
 class Full:
     """A file on a disk that has no room left."""
 
@@ -47,16 +35,6 @@ class Full:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def close(self) -> None: ...
-
-
-def test_a_full_disk_is_an_error_of_storage_with_the_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with TempFile(str(tmp_path)) as file:
-        monkeypatch.setattr(file, "_file", Full())
-        with pytest.raises(StorageError, match="no space left") as caught:
-            file.append(b"rows")
-    assert caught.value.where == str(tmp_path)
-    assert "--temp-dir" in caught.value.fix
-    assert caught.value.exit_code == 5
 
 
 def test_a_file_in_place_of_the_folder_is_an_error_with_the_option(tmp_path: Path) -> None:

@@ -19,12 +19,6 @@ def never(*_: Any, **__: Any) -> Any:
     threading.Event().wait()
 
 
-def test_an_answer_comes_through_and_so_does_an_error() -> None:
-    assert wait_for(lambda: 7, "s3://bucket/a", 5) == 7
-    with pytest.raises(KeyError, match="theirs"):
-        wait_for(lambda: {}["theirs"], "s3://bucket/a", 5)
-
-
 def test_a_request_that_is_never_answered_is_a_storage_error_that_says_how_to_wait_longer() -> None:
     place, began = open_location("s3://bucket/a", {"anon": True, "time_limit": 0.2}), time.monotonic()
     with pytest.raises(StorageError, match=r"timed out after 0\.2 s") as caught:
