@@ -170,8 +170,9 @@ def adopt(
     with opened(place, size=size) as file:
         rows.adopt(file.schema_arrow)
         table = rows.read_plain(file, place, agents=False)
-        for batch in () if see is None else rows.read(file, place):
-            see(batch)
+        if see is not None:
+            for batch in rows.read(file, place):
+                see(batch)
         statistics.add_plain(table)
         ids, steps = table.column(Columns.EPS_ID).to_pylist(), sum(table.column(Columns.LENGTH).to_pylist())
         shard = Shard(f"{DATA}/{place.name}", len(ids), file.metadata.num_rows, steps, size, digest)

@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, RowFormat
 from offline_cli.columns import Columns
-from offline_cli.datasets.appending import Base
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
@@ -37,7 +36,7 @@ from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
-from offline_cli.datasets.target_folder import TargetFolder
+from offline_cli.datasets.target_folder import Base, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from offline_cli.choices import MAX_BYTES_PER_FILE
-from offline_cli.datasets.appending import Base
 from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.target_folder import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings

@@ -153,9 +153,3 @@ def test_repair_aborts_the_uploads_of_the_dataset_and_no_others(with_upload: Loc
     assert (told.dropped, len(uploads(with_upload))) == (1, 2)
     assert repair(with_upload).dropped == 1  # type: ignore[arg-type]
     assert uploads(with_upload) == ["another/data/file"]
-
-
-def test_resuming_aborts_them_too_so_that_who_was_replaced_cannot_complete_them(with_upload: Location) -> None:
-    with writer(with_upload, resume=True) as resumed:
-        assert uploads(with_upload) == ["another/data/file"]
-        resumed.commit()

@@ -26,7 +26,6 @@ from offline_cli.errors import (
     BadConfig,
     BadEpisode,
     Interrupted,
-    Locked,
     SpaceMismatch,
     Uncommitted,
 )
@@ -71,15 +70,6 @@ def whole(folder: Path) -> list[tuple[str, bytes]]:
         return [(batch.ids[e], fingerprints(batch)[e]) for batch in batches for e in range(len(batch))]
 
 
-def close(one: Any, other: Any) -> bool:
-    """Whether two figures of a manifest are equal: floats to 1e-12, all else exactly."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(close, one, other))
-    return bool(one == pytest.approx(other, rel=1e-12, abs=1e-15)) if isinstance(one, float) else bool(one == other)
-
-
 def test_old_shards_keep_names_and_bytes_and_the_new_manifest_lists_both(parts: tuple[Path, Path]) -> None:
     old, new = parts
     before, first = files(old), whole(old)
@@ -90,16 +80,6 @@ def test_old_shards_keep_names_and_bytes_and_the_new_manifest_lists_both(parts: 
     assert whole(old) == first + whole(new)
     assert (result.episodes, result.episodes_appended, result.steps) == (7, 3, 31)
     assert not (old / "_writing.json").exists()
-
-
-def test_the_manifest_is_the_one_of_a_conversion_of_both(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    old, new = parts
-    convert([old, new], tmp_path / "both", to=open_dataset(old).manifest.format)
-    convert(new, old, append=True, command=["offline-cli", "convert"])
-    apart = ("provenance", "shards")
-    appended, at_once = (open_dataset(place).manifest.as_json() for place in (old, tmp_path / "both"))
-    assert close({k: v for k, v in appended.items() if k not in apart}, {k: v for k, v in at_once.items() if k not in apart})
-    assert appended["provenance"]["commands"] == ["wrote old", "wrote new", "offline-cli convert"]
 
 
 def test_what_was_assumed_of_the_dataset_before_is_still_counted(parts: tuple[Path, Path]) -> None:
@@ -128,14 +108,6 @@ def test_what_is_not_of_the_dataset_s_kind_is_refused(
     with pytest.raises(error, match=what):
         convert(new, old, append=True, **options)
     assert before == (sorted(p.name for p in old.rglob("*")), whole(old))
-
-
-def test_a_dry_run_changes_nothing_and_counts_what_would_be_there(parts: tuple[Path, Path]) -> None:
-    old, new = parts
-    before = files(old), (old / "manifest.json").read_bytes()
-    result = convert(new, old, append=True, dry_run=True)
-    assert (result.episodes, result.episodes_appended) == (7, 3)
-    assert before == (files(old), (old / "manifest.json").read_bytes())
 
 
 # ---- interrupted ----
@@ -178,43 +150,6 @@ def test_an_interrupted_append_is_uncommitted_and_resumed(parts: tuple[Path, Pat
     assert validate(old, deep=True).passed
     undisturbed = convert(new, old, append=True, resume=True)  # as resume of what was not begun starts
     assert (undisturbed.episodes_appended, undisturbed.duplicates_dropped) == (0, 3)
-
-
-def test_a_kill_between_manifest_and_end_is_resumed(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = parts
-    expected = whole(old) + whole(new)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("offline_cli.datasets.target_folder.TargetFolder.finish", killed)
-        convert(new, old, append=True)
-    manifest = (old / "manifest.json").read_bytes()
-    convert(new, old, append=True, resume=True)
-    assert (old / "manifest.json").read_bytes() == manifest
-    assert whole(old) == expected
-
-
-def test_nobody_appends_beside_a_writer_at_work(parts: tuple[Path, Path]) -> None:
-    old, new = parts
-    manifest = open_dataset(old).manifest
-    from offline_cli.datasets.target_folder import dataset_to_append_to
-
-    writer = DatasetWriter(
-        open_location(old),
-        format=manifest.format,  # type: ignore[arg-type]
-        observation_space=manifest.observation_space,
-        action_space=manifest.action_space,
-        action_scale=manifest.action_scale,
-        base=dataset_to_append_to(open_location(old)),
-    )
-    with writer, pytest.raises(Locked):
-        convert(new, old, append=True)
-    assert validate(old, deep=True).passed
 
 
 @pytest.mark.parametrize(("there", "code"), [("nothing", 5), ("folder", 3), ("note", 3)])

@@ -54,11 +54,6 @@ def replace_bytes(dataset: Dataset, data: bytes, *, tell_manifest: bool = True) 
     return Dataset(dataset.location, manifest)
 
 
-def test_a_missing_shard_is_named(dataset: Dataset) -> None:
-    second_shard(dataset).remove()
-    refused(dataset, "missing")
-
-
 @pytest.mark.parametrize("keep", [0, 3, 4, 100, -1, -8, -100])
 def test_a_cut_shard_is_refused_even_where_the_size_is_right(dataset: Dataset, keep: int) -> None:
     data = second_shard(dataset).read_bytes()
@@ -93,12 +88,6 @@ def test_episodes_that_are_not_in_the_manifests_spaces_are_refused(
         with pytest.raises(BadData, match="not in the manifest's spaces: column 'obs'") as caught:
             list(broken.batches())
         assert caught.value.where.startswith(place.join(document["shards"][0]["path"]).url)
-
-
-def test_another_number_of_rows_is_refused(dataset: Dataset) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pq.read_table(second_shard(dataset).open()).slice(1), sink)
-    refused(replace_bytes(dataset, sink.getvalue().to_pybytes()), "rows, its manifest says")
 
 
 def test_other_spaces_than_the_shards_have_are_refused(place: Location, make_batch: Make, write_dataset: Write) -> None:

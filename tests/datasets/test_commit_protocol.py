@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
+from offline_cli.errors import OutputExists, StorageError, Uncommitted
 from offline_cli.parquet import writing
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Reject
@@ -144,16 +143,6 @@ class TestExistingTargets:
 class TestOverwrite:
     """The old dataset goes only when the new one is whole."""
 
-    def test_old_manifest_and_shards_stand_until_the_new_manifest(
-        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
-    ) -> None:
-        write_dataset(place, make_batch())
-        before = snapshot(place)
-        with writer_for(place, overwrite=True, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1), seed=1))
-            assert snapshot(place).items() >= before.items()
-            writer.commit()
-
     def test_an_early_failure_gives_the_old_dataset_back(
         self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
     ) -> None:
@@ -164,40 +153,6 @@ class TestOverwrite:
             raise Crash
         assert snapshot(place) == before
         assert Dataset.open(place).manifest.counts.episodes == 3
-
-    def test_after_a_later_failure_repair_gives_the_old_dataset_back(
-        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
-    ) -> None:
-        write_dataset(place, make_batch())
-        with pytest.raises(Crash), writer_for(place, overwrite=True, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1), seed=1))
-            raise Crash
-        with pytest.raises(Uncommitted) as caught:
-            Dataset.open(place)
-        assert "offline-cli repair" in caught.value.fix
-        repair(place)
-        assert len(place.join("data").files()) == 1
-        assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 9
-
-    def test_a_folder_that_holds_no_dataset_is_not_overwritten(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        put(place.join("run.json"))
-        before = snapshot(place)
-        with pytest.raises(OutputExists, match="holds no dataset") as caught:
-            write_dataset(place, make_batch(), overwrite=True)
-        assert caught.value.exit_code == 2
-        assert snapshot(place) == before
-
-
-class TestReaders:
-    """What a folder without a finished dataset says."""
-
-    def test_a_folder_of_something_else_holds_no_dataset(self, place: Location) -> None:
-        put(place.join("a.txt"))
-        assert not holds_dataset(place)
-        with pytest.raises(NoData):
-            Dataset.open(place)
 
 
 def test_a_half_written_local_file_of_a_killed_writer_is_removed_by_the_next(

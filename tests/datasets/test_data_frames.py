@@ -53,13 +53,6 @@ def test_episodes_have_a_row_each(make_batch: Make, tmp_path: Path, format: Any)
     ]
 
 
-def test_infos_are_json_where_one_is_not_empty(make_batch: Make, tmp_path: Path, format: Any) -> None:
-    infos = [{}, {"x": 1}, {}, {}, {}]
-    write_dataset(make_batch((2, 1), infos=infos), tmp_path / "D", format=format)
-    frame = open_dataset(tmp_path / "D").to_polars()
-    assert frame.select("infos", "reset_infos").rows() == [('{"x":1}', None), (None, None), (None, None)]
-
-
 def test_no_episodes_are_no_rows_and_unknown_spaces_an_error(write_nothing: Callable[..., Any], tmp_path: Path) -> None:
     dataset = write_nothing(spaces.Box(-1, 1, (2, 2), np.float32), spaces.Discrete(2))
     assert (len(dataset.to_polars()), dataset.to_polars().schema["obs"]) == (0, pl.Array(pl.Float32, (2, 2)))

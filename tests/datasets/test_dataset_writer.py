@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
@@ -66,14 +65,6 @@ class TestRoundTrips:
         assert_same_batch(read, batch)
         assert isinstance(read.obs["arm"], tuple)
 
-    def test_infos_come_back_even_when_the_first_episodes_have_none(
-        self, place: Location, format: str, make_batch: Make, write_dataset: Write, assert_same_batch: Same
-    ) -> None:
-        silent, telling = make_batch((2, 2)), make_batch((2, 1), first_id=2, infos=[{}, {}, {}, {"a": 1}, {}])
-        more = make_batch((2,), first_id=4)
-        write_dataset(place, silent, telling, more, format=format, max_rows_per_file=2)
-        assert_same_batch(read_all(place), EpisodeBatch.concat([silent, telling, more]))
-
     def test_an_episode_longer_than_a_row_group_comes_back_whole(
         self, tmp_path: Path, make_batch: Make, write_dataset: Write, assert_same_batch: Same
     ) -> None:
@@ -111,44 +102,11 @@ class TestManifests:
         assert len({shard.episodes for shard in cut.shards[:-1]}) == 1
         assert 2 <= len(cut.shards) <= 8
 
-    def test_quantiles_of_return_and_length_are_exact(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        batch = make_batch(np.random.default_rng(3).integers(1, 40, 101).tolist())
-        statistics = write_dataset(place, batch, max_rows_per_file=30).statistics
-        percents = [0, 1, 5, 25, 50, 75, 95, 99, 100]
-        for name, values in (("return", batch.returns), ("length", batch.lengths)):
-            found: Any = statistics[name]  # type: ignore[literal-required]
-            assert list(found["quantiles"]) == list(map(str, percents))
-            assert list(found["quantiles"].values()) == np.percentile(values, percents).tolist()
-            assert (found["min"], found["max"]) == (values.min(), values.max())
-
     def test_a_dataset_without_episodes_is_one(self, place: Location, format: str, write_dataset: Write) -> None:
         manifest = write_dataset(place, format=format)
         assert manifest.counts.episodes == 0
         assert list(Dataset.open(place).batches()) == []
         assert holds_dataset(place)
-
-
-class TestWhatColumnsDoNotKeep:
-    """Dropped and counted, never in silence."""
-
-    def test_episodes_without_a_step_are_dropped_and_counted(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        manifest = write_dataset(place, make_batch((0, 2, 0)))
-        assert manifest.assumptions == {"zero-length-episode": 2}
-        assert manifest.counts.episodes == 1
-
-    def test_custom_data_clock_and_multi_agent_ids_are_counted(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        batch = make_batch(
-            (1, 1),
-            custom_data=({"a": 1}, {}),
-            clock=np.array([[1.0, 2.0], [np.nan, np.nan]]),
-            multi_agent_ids=("m", None),
-        )
-        counted = {"custom-data-not-kept": 1, "clock-not-kept": 1, "multi-agent-id-not-kept": 1}
-        assert write_dataset(place, batch).assumptions == counted
 
 
 class TestRefusals:
@@ -188,19 +146,6 @@ class TestSameBytes:
         left, right = one.as_json(), two.as_json()
         del left["provenance"], right["provenance"]
         assert left == right
-
-
-class TestOtherReaders:
-    """The folder `data/` is plain Parquet for other programs."""
-
-    def test_plain_columns_describe_each_episode(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
-        batch = make_batch((4, 2))
-        write_dataset(open_location(tmp_path / "D"), batch, format="episodes")
-        table = pl.read_parquet(tmp_path / "D" / "data")
-        assert table.columns == ["item", "eps_id", "length", "return", "terminated", "truncated"]
-        assert table["length"].to_list() == [4, 2]
-        assert table["return"].to_list() == batch.returns.tolist()
-        assert table["terminated"].to_list() == batch.terminated.tolist()
 
 
 def test_rows_set_aside_are_written_with_place_code_and_reason(

@@ -60,12 +60,6 @@ def test_anybodys_manifest_makes_no_dataset(tmp_path: Path) -> None:
     refused(app, match="manifest.json is in it")
 
 
-def test_anybodys_note_makes_no_dataset(tmp_path: Path) -> None:
-    (tmp_path / "novel").mkdir()
-    (tmp_path / "novel" / "_writing.json").write_text(json.dumps({"chapter": 3}))
-    refused(tmp_path / "novel", match="_writing.json is in it")
-
-
 @pytest.mark.parametrize("name", ["data", "quarantine", "manifest.json"])
 def test_links_under_a_datasets_names_are_refused(dataset: Path, tmp_path: Path, name: str) -> None:
     (dataset / "quarantine").mkdir()

@@ -86,10 +86,6 @@ def test_a_crash_between_manifest_and_clean_up_is_finished_by_resume(
     ]
 
 
-def test_resume_where_nothing_was_begun_begins(place: Location, make_batch: Make, write_dataset: Write) -> None:
-    assert write_dataset(place, make_batch(), resume=True).counts.episodes == 3
-
-
 def test_resume_of_a_complete_dataset_is_refused_and_changes_nothing(
     place: Location, make_batch: Make, write_dataset: Write
 ) -> None:

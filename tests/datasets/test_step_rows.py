@@ -18,7 +18,6 @@ from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.testing import assert_same_batch, episode_batches
 
@@ -92,27 +91,10 @@ def test_infos_that_json_has_no_word_for_are_refused_by_episode_and_step(make_ba
     assert caught.value.where == "episode episode-1, observation 1"
 
 
-def test_only_the_extra_outputs_asked_for_are_read(make_batch: Make) -> None:
-    batch = make_batch((2,), extra={"a": np.zeros(2), "b": np.zeros(2)}, infos=[{"x": 1}] * 3)
-    read = batch_of(table_of(batch), batch, keep=["b"])
-    assert list(read.extra) == ["b"]
-    assert read.infos is None
-
-
 @pytest.mark.parametrize("name", ["obs", "t", "reset_infos"])
 def test_an_extra_output_named_like_a_column_is_refused(make_batch: Make, name: str) -> None:
     with pytest.raises(BadEpisode, match=repr(name)):
         table_of(make_batch((2,), extra={name: np.zeros(2)}))
-
-
-@pytest.mark.parametrize("space", [spaces.Box(0, 9, (3,), np.float32), spaces.Box(0, 9, (3,), np.int8), spaces.MultiBinary(3)])
-@pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint8, np.bool_, np.float16])
-def test_values_that_the_space_can_hold_take_its_dtype(make_batch: Make, space: Space, dtype: Any) -> None:
-    plain = make_batch((2,), observation_space=space)
-    ones = replace(plain, obs=np.ones((3, 3), dtype))
-    fitted = conform(ones, space, plain.action_space)
-    assert fitted.obs.dtype == space.dtype
-    np.testing.assert_array_equal(fitted.obs, ones.obs)
 
 
 @pytest.mark.parametrize(

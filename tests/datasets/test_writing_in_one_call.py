@@ -82,13 +82,6 @@ def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_pat
         DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)
 
 
-@pytest.mark.parametrize("wrong", ["ds", Path("ds"), 3, [[1, 2]], [None]], ids=str)
-def test_what_is_no_episode_is_refused_by_name(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="where an episode is wanted"):
-        write_dataset(wrong, tmp_path / "D")
-    assert not (tmp_path / "D").exists()
-
-
 def test_of_a_dataset_environment_and_action_scale_are_kept_unless_others_are_given(make_batch: Make, tmp_path: Path) -> None:
     write_dataset(make_batch(), tmp_path / "D", env="CartPole-v1", action_scale="env")
     write_dataset(open_dataset(tmp_path / "D"), tmp_path / "same")
@@ -96,19 +89,3 @@ def test_of_a_dataset_environment_and_action_scale_are_kept_unless_others_are_gi
     told = [open_dataset(tmp_path / name).manifest for name in ("D", "same", "other")]
     scales = [(manifest.environment and manifest.environment.id, manifest.action_scale) for manifest in told]
     assert scales == [("CartPole-v1", "env"), ("CartPole-v1", "env"), ("CartPole-v0", "normalized")]
-
-
-def test_a_writer_is_used_inside_its_with_and_before_its_commit(make_batch: Make, tmp_path: Path) -> None:
-    batch = make_batch()
-    assert batch.observation_space is not None
-    assert batch.action_space is not None
-    spaces_of = {"observation_space": batch.observation_space, "action_space": batch.action_space}
-    writer = DatasetWriter(tmp_path / "D", **spaces_of, action_scale="env")
-    with pytest.raises(UsageError, match="outside its `with`"):
-        writer.write(batch)
-    with writer:
-        writer.write(batch)
-        writer.commit()
-        with pytest.raises(UsageError, match="after its `commit`"):
-            writer.write(batch)
-    assert len(open_dataset(tmp_path / "D")) == len(batch)

@@ -70,14 +70,6 @@ def test_a_slice_of_a_column_gives_its_own_values() -> None:
         np.testing.assert_array_equal(back[name], leaf[1:3])
 
 
-def test_a_dict_keyed_like_a_tuple_stays_a_dict() -> None:
-    tree = {"0": np.arange(3), "1": (np.arange(3.0), np.ones((3, 2)))}
-    field = tree_field("x", tree)
-    back = from_arrow(to_arrow(tree, field.type), field)
-    assert isinstance(back, dict)
-    assert isinstance(back["1"], tuple)
-
-
 @pytest.mark.parametrize(
     "array",
     [

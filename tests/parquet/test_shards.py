@@ -66,23 +66,6 @@ def test_a_large_table_is_cut_into_row_groups_that_stream(tmp_path: Path) -> Non
     assert max(sizes) <= 2 * BLOCK_BYTES
 
 
-def test_a_shard_of_which_a_table_failed_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = begun(open_location(tmp_path))
-
-    def fail(*_: Any) -> None:
-        raise OSError(28, "no space left")
-
-    writer.write(TABLE)
-    writer.settle()
-    monkeypatch.setattr(ShardWriter, "_append", fail)
-    writer.write(TABLE)
-    for end in (writer.settle, writer.commit, writer.commit):
-        with pytest.raises(OSError, match="no space left"):
-            end()
-    writer.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
-
-
 # ---- what we write, we read, however well it packs ----
 
 
@@ -115,19 +98,6 @@ def test_a_row_group_beyond_the_memory_limit_is_refused(packed: Path) -> None:
 
 
 # ---- shards that are not those that were written ----
-
-
-def test_validate_finds_shards_that_changed_places(place: Location, make_batch: Make, write_dataset: Write) -> None:
-    batches = [make_batch((4,), first_id=number) for number in range(2)]
-    write_dataset(place, *batches, format="episodes", compression="none", max_rows_per_file=1)
-    left, right = place.join("data").files()
-    before = left.read_bytes(), right.read_bytes()
-    assert len(before[0]) == len(before[1])
-    left.fs.pipe_file(left.path, before[1])
-    right.fs.pipe_file(right.path, before[0])
-    found = [problem for problem in validate(place, deep=True).problems if problem.code == "shard-hash"]
-    assert [(problem.severity, problem.count) for problem in found] == [("error", 2)]
-    assert list(found[0].details["places"]) == [left.url, right.url]
 
 
 def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, write_dataset: Write, format: str) -> None:

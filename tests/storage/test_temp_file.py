@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -52,19 +48,3 @@ with TempFile(sys.argv[1]) as file:
     print("written", flush=True)
     time.sleep(60)
 """
-
-
-@pytest.mark.integration
-@pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
-def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"written\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait(timeout=30)
-    process.stdout.close()
-    assert list(tmp_path.iterdir()) == []

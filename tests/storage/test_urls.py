@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from offline_cli.errors import StorageNotFound, UsageError
+from offline_cli.errors import UsageError
 from offline_cli.storage import filesystems
 from offline_cli.storage.filesystems import check_url
-from offline_cli.storage.locations import Location, expand, open_location
+from offline_cli.storage.locations import open_location
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,3 @@ def test_a_url_that_has_lost_a_slash_is_no_local_folder(url: str) -> None:
     with pytest.raises(UsageError, match="has lost a slash") as caught:
         open_location(url)
     assert "two slashes" in caught.value.fix
-
-
-def test_a_question_mark_on_the_web_begins_a_query_and_is_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("aiohttp")
-    monkeypatch.setattr(Location, "exists", lambda _: False)
-    with pytest.raises(StorageNotFound, match=r"\?X-Amz-Signature=\*\*\* does not exist"):
-        expand("https://host.invalid/bucket/a.json?X-Amz-Signature=0ff1ce")
