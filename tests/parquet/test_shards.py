@@ -111,34 +111,6 @@ def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, 
     assert caught.value.where.endswith(shard.path)
 
 
-EVERY_BYTE = """
-    import io
-    import pyarrow as pa, pyarrow.parquet as pq
-    from offline_cli.parquet.reading import check_footer
-
-    stream = io.BytesIO()
-    pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), stream, row_group_size=1)
-    whole = stream.getvalue()
-    length = int.from_bytes(whole[-8:-4], "little")
-    sound = broken = 0
-    for place in range(len(whole) - 8 - length, len(whole) - 8):
-        for change in (1, 8, 64, 128):
-            data = bytearray(whole)
-            data[place] ^= change
-            try:
-                metadata = pq.ParquetFile(io.BytesIO(data)).metadata
-                check_footer(metadata)
-            except (pa.ArrowException, OSError, UnicodeDecodeError):
-                broken += 1
-                continue
-            for group in range(metadata.num_row_groups):
-                for column in range(metadata.num_columns):
-                    metadata.row_group(group).column(column)  # aborts the process where it cannot be
-            sound += 1
-    print(sound, broken)
-"""
-
-
 # ---- Arrow's threads have no Python file in hand: one that lets go of it while the interpreter ends aborts the process ----
 
 
