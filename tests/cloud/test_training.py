@@ -19,10 +19,8 @@ from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.integration
 
-Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]
 CONFIG = "hidden = [16]\nlog_every = 7\ncheckpoint_every = 10\nconfirm_episodes = 2\n"
-PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 UPDATES = 60
 TRAIN = ("--updates", str(UPDATES), "--batch-size", "64", "--val-fraction", "0.25", "--eval-every", "20", "--device", "cpu")
 OPTIONS: dict[str, Any] = {"updates": UPDATES, "batch_size": 64, "val_fraction": 0.25, "eval_every": 20, "device": "cpu"}

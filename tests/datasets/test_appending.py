@@ -31,7 +31,6 @@ from offline_cli.errors import (
 )
 from offline_cli.storage.locations import open_location
 
-OBSERVATIONS, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]
 
 

@@ -18,7 +18,6 @@ from offline_cli.storage.locations import Location, open_location
 pytestmark = pytest.mark.integration
 
 OPERATIONS = 6
-OF_A_SPLIT = 8
 TRIES, SOONER = 8, 0.8
 EPISODES = 24
 KILLED = -9

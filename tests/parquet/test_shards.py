@@ -25,7 +25,6 @@ from offline_cli.storage.locations import Location, open_location
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 KIB = 1 << 10
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 TABLE = pa.table({"x": list(range(1000)), "name": ["same"] * 1000})
@@ -109,9 +108,6 @@ def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, 
     with pytest.raises(BadData) as caught:
         list(Dataset.open(tmp_path).batches())
     assert caught.value.where.endswith(shard.path)
-
-
-# ---- Arrow's threads have no Python file in hand: one that lets go of it while the interpreter ends aborts the process ----
 
 
 def test_of_a_large_remote_shard_only_the_columns_asked_for_are_fetched(
