@@ -37,12 +37,11 @@ from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink_named
 from offline_cli.converting.whole_episodes import CHOSEN, AddedTo
-from offline_cli.datasets.appending import Base
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.manifest import Environment
-from offline_cli.datasets.target_folder import check_apart, dataset_to_append_to, exclusive
+from offline_cli.datasets.target_folder import Base, check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch

@@ -10,17 +10,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.datasets.episode_rows import EpisodeRows
 from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.row_format import FIX, RowFormat, Rows
+from offline_cli.datasets.row_format import FIX, EpisodeRows, RowFormat, Rows
 from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
@@ -40,7 +39,6 @@ NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
 TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
 KEPT: Final = 8  # row groups, of some 8 MiB or one episode each, and lists of episodes
-Per = Literal["step", "episode"]
 T = TypeVar("T")
 
 
@@ -135,16 +133,18 @@ class Dataset:
         def read(file: OpenShard, place: Location) -> Iterator[Any]:
             yield reader.read_plain(file, place, agents=agents)
 
-        return self._reading(read, len)
+        return self._reading(read, len, ahead=False)
 
-    def _reading(self, read: Callable[[OpenShard, Location], Iterator[T]], size: Callable[[T], int]) -> Reading[T]:
+    def _reading(
+        self, read: Callable[[OpenShard, Location], Iterator[T]], size: Callable[[T], int], *, ahead: bool = True
+    ) -> Reading[T]:
         """What `read` gives of each shard, which is open meanwhile; `size`: how many episodes are in one of them."""
 
         def items(scope: Scope) -> Iterator[T]:
             for shard in self.shards:
                 place, episodes = self.location.join(shard.path), 0
                 with scope.part() as held:
-                    file = held.enter(opened(place, size=shard.bytes))
+                    file = held.enter(opened(place, size=shard.bytes, ahead=ahead))
                     self._check(shard, "rows", file.metadata.num_rows)
                     for item in read(file, place):
                         episodes += size(item)
@@ -216,30 +216,27 @@ class Dataset:
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[EpisodeBatch]:
         """The episodes of a shard with these numbers, in their order."""
         place, reader = self.location.join(shard.path), self._reader()
-
-        def group_of(number: int) -> Any:
-            return reader.read_group(file(), place, number)
-
         with ExitStack() as stack:
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
-            starts, ends = self._kept(
-                (place.url, None), lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows))
-            )
+            places = self._kept(place.url, None, lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows)))
+            starts, ends = places
             self._check(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
             rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
-            tables = [self._kept((place.url, one), partial(group_of, one)) for one in groups.tolist()]
-            sizes = np.array([table.num_rows for table in tables])
-            moved = np.cumsum(sizes) - ends[groups]  # by how much a row's number in `tables` exceeds that in the shard
+            numbers = groups.tolist()
+            tables = [
+                self._kept(place.url, one, partial(lambda n: reader.read_group(file(), place, n), one)) for one in numbers
+            ]
+            moved = np.cumsum([table.num_rows for table in tables]) - ends[groups]  # what a row's number is less in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
             return list(reader.batches(Rows(table, begins), rows, where=place.url))
 
-    def _kept(self, key: tuple[str, int | None], read: Callable[[], Any]) -> Any:
-        """What is kept of a shard, by its URL and the number of a row group (None: where episodes and row groups are)."""
-        found = self._cache.pop(key, None)
-        found = self._cache[key] = read() if found is None else found
+    def _kept(self, url: str, group: int | None, read: Callable[[], Any]) -> Any:
+        """What is kept of a shard: a row group, or (None) where its episodes and row groups are."""
+        found = self._cache.pop((url, group), None)
+        found = self._cache[url, group] = read() if found is None else found
         for oldest in list(self._cache)[:-KEPT]:
             self._cache.pop(oldest, None)
         return found
@@ -251,25 +248,21 @@ class Dataset:
 
     # ---- for other libraries ----
 
-    @overload
-    def to_polars(self, *, per: Per = "step", lazy: Literal[False] = False) -> polars.DataFrame: ...
-    @overload
-    def to_polars(self, *, per: Per = "step", lazy: Literal[True]) -> polars.LazyFrame: ...
-    def to_polars(self, *, per: Per = "step", lazy: bool = False) -> Any:
+    def to_polars(self, *, per: Literal["step", "episode"] = "step") -> polars.DataFrame:
         """A row for each step, with the columns of the format `columns` and `multi_agent_id`; or a row for each episode:
         `eps_id`, `length`, `return`, `terminated`, `truncated`, `agent_id`, `module_id`, `multi_agent_id`.
 
-        `lazy`: a LazyFrame that reads when it is collected, batch by batch. Episodes without a step have no row of steps.
-        Raises BadData where the spaces are not known, BadEpisode where extra model outputs change, UsageError for another
-        `per`, and what `batches` raises.
+        Episodes without a step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where extra
+        model outputs change, UsageError for another `per`, and what `batches` raises.
         """
-        if per not in get_args(Per):
-            raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix=" or ".join(map(repr, get_args(Per))))
-        from offline_cli.datasets import frames  # Polars takes time to load
+        if per not in ("step", "episode"):
+            raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix="'step' or 'episode'")
+        from offline_cli.datasets.frames import episode_frame, step_frame  # Polars takes time to load
 
-        of_steps = frames.step_frames(self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
-        make: Callable[..., Any] = frames.lazy_frame if lazy else frames.whole_frame
-        return make(self.batches, of_steps if per == "step" else frames.episode_frames)
+        with self.batches() as batches:
+            if per == "episode":
+                return episode_frame(batches)
+            return step_frame(batches, self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
 
     def to_torch(self, columns: Sequence[str] | None = None, *, streaming: bool = False, **options: Any) -> Any:
         """The steps as a dataset of PyTorch: map-style, all in memory; `streaming`: iterable, one row group or so at a time.

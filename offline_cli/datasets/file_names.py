@@ -47,7 +47,6 @@ class FolderKind:
     noun: str  # in messages: "a dataset is here already"
     commit: str  # the file that is written last
     data_path: re.Pattern[str]  # of its files in data/; groups `generation` and `number`
-    resumable: bool  # whether an interrupted write can be resumed
     generation: Callable[[Mapping[str, Any], Collection[str], str | None], str]
     """The part of a write's file names that no other has, from its options. Second, those that the folder has already. Third,
     a text that no other write in this folder has had; None: nothing was ever written there."""
@@ -66,8 +65,8 @@ def _counted(_: Mapping[str, Any], taken: Collection[str], salt: str | None) -> 
     return "" if salt is None else f"-{max((int(name[1:] or 0) for name in taken), default=0) + 1}"
 
 
-DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, resumable=True, generation=_hashed)
-TRAIN_BATCHES: Final = FolderKind("set of train batches", BATCHES, BATCH_PATH, resumable=False, generation=_counted)
+DATASET: Final = FolderKind("dataset", MANIFEST, SHARD_PATH, generation=_hashed)
+TRAIN_BATCHES: Final = FolderKind("set of train batches", BATCHES, BATCH_PATH, generation=_counted)
 
 
 def batch_name(generation: str, number: int, suffix: str) -> str:

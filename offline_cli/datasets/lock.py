@@ -7,13 +7,12 @@ Before anything that counts (a shard, the manifest) a writer looks whether the n
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import secrets
 import socket
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, field, replace
 from typing import Any, Final
@@ -23,6 +22,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
 from offline_cli.datasets.file_names import DATASET, WRITING
+from offline_cli.datasets.manifest import now
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
 from offline_cli.running_processes import began, runs
@@ -63,20 +63,9 @@ class WritingNote:
         changes: list[str] | None = None,
     ) -> WritingNote:
         """The note of a new writer in this process."""
-        return WritingNote(
-            generation=generation,
-            options=dict(options),
-            first_quarantine=first_quarantine,
-            started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            command=command,
-            changes=list(changes or ()),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            process_started=began(os.getpid()),
-            token=secrets.token_hex(16),
-            left=False,
-            writes=writes,
-        )
+        what = (generation, dict(options), first_quarantine, now(), command, list(changes or ()))
+        who = (socket.gethostname(), os.getpid(), began(os.getpid()), secrets.token_hex(16))
+        return WritingNote(*what, *who, left=False, writes=writes)
 
     @staticmethod
     def of_bytes(data: bytes, *, where: str) -> WritingNote:
@@ -97,10 +86,8 @@ class WritingNote:
 
     def within_manifest(self, environment: Any) -> dict[str, Any]:
         """Plain values to keep in a manifest, which has `environment` itself: what to resume from, and not who wrote where."""
+        options = {name: value for name, value in self.options.items() if name != "environment" or value != environment}
         kept = {name: value for name, value in asdict(self).items() if name not in WHO}
-        options = dict(self.options)
-        if options.get("environment") == environment:
-            options.pop("environment", None)
         return {**kept, "options": options, "command": without_folders(self.command, is_line=True)}
 
     @staticmethod
@@ -138,14 +125,12 @@ class WritingNote:
 
         Raises BadConfig, naming each difference, for changes that are not allowed, and unless the other options are the same.
         """
-        problems = [
-            f"{name} was {_short(self.options.get(name))}, now {_short(options.get(name))}"
-            for name in sorted((self.options.keys() | options.keys()) - {"identity"})
-            if self.options.get(name) != options.get(name)
-        ]
-        before, now = (said.get("identity", {}) for said in (self.options, options))
+        names = sorted((self.options.keys() | options.keys()) - {"identity"})
+        pairs = ((name, self.options.get(name), options.get(name)) for name in names)
+        others = [f"{name} was {_short(old)}, now {_short(new)}" for name, old, new in pairs if old != new]
+        before, now_ = (said.get("identity", {}) for said in (self.options, options))
         fix = f"the same code and options as before ({self.command}), --overwrite to begin again"
-        return allowed_changes(before, now, allow_changes, where=folder.url, fix=fix, others=problems)
+        return allowed_changes(before, now_, allow_changes, where=folder.url, fix=fix, others=others)
 
 
 def _short(value: Any) -> str:
@@ -193,7 +178,7 @@ class WritingLock:
         """`folder`: the dataset's, or whatever else one writer at a time may write."""
         self._folder, self._place = folder, folder.join(WRITING)
         self._note: WritingNote | None = None  # None: not held, or not any more
-        self.lost: TakenOver | None = None  # raised once another writer was seen to have taken over
+        self.lost = False  # another writer was seen to have taken over
 
     @property
     def held(self) -> bool:
@@ -225,37 +210,29 @@ class WritingLock:
     @contextmanager
     def guard(self) -> Iterator[None]:
         """Around whatever makes something count. Raises TakenOver where another writer has taken over."""
-        if self.lost is not None:
-            raise self.lost
-        assert self._note is not None, "the lock is not held"
         theirs = WritingNote.if_any(whole_file(self._place), where=self._place.url)
-        if theirs is None or theirs.token != self._note.token or theirs.left:
+        if self._note is None or theirs is None or theirs.token != self._note.token or theirs.left:
+            self.lost = True
             self._give_up()
             what = f"another process unlocked this folder, and this writer must stop; now there is {theirs or 'no note'}"
-            fix = "leave it to the other one; nothing that was complete is lost"
-            self.lost = TakenOver(what, where=self._folder.url, fix=fix)
-            raise self.lost
+            raise TakenOver(what, where=self._folder.url, fix="leave it to the other one; nothing that was complete is lost")
         yield
 
     def release(self) -> None:
         """Remove the note, with all names before it synced. Raises TakenOver where it is another writer's."""
-
-        def remove() -> None:
-            self._place.remove()
-            keep_names(self._folder)
-
-        self._end(remove)
+        try:
+            with self.guard():
+                self._place.remove()
+                keep_names(self._folder)
+        finally:
+            self._give_up()
 
     def leave(self) -> None:
         """Keep the note, marked as ended, so that it can be resumed at once."""
-        assert self._note is not None, "the lock is not held"
-        data = replace(self._note, left=True).to_bytes()
-        self._end(lambda: write_whole(self._place, data, folder=self._folder))
-
-    def _end(self, last: Callable[[], None]) -> None:
         try:
             with self.guard():
-                last()
+                assert self._note is not None, "the guard saw it"
+                write_whole(self._place, replace(self._note, left=True).to_bytes(), folder=self._folder)
         finally:
             self._give_up()
 

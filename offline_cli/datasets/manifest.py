@@ -29,7 +29,6 @@ from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.safe_json import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
 
@@ -37,8 +36,6 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.storage.locations import Location
 
 SCHEMA: Final = "manifest.v1.json"
-MAX_BYTES: Final = 256 << 20
-MAX_DEPTH: Final = 100  # of lists and objects: far from the depth at which Python ends
 MAX_MISTAKES: Final = 50  # that are named
 FIX: Final = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
@@ -196,14 +193,12 @@ class Manifest:
         """The manifest in a file. Raises BadData, naming all mistakes."""
         try:
             document = orjson.loads(data)  # refuses NaN and infinities
-            if len(data) > MAX_BYTES or deeper_than(document, MAX_DEPTH):
-                raise _bad([f"more than {MAX_BYTES >> 20} MiB, or nested deeper than {MAX_DEPTH}"], where)
             found: Manifest = _adapter().validate_python(document)
         except pydantic.ValidationError as error:
             mistakes = error.errors(include_url=False, include_input=False)
             raise _bad([f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in mistakes], where) from error
-        except ValueError as error:
-            raise _bad([f"no JSON: {error}"], where) from error
+        except (ValueError, RecursionError) as error:
+            raise _bad([f"no JSON that can be a manifest: {error}"], where) from error
         if wrong := _contradictions(found):
             raise _bad(wrong, where)
         return found

@@ -61,7 +61,8 @@ class ShardSequence:
         pa.Table of some pieces, and how many episodes and steps are in it. Limits are per shard, bytes before compression.
         """
         self._folder, self._generation, self._compression, self._guard = folder, generation, compression, guard
-        self._table_of, self._limits = table_of, (max_rows, max_bytes)
+        self._table_of = table_of
+        self._limits = [1 << 62 if most is None else most for most in (max_rows, max_bytes)]
         self._pending: list[Piece] = []  # of the next row group
         self._pending_bytes = 0
         self._rows = self._bytes = 0  # of the open shard, pending ones included
@@ -69,22 +70,14 @@ class ShardSequence:
         self._episodes = self._steps = 0  # in the open shard
         self.finished: list[Shard] = []  # with those that an earlier writer finished
 
-    @property
-    def next_path(self) -> str:
-        """Path, below the dataset's folder, of the shard that is open or would be opened next."""
-        return shard_name(self._generation, len(self.finished))
-
     def add(self, item: Any, rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
         """Take the E episodes of `item`, which have so many table rows and bytes, (E,) each."""
         ends, bytes_to = (np.concatenate([[0], np.cumsum(values)]) for values in (rows, sizes))
         max_rows, max_bytes = self._limits
-        first, count = 0, len(rows)
-        while first < count:
-            in_shard = min(
-                count - first if max_rows is None else _count(ends, first, max_rows - self._rows),
-                count - first if max_bytes is None else _count(bytes_to, first, max_bytes - self._bytes),
-            )
-            taken = min(in_shard, _count(bytes_to, first, BLOCK_BYTES - self._pending_bytes))
+        first = 0
+        while first < len(rows):
+            in_shard = min(_fitting(ends, first, max_rows - self._rows), _fitting(bytes_to, first, max_bytes - self._bytes))
+            taken = min(in_shard, _fitting(bytes_to, first, BLOCK_BYTES - self._pending_bytes))
             if not taken and not in_shard and self._rows:
                 self.close()
             elif not taken and self._pending:
@@ -105,7 +98,7 @@ class ShardSequence:
         pieces, self._pending, self._pending_bytes = self._pending, [], 0
         table, episodes, steps = self._table_of(pieces)
         if self._open is None:
-            place = self._folder.join(self.next_path)
+            place = self._folder.join(shard_name(self._generation, len(self.finished)))
             self._open = ShardWriter(place, table.schema, folder=self._folder, compression=self._compression)
         self._open.write(table)
         self._episodes += episodes
@@ -119,7 +112,8 @@ class ShardSequence:
         self._open.settle()
         with self._guard():
             size, digest = self._open.commit()
-        self.finished.append(Shard(self.next_path, self._episodes, self._open.rows, self._steps, size, digest))
+        path = shard_name(self._generation, len(self.finished))
+        self.finished.append(Shard(path, self._episodes, self._open.rows, self._steps, size, digest))
         self._open = None
         self._episodes = self._steps = self._rows = self._bytes = 0
 
@@ -130,9 +124,9 @@ class ShardSequence:
             self._open = None
 
 
-def _count(sums: NDArray[Any], first: int, room: int) -> int:
+def _fitting(sums: NDArray[Any], first: int, room: int) -> int:
     """How many episodes from `first` on fit into `room`, by running sums."""
-    return max(0, int(np.searchsorted(sums, sums[first] + room, side="right")) - 1 - first)
+    return max(0, int(np.searchsorted(sums, int(sums[first]) + room, side="right")) - 1 - first)
 
 
 def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
@@ -146,10 +140,8 @@ def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
 
 def _info_bytes(info: Mapping[str, Any]) -> int:
     """An estimate: pictures, of which a few fill the memory, count as they are."""
-    return sum(
-        KEY_BYTES + (value.nbytes if isinstance(value, np.ndarray) else len(value) if isinstance(value, str | bytes) else 0)
-        for value in info.values()
-    )
+    sizes = (getattr(one, "nbytes", len(one) if isinstance(one, str | bytes) else 0) for one in info.values())
+    return sum(KEY_BYTES + size for size in sizes)
 
 
 def _row_bytes(tree: Tree) -> int:

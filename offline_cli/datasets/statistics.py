@@ -50,8 +50,8 @@ class EpisodeStatistics:
         self.unfinished += int(np.count_nonzero(~(part[2] | part[3])))
 
     def _columns(self) -> list[NDArray[Any]]:
-        kinds = (np.float64, np.int64, np.bool_, np.bool_)
-        return [np.concatenate([np.zeros(0, kind), *(part[i] for part in self._parts)]) for i, kind in enumerate(kinds)]
+        nothing = tuple(np.zeros(0, kind) for kind in (np.float64, np.int64, np.bool_, np.bool_))
+        return [np.concatenate(column) for column in zip(nothing, *self._parts, strict=True)]
 
     def counts(self, assumptions: Mapping[str, int]) -> Counts:
         """The sizes. Unfinished are episodes with neither flag, and those assumed to be truncated because their recording broke

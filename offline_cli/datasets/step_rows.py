@@ -11,12 +11,11 @@ complex numbers) raises. NaN and infinities are written as Python's json module 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from offline_cli.columns import CUSTOM_COLUMNS, STEP_COLUMNS, Columns
@@ -45,8 +44,6 @@ FURTHER: Final = pa.schema(
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
     """`info` as JSON text, None for an empty one. `where` names episode and step. Raises BadData, naming them."""
-    if not info:
-        return None
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic) and value.dtype.kind in "biufU":
@@ -58,9 +55,8 @@ def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | 
         raise TypeError(f"values of type {name} have no JSON text")
 
     try:
-        return json.dumps(
-            plain_mapping(info, tally=tally, where=where), separators=(",", ":"), default=plain, ensure_ascii=False
-        )
+        known = plain_mapping(info, tally=tally, where=where)
+        return json.dumps(known, separators=(",", ":"), default=plain, ensure_ascii=False) if info else None
     except TypeError as err:
         fix = "use the episodes format, which keeps bytes and complex numbers"
         raise BadData(f"infos cannot be written: {err}", where=where, fix=fix) from err
@@ -69,10 +65,10 @@ def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | 
 def _info_of_text(text: str, where: str) -> dict[str, Any]:
     try:
         info = from_json(text)
+        if not isinstance(info, dict):
+            raise ValueError("not an object")
     except ValueError as err:
-        raise BadData(f"infos that are not JSON: {err}", where=where, fix=FIX) from err
-    if not isinstance(info, dict):
-        raise BadData("infos that are not a JSON object", where=where, fix=FIX)
+        raise BadData(f"infos that are no JSON object: {err}", where=where, fix=FIX) from err
     return info
 
 
@@ -89,7 +85,7 @@ def step_schema(observation_space: Space, action_space: Space, extra: Sequence[A
 class StepRows(RowFormat):
     """One row per step; the first table fixes the extra model outputs."""
 
-    name = "columns"
+    name, has_steps = "columns", True
     plain_from = pa.schema(
         {
             **dict.fromkeys((Columns.EPS_ID, *OF_AGENTS), pa.string()),
@@ -108,10 +104,6 @@ class StepRows(RowFormat):
         self._read: list[Any] | None = None  # pa.Fields of those of the first shard that was read
 
     # ---- writing ----
-
-    def rows_of(self, batch: EpisodeBatch) -> NDArray[np.int64]:
-        """See RowFormat."""
-        return batch.lengths
 
     def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
         """`batch` in the dtypes of the spaces, without episodes that have no step; counts these and what has no column."""
@@ -205,35 +197,6 @@ class StepRows(RowFormat):
         infos = INFO_COLUMNS if Columns.INFOS in self.keep else ()
         wanted = {*STEP_COLUMNS, *CUSTOM_COLUMNS, *infos, *(name for name in self.keep if name not in self._steps.names)}
         return [name for name in names if name in wanted]
-
-    def starts(self, ids: Any) -> NDArray[np.int64]:
-        """See RowFormat: another id begins another episode."""
-        rows = len(ids)
-        if not rows:
-            return np.zeros(1, np.int64)
-        ids = ids.combine_chunks()
-        ids = ids.chunk(0) if isinstance(ids, pa.ChunkedArray) else ids
-        changes = pc.not_equal(ids[1:], ids[:-1]).fill_null(True).to_numpy(zero_copy_only=False)
-        return np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]]).astype(np.int64)
-
-    def whole(self, tables: Iterable[Any], target_rows: int) -> Iterator[Rows]:
-        """See RowFormat."""
-        pending: list[Any] = []
-        rows = 0  # that are pending
-        for table in tables:
-            pending.append(table)
-            rows += table.num_rows
-            if rows < target_rows or not table.num_rows:
-                continue
-            pending = [joined := pa.concat_tables(pending)]
-            starts = self.starts(joined.column(Columns.EPS_ID))
-            if len(starts) > 2:  # the last episode may go on
-                end = int(starts[-2])
-                yield Rows(joined.slice(0, end), starts[:-1])
-                pending, rows = [joined.slice(end)], rows - end
-        if rows:
-            joined = pa.concat_tables(pending)
-            yield Rows(joined, self.starts(joined.column(Columns.EPS_ID)))
 
     def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
         """See RowFormat: one batch. Raises BadData, naming the column, for nulls, for steps that are missing or out of order,

@@ -9,14 +9,26 @@ reader with an older manifest would find other episodes. All of this holds for t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final
 
-from offline_cli.datasets.appending import Base
-from offline_cli.datasets.file_names import DATA, DATASET, MANIFEST, QUARANTINE, UNFINISHED_WRITING, WRITING, FolderKind
+from offline_cli.columns import Columns
+from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.file_names import (
+    DATA,
+    DATASET,
+    MANIFEST,
+    QUARANTINE,
+    UNFINISHED_WRITING,
+    WRITING,
+    FolderKind,
+    generation_of,
+)
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest
 from offline_cli.datasets.ownership import (
     is_own_part,
     keep_names,
@@ -26,11 +38,25 @@ from offline_cli.datasets.ownership import (
     refuse_foreign,
     shard_files,
 )
-from offline_cli.errors import BadData, Locked, NoData, OutputExists, StorageError, StorageNotFound, Uncommitted, UsageError
+from offline_cli.errors import (
+    BadConfig,
+    BadData,
+    Locked,
+    NoData,
+    OutputExists,
+    StorageError,
+    StorageNotFound,
+    Uncommitted,
+    UsageError,
+)
+from offline_cli.parquet.reading import opened
+from offline_cli.source_code import allowed_changes, content_hash_of
+from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import open_uploads, whole_file
 
 REPAIRED_FIX: Final = "write what is missing to another --out, or everything again with --overwrite"
+IN_ORDER: Final = ("commands", "sources", "source_formats", CHANGES)  # of a provenance, what is joined
 BEGIN_FIX: Final = "leave out --append to begin a dataset here, or name the one to add to"
 
 
@@ -144,17 +170,84 @@ def _unfinished(folder: Location) -> WritingNote | None:
 def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
     """The error for a folder in which something is that was not asked to be replaced, nor can be resumed."""
     fix = "--overwrite to replace it, or another --out"
-    go_on = f"--resume to continue it, {fix}" if kind is DATASET else fix
-    if folder.join(WRITING).exists():
-        return OutputExists(f"an unfinished {kind.noun} is here", where=folder.url, fix=go_on)
-    if not folder.join(kind.commit).exists():
-        what = f"the folder is not empty, and holds no {kind.noun}"
-        return OutputExists(what, where=folder.url, fix="give another --out")
-    if kind is DATASET and not Manifest.read(folder).complete:
-        fix = REPAIRED_FIX if _unfinished(folder) is None else go_on
-        return OutputExists("the dataset here is not complete", where=folder.url, fix=fix)
-    what = f"a {kind.noun} is here already{', and it is complete' if resume else ''}"
+    if folder.join(WRITING).exists() or (kind is DATASET and _unfinished(folder) is not None):
+        what = f"an unfinished {kind.noun} is here"
+        fix = f"--resume to continue it, {fix}" if kind is DATASET else fix
+    elif not folder.join(kind.commit).exists():
+        what, fix = f"the folder is not empty, and holds no {kind.noun}", "give another --out"
+    else:
+        what = f"a {kind.noun} is here already{', complete or repaired: no write of it can be resumed' if resume else ''}"
     return OutputExists(what, where=folder.url, fix=fix)
+
+
+# ---- what is added to ----
+
+
+class Base(Dataset):
+    """The dataset that a write adds to, without the shards that the write itself has added before it was interrupted."""
+
+    @staticmethod
+    def without(folder: Location, manifest: Manifest, generation: str | None) -> Base:
+        """`generation`: of the shards that are not part of it."""
+        return Base(folder, manifest, tuple(one for one in manifest.shards if generation_of(one.path) != generation))
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """Of its shards, below the dataset folder."""
+        return frozenset(shard.path for shard in self.shards)
+
+    @property
+    def identity(self) -> str:
+        """A hash that no other content has: what `resume` compares, and what the names of the new shards depend on."""
+        return content_hash_of([(shard.path, shard.sha256) for shard in self.shards])
+
+    def refuse_other(
+        self, row_format: str, compression: str, spaces: tuple[Space | None, Space | None], action_scale: str
+    ) -> None:
+        """Raise BadConfig, naming each difference, unless what is to be added is written as this dataset is."""
+        known = self.manifest
+        said = {"format": row_format, "compression": compression, "action_scale": action_scale}
+        pairs: dict[str, tuple[Any, Any]] = {name: (getattr(known, name), new) for name, new in said.items()}
+        own = (known.observation_space, known.action_space)
+        for name, space, new in zip(("the observation space", "the action space"), own, spaces, strict=True):
+            pairs |= {} if same_space(space, new) else {name: (describe(space), describe(new))}
+        wrong = [f"in the dataset {name} is {old}, not {new}" for name, (old, new) in pairs.items() if old != new]
+        if wrong:
+            raise BadConfig.of(wrong, where=self.location.url, fix="write into a dataset of its own")
+
+    def changes_to(self, identity: Mapping[str, Any], allow_changes: bool) -> list[str]:
+        """How `identity` differs from what this dataset was recorded with. Raises as `allowed_changes` does."""
+        known, fix = self.manifest.provenance.get(IDENTITY), "undo the change, write into a dataset of its own"
+        before = known if isinstance(known, dict) else {}
+        return allowed_changes(before, identity, allow_changes, where=self.location.url, fix=fix)
+
+    def with_added(self, added: Manifest) -> Manifest:
+        """The manifest of both; of `added`, shards, assumptions, losses and provenance are those of the write alone."""
+        before, lost = self.manifest, (self.manifest.episodes_lost, added.episodes_lost)
+        if len(self.shards) < len(before.shards):  # the write was killed between its manifest and its end
+            return before
+        lists = ((name, before.provenance.get(name), added.provenance.get(name)) for name in IN_ORDER)
+        lines = {name: [*one, *other] for name, one, other in lists if isinstance(one, list) and isinstance(other, list)}
+        return replace(
+            added,
+            complete=added.complete and before.complete,
+            shards=(*self.shards, *added.shards),
+            assumptions=dict(Counter(before.assumptions) + Counter(added.assumptions)),
+            episodes_lost=None if None in lost else sum(filter(None, lost)),
+            provenance={**before.provenance, **added.provenance, **lines},
+        )
+
+    def ids(self) -> Iterator[Sequence[str]]:
+        """Ids of the episodes, shard by shard. Raises BadData, StorageError."""
+        with self.plain(agents=False) as tables:
+            yield from (table.column(Columns.EPS_ID).to_pylist() for table in tables)
+
+    def schema(self) -> Any:
+        """The pa.Schema of its shards; None: it has none. Raises BadData, StorageError."""
+        if not self.shards:
+            return None
+        with opened(self.location.join(self.shards[0].path), size=self.shards[0].bytes) as file:
+            return file.schema_arrow
 
 
 # ---- one write ----
@@ -184,11 +277,6 @@ class TargetFolder:
     def is_held(self) -> bool:
         """Whether the folder is this writer's, as far as is known."""
         return self._lock.held
-
-    def check(self) -> None:
-        """Raise TakenOver where it is known by now that another writer has taken over."""
-        if self._lock.lost is not None:
-            raise self._lock.lost
 
     def begin(
         self,
@@ -314,7 +402,7 @@ class TargetFolder:
 
         Nothing where another writer has taken over: it may be about to write into a folder that is empty now.
         """
-        if self._lock.lost is not None:
+        if self._lock.lost:
             return
         if self._lock.held:
             if self._replaces_note or self.own_files():  # an interrupt may come right after the end of the first shard

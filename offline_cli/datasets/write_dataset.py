@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby, islice
 from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
@@ -25,7 +25,7 @@ KINDS: Final = (EpisodeBatch, SingleAgentEpisode, MultiAgentEpisode)
 Episodes = (
     EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
 )
-JOINED: Final = 1 << 16  # single episodes and steps in a batch
+JOINED: Final = 64  # single episodes in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +82,16 @@ def write_dataset(
     if None in spaces.values():
         fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
         raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
-    default_scale = "env" if only_discrete(spaces["action_space"]) else UNKNOWN
-    known_environment, known_scale, known_meanings = (
-        (None, default_scale, NO_MEANINGS) if known is None else (known.environment, known.action_scale, known.meanings)
-    )
+    scale = "env" if only_discrete(spaces["action_space"]) else UNKNOWN
+    inherited = (None, scale, NO_MEANINGS) if known is None else (known.environment, known.action_scale, known.meanings)
     writer = DatasetWriter(
         place,
         format=format,
         observation_space=spaces["observation_space"],
         action_space=spaces["action_space"],
-        action_scale=action_scale or known_scale,
-        environment=known_environment if env is None else Environment(env, env_kwargs or {}, tuple(wrappers or ())),
-        meanings=known_meanings if meanings is None else Meanings.of(meanings, "meanings"),
+        action_scale=action_scale or inherited[1],
+        environment=inherited[0] if env is None else Environment(env, env_kwargs or {}, tuple(wrappers or ())),
+        meanings=inherited[2] if meanings is None else Meanings.of(meanings, "meanings"),
         compression=compression,
         max_rows_per_file=max_rows_per_file,
         max_bytes_per_file=max_bytes_per_file,
@@ -113,32 +111,27 @@ def write_dataset(
 
 
 def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
-    """Batches as they come; between them, single episodes are joined. `episodes` may be one alone.
+    """Batches as they come; between them, neighbouring single episodes are joined. `episodes` may be one alone.
 
     Raises BadEpisode for neighbours that cannot be joined, UsageError for what is no episode.
     """
-    single: list[SingleAgentEpisode] = []
-    size = 0  # of these: steps and episodes
-    for one in [episodes] if isinstance(episodes, KINDS) else _iterable(episodes):
-        if not isinstance(one, KINDS):
-            raise _no_episodes(one)
-        parts = [] if isinstance(one, EpisodeBatch) else agents_of(one)
-        single += parts
-        size += len(parts) + sum(map(len, parts))
-        if single and (isinstance(one, EpisodeBatch) or size >= JOINED):
-            yield EpisodeBatch.from_episodes(single)
-            single, size = [], 0
-        if isinstance(one, EpisodeBatch):
-            yield one
-    if single:
-        yield EpisodeBatch.from_episodes(single)
-
-
-def _iterable(episodes: Any) -> Iterable[Any]:
     is_table = type(episodes).__module__.split(".")[0] in ("polars", "pandas", "pyarrow")  # which can be iterated, by column
-    if is_table or isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, Iterable):
+    if is_table or isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, (*KINDS, Iterable)):
         raise _no_episodes(episodes)
-    return episodes
+    items: Iterable[Any] = [episodes] if isinstance(episodes, KINDS) else episodes
+    for is_batch, neighbours in groupby(items, lambda one: isinstance(one, EpisodeBatch)):
+        if is_batch:
+            yield from neighbours
+            continue
+        single = (part for one in neighbours for part in _agents(one))
+        while chosen := list(islice(single, JOINED)):
+            yield EpisodeBatch.from_episodes(chosen)
+
+
+def _agents(one: Any) -> list[SingleAgentEpisode]:
+    if not isinstance(one, SingleAgentEpisode | MultiAgentEpisode):
+        raise _no_episodes(one)
+    return agents_of(one)
 
 
 def _no_episodes(given: object) -> UsageError:

@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 
 from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, RowFormat
 from offline_cli.columns import Columns
-from offline_cli.datasets.appending import Base
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
@@ -37,7 +36,7 @@ from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
-from offline_cli.datasets.target_folder import TargetFolder
+from offline_cli.datasets.target_folder import Base, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -51,7 +50,6 @@ from offline_cli.storage.staging import write_whole
 from offline_cli.tally import CHANGED, Reject, Tally
 
 UNKNOWN: Final = "unknown"
-SPACES: Final = ("observation_space", "action_space")
 NO_PARTS: Final[Mapping[str, Any]] = {}
 _log = logging.getLogger(__name__)
 
@@ -112,9 +110,12 @@ class DatasetWriter:
             "meanings": meanings,
             "compression": check_compression(compression),
         }
-        self._options = {  # what must be equal for a write to be resumed; plain JSON values
-            **self._known,
-            **{name: space and space_to_json(space) for name, space in zip(SPACES, self._spaces, strict=True)},
+        self._options: dict[str, Any] = {  # what must be equal for a write to be resumed; plain JSON values
+            "format": format,
+            "observation_space": observation_space and space_to_json(observation_space),
+            "action_space": action_space and space_to_json(action_space),
+            "action_scale": action_scale,
+            "compression": compression,
             "max_rows_per_file": max_rows_per_file,
             "max_bytes_per_file": max_bytes_per_file,
             "environment": environment and environment.as_json(),
@@ -122,7 +123,6 @@ class DatasetWriter:
             "identity": dict(identity),
             **({} if base is None else {APPENDS_TO: base.identity}),
         }
-        del self._options["spaces_inferred"]
         self._begin: dict[str, Any] = {"overwrite": overwrite, "resume": resume, "base": base, "allow_changes": allow_changes}
         self._base = base
         self._provenance = dict(provenance or {})
@@ -224,11 +224,9 @@ class DatasetWriter:
         where another writer has taken over; UsageError outside of `with`, and after `commit`.
         """
         shards = self._open_shards()
-        given = batch if isinstance(batch, EpisodeBatch) else EpisodeBatch.from_episodes(agents_of(batch))
-        batch = self._as_declared(self._rows.prepare(given))
+        batch = self._prepared(batch if isinstance(batch, EpisodeBatch) else EpisodeBatch.from_episodes(agents_of(batch)))
         if not len(batch):
             return
-        self._take_ids(batch.ids)
         if self._last is not None and self._last.structure_difference(batch):  # which one table cannot hold
             shards.flush()
         self._last = batch
@@ -243,28 +241,28 @@ class DatasetWriter:
         self._rows.adopt(rows.table.schema)
         self._take_ids(tuple(plain.column(Columns.EPS_ID).to_pylist()))
         lengths = np.diff(rows.starts)
-        if Columns.ITEM in rows.table.column_names:
-            sizes = pc.binary_length(rows.table.column(Columns.ITEM)).to_numpy().astype(np.int64)
-        else:
+        if self._rows.has_steps:
             sizes = lengths * max(1, rows.table.nbytes // max(1, rows.table.num_rows))
+        else:
+            sizes = pc.binary_length(rows.table.column(Columns.ITEM)).to_numpy().astype(np.int64)
         shards.add((rows, plain), lengths, sizes)
 
     def rehearse(self, batch: EpisodeBatch) -> None:
         """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
-        prepared = self._as_declared(self._rows.prepare(batch))
-        self._take_ids(prepared.ids)
+        prepared = self._prepared(batch)
         if len(prepared):
             self._rows.table(prepared, where=self.location.url)
 
-    def _as_declared(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` with the spaces of the manifest, where both have some."""
+    def _prepared(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` as it is stored, with the spaces of the manifest where both have some; its ids are taken."""
+        batch = self._rows.prepare(batch)
+        self._take_ids(batch.ids)
         if self._known["spaces_inferred"]:
             return batch
         own = batch.observation_space, batch.action_space
         obs, actions = (mine if mine is None or ours is None else ours for mine, ours in zip(own, self._spaces, strict=True))
-        if obs is own[0] and actions is own[1]:
-            return batch
-        return replace(batch, observation_space=obs, action_space=actions)
+        is_same = obs is own[0] and actions is own[1]
+        return batch if is_same else replace(batch, observation_space=obs, action_space=actions)
 
     def _take_ids(self, ids: tuple[str, ...]) -> None:
         known = self._ids.intersection(ids)
@@ -354,7 +352,6 @@ class DatasetWriter:
         if self._shards is None or self._committed:
             fix = "with DatasetWriter(...) as writer: writer.write(batch); writer.commit()"
             raise UsageError("a writer is used outside its `with`, or after its `commit`", where=self.location.url, fix=fix)
-        self._target.check()
         return self._shards
 
 

@@ -11,9 +11,7 @@ import io
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -27,8 +25,7 @@ from offline_cli.formats.arrow_files import arrow_failures
 from offline_cli.parquet.reading import (
     ParquetFile,
     arrow_file,
-    check_footer,
-    most_bytes,
+    rows_at_once,
     threads_may_read,
     without_objects,
 )
@@ -193,15 +190,14 @@ def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use
         stored, total, groups = stream.seek(0, io.SEEK_END), metadata.num_rows, range(metadata.num_row_groups)
         names = _schema(parquet, file.url).names
         wanted = None if columns is None else [name for name in names if name in columns]
-        declared, most = sum(metadata.row_group(group).total_byte_size for group in groups), 0
-        if total * max(declared, stored) > BIG:  # they might, were each row all that the file declares
-            check_footer(metadata)
-            most = most_bytes(partial(nullcontext, stream), metadata, wanted, groups, enough=BIG)
-        if most <= BIG:
+        declared = sum(metadata.row_group(group).total_byte_size for group in groups)
+        # were each row all that the file declares, they might take more
+        rows = total if total * max(declared, stored) <= BIG else rows_at_once(parquet, wanted, BIG)
+        if rows >= total:
             if total:
                 yield _chunk(parquet.read(columns=wanted, use_threads=use_threads and threads), file.url, stored)
             return
-        first, rows = 0, min(ROWS, max(1, total * BYTES // most))
+        first, rows = 0, min(ROWS, rows)
         for group in groups:
             # a reader that fetches row groups ahead keeps what it has of all of them until the last one is read
             parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES)

@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
 from offline_cli.choices import MAX_BYTES_PER_FILE
-from offline_cli.datasets.appending import Base
 from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.target_folder import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
 from offline_cli.meanings import NO_MEANINGS, Meanings
@@ -127,6 +127,12 @@ def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
         raise OutputExists("something is here already", where=target.url, fix="give another --out, or --overwrite")
 
 
+def refuse_folder(target: Location, *, overwrite: bool, resume: bool) -> None:
+    """The `check` of a sink of a folder: raise OutputExists where something is, for it may hold files of others."""
+    if target.exists():
+        raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
+
+
 def file_check(magic: bytes, words: str) -> Callable[..., object]:
     """The `check` of a sink of one file: with `overwrite` a file is replaced that begins with `magic`, and no other."""
 
@@ -146,9 +152,7 @@ class SinkKind:
     name: str  # as `--to` takes it
     words: str  # what it writes, for messages
     open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
-    check: Callable[..., object] = (
-        refuse_existing  # (target, *, overwrite, resume); raises, before anything is read, what entering would raise
-    )
+    check: Callable[..., object] = refuse_existing  # (target, *, overwrite, resume): raises what entering would raise
     takes: Collection[str] = ()  # those of `OPTIONS` that it regards; others are refused
     keeps: str = ""  # what of an episode its files hold and what not, in a line of `convert --list-formats`
 

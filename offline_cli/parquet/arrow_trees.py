@@ -16,6 +16,7 @@ import pyarrow as pa
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
@@ -26,12 +27,7 @@ FIX = "use the episodes format, which stores any array"
 
 def space_field(name: str, space: Space, *, where: str = "") -> Any:
     """The column (pa.Field) called `name` for values of `space`. Raises UnsupportedSpace, naming the part."""
-    path = f"{where}.{name}" if where else name
-    if isinstance(space, spaces.Dict):
-        return _struct(name, [space_field(str(key), part, where=path) for key, part in space.spaces.items()], path)
-    if isinstance(space, spaces.Tuple):
-        return _struct(name, [space_field(str(i), part, where=path) for i, part in enumerate(space.spaces)], path, MARK)
-    return pa.field(name, _leaf_type(np.dtype(space.dtype), tuple(space.shape or ()), path))
+    return tree_field(name, zero_rows(space, 0), where=where, like=space)
 
 
 def tree_field(name: str, tree: Tree, *, where: str = "", like: Space | None = None) -> Any:
@@ -40,12 +36,11 @@ def tree_field(name: str, tree: Tree, *, where: str = "", like: Space | None = N
     `like`: a space in whose order the parts of a Dict come, where it has the same parts; without one they come sorted.
     """
     path = f"{where}.{name}" if where else name
-    parts = like.spaces if isinstance(like, (spaces.Dict, spaces.Tuple)) else {}
+    parts: Any = like.spaces if isinstance(like, (spaces.Dict, spaces.Tuple)) else {}
     if isinstance(tree, dict):
-        known: dict[str, Space] = parts if isinstance(parts, dict) and parts.keys() == tree.keys() else {}
-        return _struct(
-            name, [tree_field(str(key), tree[key], where=path, like=known.get(key)) for key in known or sorted(tree)], path
-        )
+        known = parts if isinstance(parts, dict) and parts.keys() == tree.keys() else dict.fromkeys(sorted(tree))
+        fields = [tree_field(str(key), tree[key], where=path, like=part) for key, part in known.items()]
+        return _struct(name, fields, path)
     if isinstance(tree, tuple):
         each = parts if isinstance(parts, tuple) and len(parts) == len(tree) else (None,) * len(tree)
         fields = [tree_field(str(i), part, where=path, like=each[i]) for i, part in enumerate(tree)]

@@ -1,23 +1,21 @@
-"""One Parquet file, read so that neither its footer nor what it unfolds to can do harm; shards of ours row group by row group.
+"""One Parquet file, read so that what it holds can do no harm; shards of ours row group by row group.
 
-Page checksums are verified. Whatever the Parquet reader raises on a broken file becomes BadData that names the shard.
+Page checksums are verified. Whatever the Parquet reader raises on a broken file becomes BadData that names the shard. Nothing
+here asks Arrow's Python for a column chunk (`row_group.column(i)`): it does not catch C++ exceptions, and one changed byte in a
+footer would abort the process.
 
 **Arrow's own threads** release a Python file some time after the caller has its result; one that does so while the interpreter
 shuts down aborts the process. So Arrow opens files of this machine itself (`arrow_file`), and reads any other without its
-threads. Of a remote shard the client reads ahead, or gets the ranges of the few columns that are wanted.
+threads. Of a remote shard the client reads ahead, unless few of its columns are wanted.
 
 **Registered types.** Arrow passes the metadata of a file's columns to a type that a package has registered, and lets any
 exception of the type through. Ray 2.49 to 2.54 wrote pickles there, and load them; later versions refuse them, and so whole
 recordings. So `ParquetFile` lets none of Ray's types see the metadata: such columns are their storage, as where Ray is not
 imported. In Arrow files Ray unpickles an object as soon as its value becomes a Python object: `without_objects` gives bytes.
 
-**Footers.** Arrow's Python asks for a column chunk (`row_group.column(i)`, and all that is built on it) without catching C++
-exceptions: one changed byte in a footer aborts the process. Arrow's reader builds the same chunks where it does catch. So
-`check_footer` gives it a file that claims to be long and ends at its first byte: it goes through all chunks, and finds no page.
-
-**What a file unfolds to.** 800 bytes can stand for 200 MiB, and the sizes in the file (of encoded pages) do not show it.
-`most_bytes` counts numbers at their size in memory, and texts of a dictionary at its longest entry. Files of strangers that may
-unfold to much are read in batches of few rows; of our own datasets each row group has to fit into the memory limit.
+**What a file unfolds to.** 800 bytes can stand for 200 MiB, and the sizes in the file (of encoded pages) do not show it. So
+files of strangers are read in batches of rows that follow from what the first rows take (`rows_at_once`); of our own datasets
+the batches of each row group have to fit into the memory limit.
 """
 
 from __future__ import annotations
@@ -29,15 +27,12 @@ import io
 import os
 import shlex
 import sys
-import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import cache, partial
 from types import TracebackType
 from typing import Any, BinaryIO, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from offline_cli.byte_sizes import byte_size
@@ -48,11 +43,8 @@ from offline_cli.storage.locations import Location
 
 MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
 READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
-PAGE: Final = 1 << 20  # bytes read at a time where the first ones are enough
-TEXT: Final = "BYTE_ARRAY"
-WIDTHS: Final = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8, TEXT: 5}
-"""Bytes that a value takes in memory at least; 5: the place of a text, and whether it is null."""
-SIZE: Final = 1 << 40  # bytes that the file without bytes claims to have: more than any real offset
+FIRST_ROWS: Final = 64  # that tell what rows take
+ROWS: Final = 1 << 16  # of a shard that are read at once
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
 MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
@@ -151,102 +143,13 @@ def _plain(field: Any) -> Any:
     return field.with_type(pa.large_list(plain[0]) if types.is_large_list(kind) else pa.list_(plain[0]))
 
 
-# ---- footers ----
-
-
-def check_footer(metadata: pq.FileMetaData) -> None:
-    """Raise what Arrow raises of a broken file (OSError without a number, ArrowException) where one of its chunks cannot be.
-
-    Nothing is checked where the system has no such file (`_cut_file`).
-    """
-    empty = _cut_file()
-    several = metadata.num_row_groups > 1  # whose chunks are all looked up at once only where they are fetched at once
-    try:
-        if empty is not None:
-            buffer = 0 if several else 1 << 10  # bytes of a chunk that are read at once
-            reader = pq.ParquetFile(empty, metadata=metadata, pre_buffer=several, buffer_size=buffer)
-            next(reader.iter_batches(row_groups=range(metadata.num_row_groups), use_threads=False), None)
-    except OSError as error:
-        if not (several and str(error).startswith("File too short")):
-            raise
-    finally:
-        reader = empty = None  # the traceback of what is raised refers to this frame
-
-
-@cache
-def _cut_file() -> Any:
-    """A file that had `SIZE` bytes when Arrow opened it, and has none: a read ends at once, and is no error to Arrow.
-
-    None where the system has no such files.
-    """
-    try:
-        with open(os.memfd_create("cut"), "r+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile() as file:
-            file.truncate(SIZE)
-            opened = pa.OSFile(f"/dev/fd/{file.fileno()}")
-            file.truncate(0)
-    except OSError:  # no /dev here, or a limit to the size of files
-        return None
-    return opened
-
-
-def _chunks_of(metadata: Any, columns: Collection[str] | None, groups: Iterable[int]) -> list[tuple[int, Any]]:
-    """(row group, column chunk's metadata) of `columns`, top-level names; None: of all. The footer has been checked."""
-    wanted = None if columns is None else tuple(f"{name}." for name in columns)  # a name may hold dots itself
-    paths = [f"{metadata.schema.column(number).path}." for number in range(metadata.num_columns)]
-    chosen = [number for number, path in enumerate(paths) if wanted is None or path.startswith(wanted)]
-    return [(group, found.column(number)) for group in groups for found in [metadata.row_group(group)] for number in chosen]
-
-
 # ---- what a file unfolds to ----
 
 
-def most_bytes(
-    opening: Callable[[], AbstractContextManager[Any]],
-    metadata: Any,
-    columns: Collection[str] | None,
-    groups: Iterable[int],
-    *,
-    enough: int,
-) -> int:
-    """Bytes that `columns` (None: all) of some row groups take in memory at most; a rough bound where that is within `enough`.
-
-    `opening` gives the file, `metadata` its checked footer. Raises what Arrow raises.
-    """
-    lengths = {metadata.schema.column(i).path: metadata.schema.column(i).length for i in range(metadata.num_columns)}
-    total, texts = 0, []
-    for group, chunk in _chunks_of(metadata, columns, groups):
-        width = WIDTHS.get(chunk.physical_type) or max(1, lengths[chunk.path_in_schema])
-        packed, rows = chunk.total_uncompressed_size, max(chunk.num_values, metadata.row_group(group).num_rows)
-        total += max(packed, rows * width)
-        if chunk.physical_type == TEXT and chunk.has_dictionary_page:
-            texts.append((chunk.num_values * packed, group, chunk))  # at most: all of its bytes one text that repeats
-    if total + sum(worst for worst, _, _ in texts) <= enough:
-        return int(total + sum(worst for worst, _, _ in texts))
-    for worst, group, chunk in texts:
-        with opening() as stream:
-            total += min(worst, _text_bytes(stream, metadata, group, chunk, worst))
-    return int(total)
-
-
-def _text_bytes(stream: Any, metadata: Any, group: int, chunk: Any, worst: int) -> int:
-    """Bytes that the texts of a chunk cannot exceed: by the longest entry of its dictionary, which comes with the first row.
-    That row alone, outside of the dictionary, would be one of one entry: then all are added up.
-    """
-    path = chunk.path_in_schema
-    parquet = ParquetFile(stream, metadata=metadata, read_dictionary=[path], pre_buffer=False, buffer_size=PAGE)
-
-    def columns(rows: int) -> Iterator[Any]:
-        batches = parquet.iter_batches(batch_size=rows, row_groups=[group], columns=[path], use_threads=False)
-        return (batch.column(0) for batch in batches)
-
-    first, total = next(columns(1), None), 0
-    if first is None or not pa.types.is_dictionary(first.type):
-        return worst
-    if len(first.dictionary) > 1:
-        return int(chunk.num_values * (pc.max(pc.binary_length(first.dictionary)).as_py() or 0))
-    for column in columns(1 << 16):
-        total += pc.sum(pc.cast(pc.binary_length(column.dictionary), pa.int64()).take(column.indices)).as_py() or 0
-    return total
+def rows_at_once(parquet: ParquetFile, columns: Sequence[str] | None, nbytes: int) -> int:
+    """How many rows of `columns` (None: of all) take about `nbytes` in memory, by the first ones. Raises what Arrow raises."""
+    first = next(parquet.iter_batches(FIRST_ROWS, columns=columns, use_threads=False), None)
+    return 1 if first is None else max(1, nbytes * first.num_rows // max(1, first.nbytes))
 
 
 # ---- shards of ours ----
@@ -259,10 +162,8 @@ class OpenShard(ParquetFile):
         """`files`: holds `stream` open."""
         source = files.enter_context(arrow_file(stream))
         self.stream, self._files = stream, files
-        self.size = stream.seek(0, io.SEEK_END)  # bytes
         self.is_threaded = threads_may_read(source)
         super().__init__(source, pre_buffer=self.is_threaded)
-        check_footer(self.metadata)
         self.group_rows = [self.metadata.row_group(group).num_rows for group in range(self.num_row_groups)]
 
     def __enter__(self) -> Self:
@@ -272,14 +173,14 @@ class OpenShard(ParquetFile):
         self._files.close()
 
 
-def opened(location: Location, *, size: int | None = None) -> OpenShard:
-    """The Parquet file at a location, to be entered. `size`: the bytes it must have; None: any.
+def opened(location: Location, *, size: int | None = None, ahead: bool = True) -> OpenShard:
+    """The Parquet file at a location, to be entered. `size`: the bytes it must have; None: any. `ahead`: see Location.open.
 
     Raises BadData where the shard is missing, has another size, or is not Parquet.
     """
     with ExitStack() as stack:
         try:
-            stream = stack.enter_context(location.open())
+            stream = stack.enter_context(location.open(ahead=ahead))
         except StorageNotFound as err:
             raise _bad("the shard is missing, or the dataset was replaced after it was opened", location) from err
         have = stream.seek(0, io.SEEK_END)
@@ -324,59 +225,18 @@ def read_row_groups(
     """
 
     def read(group: int) -> Any:
+        batches, taken = list[Any](), 0
         with _parquet_failures(location):
-            source, enough = nullcontext(file.stream), memory_limit // READING
-            taken = READING * most_bytes(lambda: source, file.metadata, columns, [group], enough=enough)
-            if taken > memory_limit:
-                needs, limit = f"{taken / 2**20:,.1f} MiB", f"{memory_limit / 2**20:,.1f} MiB"
-                what = f"reading row group {group} may take {needs}, more than the memory limit of {limit}"
-                raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
-            parquet = _chosen_alone(file, location, columns, group)
-            return without_objects(parquet.read_row_groups([group], columns=columns, use_threads=file.is_threaded))
+            for batch in file.iter_batches(ROWS, [group], columns, use_threads=file.is_threaded):
+                batches.append(without_objects(batch))
+                taken += READING * batch.nbytes
+                if taken > memory_limit:
+                    limit = f"{memory_limit / 2**20:,.1f} MiB"
+                    what = f"reading row group {group} takes more than the memory limit of {limit}"
+                    raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
+            return pa.Table.from_batches(batches) if batches else file.read_row_groups([group], columns)
 
     return map(read, range(file.num_row_groups) if groups is None else groups)
-
-
-def _chosen_alone(file: OpenShard, location: Location, columns: Sequence[str] | None, group: int) -> pq.ParquetFile:
-    """The file to read `columns` of a row group from: of a remote one, where they are less than half of it, in memory."""
-    if columns is None or file.is_threaded or not location.is_in_bucket:
-        return file
-    places = [
-        (chunk.dictionary_page_offset or chunk.data_page_offset, chunk.total_compressed_size)
-        for _, chunk in _chunks_of(file.metadata, columns, [group])
-    ]
-    wanted = sum(size for _, size in places)
-    if 2 * wanted > sum(chunk.total_compressed_size for _, chunk in _chunks_of(file.metadata, None, [group])):
-        return file
-    starts, ends = [start for start, _ in places], [start + size for start, size in places]
-    ask = partial(location.fs.cat_ranges, [location.path] * len(places), starts, ends, on_error="raise")
-    parts = location.ask("reading it", ask, moving=wanted)
-    return ParquetFile(_PartsOfFile(file.size, dict(zip(starts, parts, strict=True))), metadata=file.metadata, pre_buffer=False)
-
-
-class _PartsOfFile(io.RawIOBase):
-    """A file of which only some parts are there: column chunks, by where they begin. Reads within one part alone."""
-
-    def __init__(self, size: int, parts: Mapping[int, bytes]) -> None:
-        super().__init__()
-        self._size, self._parts, self._at = size, parts, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        start = max(start for start in self._parts if start <= self._at)
-        data = self._parts[start][self._at - start :][: len(buffer)]
-        memoryview(buffer).cast("B")[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ own words. Around other code only the system's errors (OSError) are the storage'
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
@@ -27,16 +26,7 @@ from offline_cli.storage.providers import CODES, Fault, provider_at
 
 SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
 REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
-OF_SYSTEM: Final = (  # errors of the system: which, what, fix
-    (lambda err: isinstance(err, PermissionError), "access denied: no permission", "check permissions, or credentials"),
-    (lambda err: err.errno == errno.EROFS, "the file system is read-only", "write to a place that is not mounted read-only"),
-    (lambda err: isinstance(err, IsADirectoryError), "it is a folder", "name a file"),
-    (
-        lambda err: isinstance(err, NotADirectoryError | FileExistsError),
-        "a file is where a folder is needed",
-        "name another path",
-    ),
-)
+PATHS: Final = (FileExistsError, IsADirectoryError, NotADirectoryError)
 REPORTED: Final = 5.0  # seconds after which a wait is noted
 NOTICED: Final = 0.1  # seconds within which a wait ends that is stopped
 
@@ -179,8 +169,10 @@ def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
         return StorageNotFound(f"{url} does not exist", where=url, fix=fix)
     if err.errno in FULL:
         return StorageError(f"{doing} failed: no space left", where=url, fix="free some space, or write to another place")
-    what, fix = next((words for kind, *words in OF_SYSTEM if kind(err)), (_text(err), _fix(url)))
     place = url if err.filename is None or str(err.filename) == url else f"{url} ({err.filename})"  # a folder above, say
+    denied = isinstance(err, PermissionError)
+    what = "access denied: no permission" if denied else err.strerror or _text(err)
+    fix = "check permissions, or credentials" if denied else "name another path" if isinstance(err, PATHS) else _fix(url)
     return StorageError(f"{doing} failed: {what}", where=place, fix=fix)
 
 

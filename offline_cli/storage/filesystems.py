@@ -38,19 +38,18 @@ def filesystem_at(
     text: str, options: Mapping[str, Any] | None, *, beside: list[str], time_limit: float
 ) -> tuple[Any, str, str]:
     """The filesystem of a URL, the path in it, and the URL for people to read. Raises as `open_location` does."""
-    if not text:
-        raise UsageError("an empty path", where="the path given", fix="name a folder, a file or a URL")
     check_url(text)
-    scheme, shown, links = get_protocol(text), blanked(text), text.split("::")
-    for link in links:
-        provider_of(get_protocol(link)).prepare(options or {})
-    own, plain = options_for(text, options, beside=beside), "::".join(map(_decoded, links))
+    scheme, shown = get_protocol(text), blanked(text)
+    provider_of(scheme).prepare(options or {})
+    own = options_for(text, options, beside=beside)
     if scheme not in HERE:
         quiet_clients()
+    if found := FILE.fullmatch(text):  # clients do not decode file URLs (RFC 8089)
+        text = f"file://{unquote(found[2], errors='surrogateescape')}"
     try:
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's look for credentials, on the network too
-        fs, path = asked(lambda: url_to_fs(plain, **own), shown, "opening the storage", time_limit)
+        fs, path = asked(lambda: url_to_fs(text, **own), shown, "opening the storage", time_limit)
     except ImportError as err:
         extra = provider_of(scheme).extra
         fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
@@ -62,30 +61,25 @@ def filesystem_at(
 
 
 def check_url(text: str) -> None:
-    """Raise UsageError for a URL that must be a mistake; of a chain (`zip://a::s3://...`), for any link of it."""
-    for link in text.split("::"):
-        scheme, mark, rest = link.partition("://")
-        if mark and (noun := provider_of(scheme).container):
-            bucket = rest.partition("/")[0]
-            has_at = "@" in bucket and not provider_of(scheme).account_after_at
-            if not bucket or has_at or (":" in bucket and not bucket.startswith("arn:")):
-                what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
-                fix = f"{scheme}://{noun}/path, and for credentials set {provider_of(scheme).set_up}"
-                raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
-        elif match := ONE_SLASH.fullmatch(link):
-            fix = f"{match[1]}:// with two slashes, or ./{match[1]}:... for a place of this machine"
-            raise UsageError(f"{match[1]}:// has lost a slash: this is no URL", where=blanked(text), fix=fix)
-
-
-def _decoded(link: str) -> str:
-    """A link of a chain as clients take it, who do not decode file URLs (RFC 8089). Raises UsageError for another machine's."""
-    if not (match := FILE.fullmatch(link)):
-        return link
-    host = (match[1] or "").rpartition("@")[2]
-    if host.lower() not in ("", "localhost"):
-        fix = f"file:///{host}{match[2]} with three slashes, or the place's path on this machine"
-        raise UsageError(f"a file of another machine: this URL names the host {host}", where=blanked(link), fix=fix)
-    return f"file://{unquote(match[2], errors='surrogateescape')}"
+    """Raise UsageError for a URL that must be a mistake, and for a chain (`zip://a::s3://...`)."""
+    scheme, mark, rest = text.partition("://")
+    if mark and "::" in text and not rest.startswith("arn:"):
+        fix = "name the file itself, or copy and unpack it first"
+        raise UsageError("a chain of URLs, with ::, cannot be opened", where=blanked(text), fix=fix)
+    provider = provider_of(scheme)
+    if mark and (noun := provider.container):
+        bucket = rest.partition("/")[0]
+        has_at = "@" in bucket and not provider.account_after_at
+        if not bucket or has_at or (":" in bucket and not bucket.startswith("arn:")):
+            what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
+            fix = f"{scheme}://{noun}/path, and for credentials set {provider.set_up}"
+            raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
+    elif match := ONE_SLASH.fullmatch(text):
+        fix = f"{match[1]}:// with two slashes, or ./{match[1]}:... for a place of this machine"
+        raise UsageError(f"{match[1]}:// has lost a slash: this is no URL", where=blanked(text), fix=fix)
+    elif (found := FILE.fullmatch(text)) and (host := (found[1] or "").rpartition("@")[2].lower()) not in ("", "localhost"):
+        fix = f"file:///{host}{found[2]} with three slashes, or the place's path on this machine"
+        raise UsageError(f"a file of another machine: this URL names the host {host}", where=blanked(text), fix=fix)
 
 
 def quiet_clients() -> None:
@@ -164,16 +158,13 @@ class LocalCopies:
         copies = WholeFileCacheFileSystem(fs=filesystem, cache_storage=self.folder, check_files=True, expiry_time=None)
         with FileLock(os.path.join(self.folder, "lock")):  # fsspec writes a copy under its final name
             copies.load_cache()
-            kept = [
-                entry
-                for entry in os.scandir(self.folder)
-                if COPY.fullmatch(entry.name) and entry.is_file(follow_symlinks=False)
-            ]
-            excess = filesystem.info(path)["size"] + sum(entry.stat().st_size for entry in kept) - self.size
-            for entry in sorted(kept, key=lambda entry: entry.stat().st_mtime):  # the least recently used first
+            there = (entry for entry in os.scandir(self.folder) if COPY.fullmatch(entry.name))
+            kept = [(entry.stat(), entry.path) for entry in there if entry.is_file(follow_symlinks=False)]
+            excess = filesystem.info(path)["size"] + sum(stat.st_size for stat, _ in kept) - self.size
+            for stat, copy in sorted(kept, key=lambda one: one[0].st_mtime):  # the least recently used first
                 if excess > 0:
-                    excess -= entry.stat().st_size
-                    os.remove(entry.path)
+                    excess -= stat.st_size
+                    os.remove(copy)
             found: BinaryIO = copies.open(path, "rb")
         os.utime(found.name)
         return found
@@ -182,16 +173,14 @@ class LocalCopies:
 def cache_of(options: Mapping[str, Any] | None) -> LocalCopies | None:
     """Where copies of remote files are kept, by storage options; None: nowhere.
 
-    Raises UsageError for a value that is not a local folder or a number of bytes, StorageError where the folder cannot be made.
+    Raises UsageError for values that are not a local folder and a number of bytes, StorageError where it cannot be made.
     """
     folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
     if folder is None:
         return None
-    if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "://" in str(folder):
-        fix = "a folder of this machine, such as ~/.cache/offline-cli"
-        raise UsageError(f"{folder!r} is not a local folder", where="--cache", fix=fix)
-    if isinstance(size, bool) or not isinstance(size, int) or size <= 0:
-        raise UsageError(f"{size!r} is not a number of bytes", where="--cache-size", fix="for example --cache-size 50GiB")
+    if not isinstance(folder, (str, os.PathLike)) or "://" in str(folder) or not isinstance(size, int) or size <= 0:
+        fix = "--cache with a folder of this machine, and --cache-size with bytes, such as 50GiB"
+        raise UsageError(f"no cache of {size!r} bytes can be in {folder!r}", where="--cache", fix=fix)
     place = os.path.abspath(os.path.expanduser(folder))
     with storage_failures(place, "making the cache"):
         os.makedirs(place, exist_ok=True)

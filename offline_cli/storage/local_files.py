@@ -21,17 +21,11 @@ from offline_cli.errors import BadData, StorageError, StorageNotFound
 SIGNS: Final = ":=?&#{"  # of a URL, and of what may hold a secret; a plain path has none
 PART_PREFIX: Final = "_part-"  # of a local file that is not whole yet
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-UNKNOWN: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
-KINDS: Final = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
 
 
 def sync_bytes(file: str) -> None:
     """Sync the bytes of a file to disk."""
-    handle = os.open(file, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    _sync(file, os.O_RDWR)
 
 
 def sync_names(folder: str) -> None:
@@ -39,28 +33,30 @@ def sync_names(folder: str) -> None:
     if os.name != "posix":  # elsewhere a folder cannot be opened
         return
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        _sync(folder, os.O_RDONLY)
     except PermissionError:  # a folder that may be written to and not read cannot be synced
         os.sync()
-        return
+    except OSError as err:
+        if err.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+
+
+def _sync(path: str, how: int) -> None:
+    handle = os.open(path, how)
     try:
         os.fsync(handle)
-    except OSError as err:
-        if err.errno not in UNKNOWN:
-            raise
     finally:
         os.close(handle)
 
 
 def open_plain(path: str, *, shown: str) -> BinaryIO:
-    """The file at `path`, called `shown` in messages. Raises BadData for anything but a regular file, OSError."""
+    """The file at `path`, called `shown` in messages. Raises BadData for a pipe, socket or device, OSError."""
     mode = os.stat(path).st_mode  # before anything is opened: that alone sets some devices to work
-    kind = next((name for is_kind, name in KINDS if is_kind(mode)), None)
-    if kind is not None:
-        fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
-        raise BadData(f"{kind}, not a file: reading it could block forever", where=shown, fix=fix)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), shown)
+    if not stat.S_ISREG(mode):
+        fix = "name a file; recordings alone can be piped in: `command | offline-cli convert - --out D`"
+        raise BadData("a pipe, socket or device: reading it could block forever", where=shown, fix=fix)
     return open(path, "rb")
 
 
@@ -86,7 +82,7 @@ class TempFile:
         self._file: Any = None
 
     def __enter__(self) -> Self:
-        with self._failures("making a temporary file"):
+        with self._failures("making a temporary file for"):
             self._file = tempfile.TemporaryFile(dir=self._folder)
         return self
 
@@ -98,7 +94,7 @@ class TempFile:
         """Write bytes (or a contiguous array's) at the end; gives where they begin."""
         offset, view = self.size, _bytes_of(data)
         self.size += len(view)
-        with self._failures(f"writing {self._holding} to a temporary file"):
+        with self._failures("writing"):
             self._file.seek(offset)
             self._file.write(view)
             self._file.flush()  # others read by its descriptor
@@ -107,7 +103,7 @@ class TempFile:
     def read_into(self, offset: int, target: Any) -> None:
         """Fill `target`, a contiguous array, with the bytes from `offset` on."""
         view = _bytes_of(target)
-        with self._failures(f"reading {self._holding} of a temporary file"):
+        with self._failures("reading"):
             self._file.seek(offset)
             if self._file.readinto(view) < len(view):
                 raise OSError(errno.EIO, "it has become shorter")
@@ -122,14 +118,11 @@ class TempFile:
     def _failures(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as err:
-            what = f"the folder for temporary files does not exist: {self._folder}"
-            raise StorageNotFound(what, where=self._folder, fix="make it, or name another with --temp-dir") from err
         except OSError as err:
-            what, room = f"{doing} failed: {err.strerror or err}", "that can be written to"
-            if err.errno in FULL:
-                what, room = f"{doing} failed after {self.size / 1e6:,.0f} MB: no space left", "with more space"
-            raise StorageError(what, where=self._folder, fix=f"name a folder {room} with --temp-dir") from err
+            kind = StorageNotFound if isinstance(err, FileNotFoundError) else StorageError
+            said = "no space left" if err.errno in FULL else err.strerror or err
+            what = f"{doing} {self._holding} in a temporary file failed after {self.size / 1e6:,.0f} MB: {said}"
+            raise kind(what, where=self._folder, fix="name a folder that is there and has space with --temp-dir") from err
 
 
 def checked_folder(folder: str | os.PathLike[str] | None) -> str | None:

@@ -6,7 +6,6 @@ Failures raise StorageError, missing places StorageNotFound; a failure is never 
 
 from __future__ import annotations
 
-import errno
 import io
 import math
 import os
@@ -24,11 +23,11 @@ from offline_cli.errors import StorageError, StorageNotFound, UsageError
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.failures import REQUEST_BYTES, SECONDS, asked, no_bucket, storage_failures
 from offline_cli.storage.filesystems import LocalCopies, cache_of, filesystem_at, place_in
-from offline_cli.storage.local_files import SIGNS, open_plain, read_plain, sync_names
+from offline_cli.storage.local_files import SIGNS, open_plain, sync_names
 from offline_cli.storage.providers import TIME_LIMIT, Provider, options_for, provider_of
 
 BLOCK: Final = 8 << 20  # bytes of a request, and as many that are read ahead
-BUFFER: Final = 1 << 20
+BUFFER, SMALL_BUFFER = 1 << 20, 1 << 14  # bytes
 T = TypeVar("T")
 Sources: TypeAlias = "str | os.PathLike[str] | Location | Iterable[str | os.PathLike[str] | Location]"
 
@@ -47,8 +46,6 @@ class Location:
     def __str__(self) -> str:
         return self.url
 
-    # ---- names ----
-
     @property
     def name(self) -> str:
         """The last part of the path."""
@@ -60,22 +57,20 @@ class Location:
         return replace(self, path=f"{self.path.rstrip('/')}/{tail}", url=self._url_below(tail), record=None)
 
     def parent(self) -> Location | None:
-        """The folder that this is in; None: it is the root, or the container itself."""
+        """The folder that this is in; None: it is the root, or the bucket itself."""
         above = self.path.rstrip("/").rpartition("/")[0]
         return replace(self, path=above, url=self._url_of(above), record=None) if above else None
 
     def _url_below(self, tail: str) -> str:
-        head, chain, rest = self.url.partition("::")  # zip://folder::file.zip: the folder grows, not the archive's name
-        named = tail.replace("%", "%25") if head.startswith("file:/") else tail  # which is decoded again
-        return f"{head.rstrip('/')}/{named}{chain}{rest}"
+        named = tail.replace("%", "%25") if self.url.startswith("file:/") else tail  # which is decoded again
+        return f"{self.url.rstrip('/')}/{named}"
 
     def _url_of(self, path: str) -> str:
         """The URL of another path of this filesystem, with the scheme that this place was named by: az, not abfs."""
         if self.is_local:
             return path
-        scheme, mark, chain = self.url.partition("::")
         name = str(self.fs.unstrip_protocol(path)).partition("://")[2]
-        return blanked(f"{scheme.partition('://')[0]}://{name}{mark}{chain}")
+        return blanked(f"{self.url.partition('://')[0]}://{name}")
 
     # ---- kinds of storage ----
 
@@ -106,7 +101,7 @@ class Location:
 
     @property
     def provider(self) -> Provider:
-        """What is known of the storage that this place is in. Raises BadConfig, MissingPackage for a package's broken one."""
+        """What is known of the storage that this place is in."""
         protocol = self.fs.protocol
         return provider_of(protocol if isinstance(protocol, str) else protocol[0])
 
@@ -115,14 +110,13 @@ class Location:
     def ask(self, doing: str, request: Callable[[], T], *, moving: int = 0) -> T:
         """What `request()` returns, which asks the filesystem of this place one thing. `moving`: bytes, where these are many.
 
-        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound; BadConfig where its client
-        cannot use what inner options say.
+        Raises StorageError, naming this place, where it fails or takes too long; StorageNotFound; UsageError for an option
+        that the client does not take.
         """
         if self.is_local or self.is_memory:
             with storage_failures(self.url, doing):
                 return request()
-        seconds = self.time_limit * max(1.0, moving / REQUEST_BYTES)
-        return asked(request, self.url, doing, seconds)
+        return asked(request, self.url, doing, self.time_limit * max(1.0, moving / REQUEST_BYTES))
 
     def _info(self) -> Mapping[str, Any] | None:
         """The filesystem's record of this place; None where nothing is here."""
@@ -134,10 +128,8 @@ class Location:
             except FileNotFoundError:
                 return None
             except Exception as error:
-                if self.is_in_bucket and not isinstance(
-                    error, (ConnectionError, TimeoutError)
-                ):  # answers to HEAD have no body: another question may get the reason
-                    self.fs.ls(self.path.partition("/")[0], refresh=True)
+                if self.is_in_bucket and not isinstance(error, (ConnectionError, TimeoutError)):
+                    self.fs.ls(self.path.partition("/")[0], refresh=True)  # answers to HEAD have no body: this may say why
                 raise
 
         found: Mapping[str, Any] | None = self.record or self.ask("looking it up", request)
@@ -244,19 +236,13 @@ class Location:
         return made
 
     def check_writable(self) -> None:
-        """Raise StorageError where this folder could not be made, or nothing in it; of this machine alone, where that is known
-        without trying.
-        """
-        if not self.is_local:
-            return
-        with storage_failures(self.url, "writing there"):
-            here = self.path
-            while not os.path.lexists(here):
-                here = os.path.dirname(here) or os.curdir
-            if not os.path.isdir(here):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), here)  # a file, or a link to nothing
-            if not os.access(here, os.W_OK | os.X_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), here)
+        """Raise StorageError where this folder of this machine could not be made, or nothing in it; others are not asked."""
+        here = self.path
+        while self.is_local and not os.path.lexists(here):
+            here = os.path.dirname(here) or os.curdir
+        if self.is_local and not (os.path.isdir(here) and os.access(here, os.W_OK | os.X_OK)):
+            what = f"nothing can be written there: {here} is no folder, or its permissions do not allow it"
+            raise StorageError(what, where=self.url, fix="check the permissions, or name another folder")
 
     def remove_empty_folder(self) -> None:
         """Remove this folder if it is there and empty."""
@@ -275,8 +261,11 @@ class Location:
 
     # ---- bytes ----
 
-    def open(self) -> BinaryIO:
-        """This file, opened for reading and seeking. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
+    def open(self, *, ahead: bool = True) -> BinaryIO:
+        """This file, opened for reading and seeking. `ahead`: a remote one is read in large blocks, from front to back.
+
+        Raises StorageNotFound, StorageError; BadData for a pipe or a device.
+        """
         if self.is_local:
             return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
         if self.is_memory:  # its own files share one position between all readers
@@ -288,15 +277,15 @@ class Location:
             if self.record is None:
                 self.fs.invalidate_cache()
             block = {"block_size": BLOCK} if self.is_in_bucket else {}
-            return self.fs.open(self.path, "rb", **block, **({} if self.is_arrow else {"cache_type": "readahead"}))
+            return self.fs.open(
+                self.path, "rb", **block, **({} if self.is_arrow else {"cache_type": "readahead" if ahead else "none"})
+            )
 
-        return io.BufferedReader(_RemoteFile(self, self.ask("opening it", request)), BUFFER)
+        return io.BufferedReader(_RemoteFile(self, self.ask("opening it", request)), BUFFER if ahead else SMALL_BUFFER)
 
     def read_bytes(self) -> bytes:
         """All bytes of this file, past any cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
-        if self.is_local:
-            return self.ask("reading it", lambda: read_plain(self.path, shown=self.url))
-        with self.without_cache.open() as file:
+        with self.without_cache.open() as file, storage_failures(self.url, "reading it"):
             return file.read()
 
     def start(self, most: int) -> tuple[bytes, int]:
@@ -321,7 +310,7 @@ class _RemoteFile(io.RawIOBase):
     def __init__(self, place: Location, raw: Any) -> None:
         super().__init__()
         self._place, self._raw = place, raw
-        self._size: int | None = getattr(raw, "size", None)  # None: of an archive, or of a server that says nothing of sizes
+        self._size: int | None = getattr(raw, "size", None)  # None: a server that says nothing of sizes
         self.seek, self.tell, self.seekable = raw.seek, raw.tell, raw.seekable  # type: ignore[method-assign]
 
     def readable(self) -> bool:
@@ -365,29 +354,22 @@ def open_location(
     """
     if isinstance(url, Location):
         return url
-    if not isinstance(url, (str, os.PathLike)):
-        raise UsageError(
-            f"a place is a path or a URL, not {url!r}", where="the path given", fix="name a folder, a file or a URL"
-        )
+    if not isinstance(url, (str, os.PathLike)) or not os.fspath(url):
+        fix = "name a folder, a file or a URL"
+        raise UsageError(f"a place is a path or a URL, not {url!r}", where="the path given", fix=fix)
     text = os.fspath(url)
-    if filesystem is None and text and not storage_options and not any(sign in text for sign in SIGNS):  # a plain path
+    if filesystem is None and not storage_options and not any(sign in text for sign in SIGNS):  # a plain path
         fs, path = url_to_fs(text)
         return Location(fs, str(path), text)
-    limit, cache = _time_limit(storage_options), cache_of(storage_options)
-    if filesystem is not None:
-        options_for("memory://", storage_options)  # refuses what could only be for a client to be made
-        return Location(*place_in(filesystem, text), limit, cache)
-    places = [one.url if isinstance(one, Location) else os.fspath(one) for one in _sequence(beside)]
-    return Location(*filesystem_at(text, storage_options, beside=places, time_limit=limit), limit, cache)
-
-
-def _time_limit(options: Mapping[str, Any] | None) -> float:
-    """Seconds that a request may take, by `options`. Raises UsageError for a value that is not a number of seconds."""
-    seconds = (options or {}).get(TIME_LIMIT, SECONDS)
+    seconds, cache = (storage_options or {}).get(TIME_LIMIT, SECONDS), cache_of(storage_options)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         fix = f"a number of seconds, such as {TIME_LIMIT}=300"
         raise UsageError(f"{seconds!r} is not a time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
-    return float(seconds)
+    if filesystem is not None:
+        options_for("memory://", storage_options)  # refuses what could only be for a client to be made
+        return Location(*place_in(filesystem, text), float(seconds), cache)
+    places = [one.url if isinstance(one, Location) else os.fspath(one) for one in _sequence(beside)]
+    return Location(*filesystem_at(text, storage_options, beside=places, time_limit=seconds), float(seconds), cache)
 
 
 def _sequence(sources: Sources) -> list[str | os.PathLike[str] | Location]:

@@ -138,8 +138,8 @@ def provider_of(scheme: str) -> Provider:
 
 
 def provider_at(url: str) -> Provider:
-    """The provider that a URL leads to in the end: of `zip://a::s3://b/c` that of `s3`."""
-    scheme, mark, _ = url.rpartition("::")[2].partition("://")
+    """The provider of a URL's scheme."""
+    scheme, mark, _ = url.partition("://")
     return provider_of(scheme if mark else "file")
 
 
@@ -154,7 +154,9 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
     given = {name: value for name, value in (options or {}).items() if name not in OURS}
     if not given:
         return {}
-    schemes = [_scheme(place) for place in dict.fromkeys([url, *beside])]
+    from fsspec.utils import get_protocol  # here: `inspect` reads a manifest without fsspec
+
+    schemes = [str(get_protocol(place)) for place in dict.fromkeys([url, *beside])]
     takes = [_names_of_client(scheme) for scheme in schemes]
     known = frozenset[str]().union(*(names or () for names in takes))
     unknown = [] if None in takes else [name for name in given if name not in known]
@@ -165,13 +167,6 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
     return given if takes[0] is None else {name: value for name, value in given.items() if name in takes[0]}
 
 
-def _scheme(url: str) -> str:
-    """The scheme of a place; of a chain "::", whose options only its clients know."""
-    from fsspec.utils import get_protocol  # here: `inspect` reads a manifest without fsspec
-
-    return "::" if "::" in url else str(get_protocol(url))
-
-
 @cache
 def _names_of_client(scheme: str) -> frozenset[str] | None:
     """Names of the options for places of a scheme; None where only the client knows them."""
@@ -179,17 +174,13 @@ def _names_of_client(scheme: str) -> frozenset[str] | None:
 
     import fsspec
 
-    if scheme == "::" or not provider_of(scheme).checks_options:
+    if not provider_of(scheme).checks_options:
         return None
     try:
         client = fsspec.get_filesystem_class(scheme)
     except ImportError:
         return None
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     makers = [kind.__init__ for kind in client.__mro__ if "__init__" in vars(kind) and kind is not object]
-    parameters = {one.name: one.kind for maker in makers for one in inspect.signature(maker).parameters.values()}
-    named = {
-        name
-        for name, kind in parameters.items()
-        if kind not in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    }
+    named = {one.name for maker in makers for one in inspect.signature(maker).parameters.values() if one.kind not in variable}
     return frozenset(named - {"self", "fs", "asynchronous", "loop"}) | provider_of(scheme).more_options

@@ -6,7 +6,8 @@
   resumable one on Google Cloud Storage, staged blocks on Azure. `open_uploads` lists what a killed process left on S3, which
   bills for it until it is aborted; the others drop incomplete uploads by themselves.
 * Local: a `_part-` file in the dataset folder, then a rename (fsspec's own staging is in the machine's temporary folder).
-* `pyarrow.fs` and memory://: a temporary file, uploaded by `commit`: these streams can only be closed, which publishes them.
+* `pyarrow.fs` and memory://: bytes wait in a temporary file until `commit`: these streams can only be closed, which publishes
+  what was written.
 
 `create_only`: of many concurrent tries, one succeeds. Local: a hard link to the whole file, or O_EXCL on disks without.
 Providers that declare it (`creates_only`): the client's `mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand,
@@ -15,13 +16,13 @@ which two can pass at once.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
 import secrets
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -97,7 +98,7 @@ class StagedFile(io.RawIOBase):
                 stage.discard()
 
 
-@contextlib.contextmanager
+@contextmanager
 def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
     """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client blames the file."""
     try:
@@ -132,8 +133,7 @@ class _LocalStage:
     """A file beside, then a rename."""
 
     def __init__(self, target: Location, folder: Location) -> None:
-        self._final = target.path
-        self._part = folder.join(part_name(target.name)).path
+        self._final, self._part = target.path, folder.join(part_name(target.name)).path
         self._file = open(self._part, "wb")  # noqa: SIM115  # closed by commit or discard
         self.write = self._file.write
 
@@ -145,9 +145,9 @@ class _LocalStage:
         sync_names(os.path.dirname(self._final) or ".")  # old shards may go only once the new manifest cannot
 
     def discard(self) -> None:
-        with contextlib.suppress(OSError):  # closing flushes, which fails again on a full disk
+        with suppress(OSError):  # closing flushes, which fails again on a full disk
             self._file.close()
-        with contextlib.suppress(FileNotFoundError):  # interrupted after the rename
+        with suppress(FileNotFoundError):  # interrupted after the rename
             os.remove(self._part)
 
 
@@ -181,7 +181,7 @@ class _UploadStage:
             if not self._target.provider.forgets_uploads:
                 self._target.ask("aborting the upload", self._file.discard)
         finally:
-            with contextlib.suppress(AttributeError):  # read-only in some filesystems, which need none of this
+            with suppress(AttributeError):  # read-only in some filesystems, which need none of this
                 self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left
 
 
@@ -203,7 +203,7 @@ class _WaitingStage:
             self._target.ask(WRITING, stream.close)
         except BaseException:
             if not was_there:
-                with contextlib.suppress(StorageError):  # the failure itself is reported
+                with suppress(StorageError):  # the failure itself is reported
                     self._target.remove()
             raise
         self._waiting.close()
@@ -253,7 +253,7 @@ def _link(final: str, part: str, data: bytes) -> None:
             os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
             os.replace(part, final)
     finally:
-        with contextlib.suppress(FileNotFoundError):
+        with suppress(FileNotFoundError):
             os.remove(part)
     try:
         sync_names(os.path.dirname(final) or ".")
@@ -268,9 +268,7 @@ def whole_file(place: Location) -> bytes | None:
     Raises StorageError; BadData for a pipe or a device.
     """
     try:
-        if place.is_local:
-            return place.read_bytes()
-        return place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
+        return place.read_bytes() if place.is_local else place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
     except StorageNotFound:
         return None
 
@@ -288,7 +286,7 @@ class Upload:
 
     def abort(self) -> None:
         """Drop what was uploaded; one that is gone already is no error. Raises StorageError."""
-        with contextlib.suppress(StorageNotFound):
+        with suppress(StorageNotFound):
             self.target.ask("aborting an upload", partial(self.target.fs.call_s3, "abort_multipart_upload", **self.names))
 
     def __str__(self) -> str:
@@ -296,18 +294,17 @@ class Upload:
 
 
 def open_uploads(folder: Location) -> list[Upload]:
-    """Those of files in `folder`; none where the client cannot list any. Raises StorageError."""
+    """The first 1,000 of files in `folder`; none where the client cannot list any. Raises StorageError."""
     if not hasattr(folder.fs, "call_s3"):
         return []
     bucket, key, _ = folder.fs.split_path(folder.path)
-    found, prefix, page = list[Upload](), f"{key.rstrip('/')}/", dict[str, Any]()
-    while True:
-        after = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]} if page else {}
-        request = partial(folder.fs.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **after)
-        page = folder.ask("listing uploads", request)
-        for entry in page.get("Uploads", ()):
-            names = {"Bucket": bucket, "Key": str(entry["Key"]), "UploadId": str(entry["UploadId"])}
-            begun = entry["Initiated"].isoformat(timespec="seconds") if entry.get("Initiated") else "an unknown time"
-            found.append(Upload(folder.join(names["Key"].removeprefix(prefix)), names, begun))
-        if not page.get("IsTruncated"):
-            return found
+    prefix = f"{key.rstrip('/')}/"
+    page = folder.ask("listing uploads", lambda: folder.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix))
+    return [
+        Upload(
+            target=folder.join(str(entry["Key"]).removeprefix(prefix)),
+            names={"Bucket": bucket, "Key": str(entry["Key"]), "UploadId": str(entry["UploadId"])},
+            begun=str(entry.get("Initiated", "an unknown time")),
+        )
+        for entry in page.get("Uploads", ())
+    ]

@@ -150,12 +150,6 @@ def test_a_command_tells_the_same_and_writes_the_same_bytes_as_on_a_local_path(
         assert (runs[0] / "policy.safetensors").read_bytes() == (runs[1] / "policy.safetensors").read_bytes()
 
 
-def test_a_dry_run_writes_nothing(cloud: Cloud, bucket: str, here: Here) -> None:
-    before = sorted(cloud.client().find(bucket))
-    here.run("apply, a glob, dry run", bucket, "dry")
-    assert sorted(cloud.client(skip_instance_cache=True).find(bucket)) == before
-
-
 @with_gcs
 @pytest.mark.parametrize("case", ["convert", "apply"])
 def test_what_is_there_is_replaced_by_overwrite_and_never_without_it(

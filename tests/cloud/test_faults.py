@@ -88,15 +88,6 @@ def test_an_upload_survives_a_fault_that_passes(server: Cloud, fault: str, proxy
     assert place.read_bytes() == DATA
 
 
-@pytest.mark.parametrize("server", PROVIDERS, indirect=True)
-def test_a_download_survives_a_reset(server: Cloud, proxy: FaultProxy) -> None:
-    place = place_behind(proxy, server, "file")
-    upload(place)
-    proxy.fault = Fault("reset", after=10 * MIB, direction="down", times=1)
-    assert place.read_bytes() == DATA
-    assert proxy.fired
-
-
 # ---- faults that last ----
 
 LASTING = {

@@ -77,13 +77,6 @@ def test_a_large_file_has_its_name_when_it_is_whole_and_is_read_in_parts(place: 
     assert (target.exists(), whole_file(target)) == (False, None)
 
 
-def test_a_discarded_file_leaves_nothing(place: Location) -> None:
-    file = StagedFile(place.join("a"), folder=place)
-    file.write(bytes(10 << 20))
-    file.discard()
-    assert place.children() == []
-
-
 def test_a_missing_bucket_is_a_storage_error_for_reading_and_writing(place: Location) -> None:
     nowhere = open_location("no-such-bucket-here/D", filesystem=place.fs)
     with pytest.raises(StorageNotFound):

@@ -153,20 +153,3 @@ def test_repair_aborts_the_uploads_of_the_dataset_and_no_others(with_upload: Loc
     assert (told.dropped, len(uploads(with_upload))) == (1, 2)
     assert repair(with_upload).dropped == 1  # type: ignore[arg-type]
     assert uploads(with_upload) == ["another/data/file"]
-
-
-def test_resuming_aborts_them_too_so_that_who_was_replaced_cannot_complete_them(with_upload: Location) -> None:
-    with writer(with_upload, resume=True) as resumed:
-        assert uploads(with_upload) == ["another/data/file"]
-        resumed.commit()
-
-
-def test_validate_deep_finds_uploads_that_were_never_completed(with_upload: Location) -> None:
-    with writer(with_upload, resume=True) as resumed:
-        resumed.commit()
-    bucket, key, _ = with_upload.fs.split_path(with_upload.join("data/shard-00000000-000000.parquet").path)
-    with_upload.fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
-    assert validate(with_upload).problems == ()
-    (problem,) = validate(with_upload, deep=True).problems
-    assert (problem.code, problem.severity, "repair" in problem.fix) == ("leftover-file", "warning", True)
-    assert "shard-00000000-000000.parquet" in problem.where

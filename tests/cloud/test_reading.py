@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from cloud_servers import Cloud, found_by_environment
-from fault_proxy import Fault, FaultProxy
+from cloud_servers import Cloud
 from gymnasium.spaces import Box, Discrete
 from requests_made import Requests
 
@@ -114,53 +107,3 @@ def test_inspecting_a_dataset_reads_its_manifest_alone(s3: Cloud, requests: Requ
     assert told("inspect", url)["episodes"] == 60
     assert [key.rpartition("/")[2] for method, key in requests.calls if method == "get_object"] == ["manifest.json"]
     assert len(requests.calls) <= 12
-
-
-def test_a_shard_takes_a_question_and_a_range(s3: Cloud, requests: Requests, local: Path) -> None:
-    dataset = open_dataset(uploaded(local, s3))
-    requests.clear()
-    assert sum(len(batch) for batch in dataset.batches()) == 60
-    shards = len(dataset.manifest.shards)
-    assert Counter(method for method, _ in requests.calls) == {"head_object": shards, "get_object": shards}
-
-
-@pytest.mark.nightly
-def test_a_server_that_stops_sending_ends_the_reading_in_time_and_nothing_half_is_kept(
-    s3_server: Cloud, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with FaultProxy(s3_server.port) as proxy, found_by_environment(s3_server.at(proxy.port), monkeypatch):
-        options = {"cache": tmp_path / "cache", "time_limit": 3}
-        place = open_location(f"{s3_server.bucket()}/a", options)
-        s3_server.client().pipe_file(place.url, DATA)
-        proxy.fault = Fault("stall", after=3 * MIB, direction="down")
-        began = time.monotonic()
-        with pytest.raises(StorageError) as caught, place.open() as file:
-            file.read()
-        assert time.monotonic() - began < 15
-        assert caught.value.where == place.url
-        proxy.fault = None
-        with open_location(place.url, {**options, "time_limit": 60}).open() as file:
-            assert file.read() == DATA
-
-
-@pytest.mark.nightly
-def test_a_second_ctrl_c_ends_training_that_waits_for_a_server(s3_server: Cloud, local: Path, tmp_path: Path) -> None:
-    with FaultProxy(s3_server.port) as proxy:
-        url = uploaded(local, s3_server)
-        proxy.fault = Fault("stall", after=60_000, direction="down")
-        command = [sys.executable, "-m", "offline_cli", "train-bc", url, "--out", str(tmp_path / "run"), *TRAIN]
-        environment = {**os.environ, **s3_server.at(proxy.port).environment}
-        process = subprocess.Popen(
-            [*command, "--cache", str(tmp_path / "cache")],
-            stderr=subprocess.PIPE,
-            env=environment,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a shell's background jobs ignore it
-        )
-        assert process.stderr is not None
-        assert b"no answer for" in process.stderr.readline(), "it waits"
-        process.send_signal(signal.SIGINT)
-        assert any(b"a second signal" in line for line in process.stderr), "it was told"
-        time.sleep(1)  # two signals within half a second are one
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=20)
-        assert process.returncode == 130

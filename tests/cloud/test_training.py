@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cloud_servers import NIGHTLY_GCS, Cloud, with_gcs
-from fault_proxy import Fault, FaultProxy
+from cloud_servers import Cloud, with_gcs
 from safetensors.torch import load
 from signal_at import signal_at
 
@@ -20,10 +19,8 @@ from offline_cli.training.train import train_bc
 
 pytestmark = pytest.mark.integration
 
-Call = Callable[..., tuple[int, dict[str, Any]]]
 Told = Callable[..., dict[str, Any]]
 CONFIG = "hidden = [16]\nlog_every = 7\ncheckpoint_every = 10\nconfirm_episodes = 2\n"
-PIPELINE = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 UPDATES = 60
 TRAIN = ("--updates", str(UPDATES), "--batch-size", "64", "--val-fraction", "0.25", "--eval-every", "20", "--device", "cpu")
 OPTIONS: dict[str, Any] = {"updates": UPDATES, "batch_size": 64, "val_fraction": 0.25, "eval_every": 20, "device": "cpu"}
@@ -85,20 +82,6 @@ def test_a_run_folder_in_a_bucket_holds_what_a_local_one_holds(
     assert_same_run(out, cloud, whole)
 
 
-def test_a_policy_with_pieces_is_trained_played_and_recorded_from_a_bucket(
-    cloud: Cloud, data: Path, config: Path, told: Told, tmp_path: Path
-) -> None:
-    (tmp_path / "pipeline.toml").write_text(PIPELINE)
-    played: list[dict[str, Any]] = []
-    for out in (str(tmp_path), cloud.bucket()):
-        told("train-bc", data, "--out", f"{out}/run", "--config", config, *TRAIN, "--pipeline", tmp_path / "pipeline.toml")
-        figures = told("evaluate", f"{out}/run", "--env", "CartPole-v1", "--episodes", "3")
-        recording = told("record", "CartPole-v1", "--policy", f"{out}/run", "--episodes", "3", "--out", f"{out}/D")
-        played.append({**figures, "episodes": recording["episodes"], "steps": recording["steps"]})
-        assert open_location(f"{out}/run/connectors.msgpack").exists()
-    assert played[0] == played[1]
-
-
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     cloud: Cloud, data: Path, config: Path, whole: Path, told: Told
 ) -> None:
@@ -110,27 +93,4 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(
     assert_same_run(out, cloud, whole)
 
 
-def test_a_finished_run_is_answered_with_its_result_and_replaced_only_by_overwrite(
-    cloud: Cloud, data: Path, config: Path, whole: Path, told: Told, call: Call
-) -> None:
-    out = f"{cloud.bucket()}/run"
-    first = told("train-bc", data, "--out", out, "--config", config, *TRAIN, "--seed", "3")
-    assert told("train-bc", data, "--out", out, "--resume") == first
-    code, found = call("train-bc", data, "--out", out, "--config", config, *TRAIN)
-    assert (code, found["error"]["code"]) == (2, "output-exists")
-    told("train-bc", data, "--out", out, "--config", config, *TRAIN, "--overwrite")
-    assert_same_run(out, cloud, whole)
-
-
 # ---- faults ----
-
-
-@pytest.mark.parametrize("server", ["s3", NIGHTLY_GCS], indirect=True)
-def test_a_fault_that_passes_is_survived(
-    server: Cloud, proxy: FaultProxy, data: Path, config: Path, whole: Path, told: Told
-) -> None:
-    out = f"{server.bucket()}/run"
-    proxy.fault = Fault("answer", since=b"state.safetensors", times=1)
-    told("train-bc", data, "--out", out, "--config", config, *TRAIN)
-    assert proxy.fired
-    assert_same_run(out, server, whole)

@@ -49,11 +49,3 @@ def test_agents_of_other_spaces_are_refused_with_their_names_and_what_to_do(how:
     assert "episode.agent_episodes[agent]" in refused.value.fix
     kings = write_dataset([episode.agent_episodes["king"]], tmp_path / "kings")  # what it says to try
     assert (kings.episodes, kings.steps) == (1, 3)
-
-
-def test_data_frames_say_which_agents_played_together(tmp_path: Path) -> None:
-    write_dataset(played({"left": 2, "right": 2}), tmp_path / "D")
-    with open_dataset(tmp_path / "D") as dataset:
-        assert dataset.to_polars(per="episode")["multi_agent_id"].to_list() == ["match"] * 2
-        assert dataset.to_polars()["multi_agent_id"].to_list() == ["match"] * 6
-        assert dataset.to_polars(lazy=True).select("multi_agent_id").collect().height == 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +13,10 @@ import pytest
 from gymnasium import spaces
 from typer.testing import CliRunner
 
-from offline_cli.checking.repair import repair
 from offline_cli.checking.validate import validate
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
-from offline_cli.datasets.dataset import Dataset, open_dataset
+from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Environment
 from offline_cli.datasets.writer import DatasetWriter
@@ -26,19 +24,13 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import (
     BadConfig,
-    BadData,
     BadEpisode,
     Interrupted,
-    Locked,
-    NoData,
     SpaceMismatch,
-    StorageNotFound,
     Uncommitted,
-    UsageError,
 )
 from offline_cli.storage.locations import open_location
 
-OBSERVATIONS, ACTIONS = spaces.Box(-1, 1, (4,), np.float32), spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]
 
 
@@ -77,15 +69,6 @@ def whole(folder: Path) -> list[tuple[str, bytes]]:
         return [(batch.ids[e], fingerprints(batch)[e]) for batch in batches for e in range(len(batch))]
 
 
-def close(one: Any, other: Any) -> bool:
-    """Whether two figures of a manifest are equal: floats to 1e-12, all else exactly."""
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(close(one[name], other[name]) for name in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(close, one, other))
-    return bool(one == pytest.approx(other, rel=1e-12, abs=1e-15)) if isinstance(one, float) else bool(one == other)
-
-
 def test_old_shards_keep_names_and_bytes_and_the_new_manifest_lists_both(parts: tuple[Path, Path]) -> None:
     old, new = parts
     before, first = files(old), whole(old)
@@ -98,68 +81,11 @@ def test_old_shards_keep_names_and_bytes_and_the_new_manifest_lists_both(parts: 
     assert not (old / "_writing.json").exists()
 
 
-def test_the_manifest_is_the_one_of_a_conversion_of_both(parts: tuple[Path, Path], tmp_path: Path) -> None:
-    old, new = parts
-    convert([old, new], tmp_path / "both", to=open_dataset(old).manifest.format)
-    convert(new, old, append=True, command=["offline-cli", "convert"])
-    apart = ("provenance", "shards")
-    appended, at_once = (open_dataset(place).manifest.as_json() for place in (old, tmp_path / "both"))
-    assert close({k: v for k, v in appended.items() if k not in apart}, {k: v for k, v in at_once.items() if k not in apart})
-    assert appended["provenance"]["commands"] == ["wrote old", "wrote new", "offline-cli convert"]
-
-
 def test_what_was_assumed_of_the_dataset_before_is_still_counted(parts: tuple[Path, Path]) -> None:
     manifest = parts[0] / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "assumptions": {"dtype-inferred": 2}}))
     convert(str(parts[1]), str(parts[0]), append=True)
     assert json.loads(manifest.read_text())["assumptions"]["dtype-inferred"] == 2
-
-
-def test_appended_twice_in_a_row_adds_nothing_the_second_time(parts: tuple[Path, Path]) -> None:
-    old, new = parts
-    convert(new, old, append=True)
-    before = whole(old), files(old), open_dataset(old).manifest.statistics
-    again = convert(new, old, append=True)
-    assert (again.episodes_appended, again.duplicates_dropped, again.episodes) == (0, 3, 7)
-    assert before[:2] == (whole(old), files(old))
-    assert close(before[2], open_dataset(old).manifest.statistics)
-
-
-def test_of_twice_the_same_new_episodes_one_is_appended_beside_those_that_are_there(
-    parts: tuple[Path, Path], tmp_path: Path
-) -> None:
-    old, new = parts
-    more = Path(shutil.copytree(old, tmp_path / "more"))
-    result = convert([new, new, more], old, append=True)
-    assert (result.episodes_appended, result.duplicates_dropped, result.episodes) == (3, 7, 7)
-
-
-def test_a_reader_of_the_manifest_before_reads_on(parts: tuple[Path, Path]) -> None:
-    old, new = parts
-    before, expected = Dataset.open(old), whole(old)
-    convert(new, old, append=True)
-    with before.batches() as batches:
-        assert [(batch.ids[e], fingerprints(batch)[e]) for batch in batches for e in range(len(batch))] == expected
-
-
-def test_infos_are_added_to_episodes_without_any(tmp_path: Path, make_batch: Make) -> None:
-    old = write(tmp_path / "old", make_batch((3, 4)), "columns")
-    new = write(tmp_path / "new", make_batch((2,), first_id=10, infos=[{"k": 1}] * 3), "columns")
-    convert(new, old, append=True)
-    assert [episode.get_infos()[-1] for episode in open_dataset(old)] == [{}, {}, {"k": 1}]
-
-
-def test_another_episode_of_an_id_is_refused_with_both_places(
-    parts: tuple[Path, Path], tmp_path: Path, make_batch: Make
-) -> None:
-    old, _ = parts
-    other = write(tmp_path / "other", make_batch((3, 2), seed=1))
-    before = whole(old)
-    with pytest.raises(BadData, match="two different episodes have the id episode-0") as caught:
-        convert(other, old, append=True)
-    assert str(old) in caught.value.where
-    assert str(other) in caught.value.where
-    assert whole(old) == before
 
 
 @pytest.mark.parametrize(
@@ -181,57 +107,6 @@ def test_what_is_not_of_the_dataset_s_kind_is_refused(
     with pytest.raises(error, match=what):
         convert(new, old, append=True, **options)
     assert before == (sorted(p.name for p in old.rglob("*")), whole(old))
-
-
-def test_another_action_scale_is_refused(tmp_path: Path, make_batch: Make) -> None:
-    box = spaces.Box(-1, 1, (2,), np.float32)
-    old = write(tmp_path / "old", make_batch((3, 4), action_space=box))
-    new = write(tmp_path / "new", make_batch((2,), first_id=10, action_space=box), action_scale="normalized")
-    with pytest.raises(BadConfig, match="actions of different scales"):
-        convert(new, old, append=True)
-
-
-def test_a_source_without_spaces_gets_those_of_the_dataset(tmp_path: Path, make_batch: Make) -> None:
-    old = write(tmp_path / "old", make_batch((3, 4)))
-    rows = "".join(f"{t // 3},{t % 3},0.5,0.25,0.5,0.25,1,1.0,{int(t % 3 == 2)}\n" for t in range(6))
-    table = tmp_path / "robot.csv"
-    table.write_text("ride,t,a,b,c,d,act,r,end\n" + rows)
-    mapping = tmp_path / "m.toml"
-    names = 'eps_id = "ride"\nt = "t"\nobs = ["a", "b", "c", "d"]\nactions = "act"\nrewards = "r"\nterminateds = "end"\n'
-    mapping.write_text("[columns]\n" + names)
-    for dropped in (0, 2):  # what the table says in float64 is recognised as what the dataset keeps of it
-        result = convert(table, old, mapping=mapping, append=True, action_scale="env")
-        assert (result.episodes, result.duplicates_dropped) == (4, dropped)
-    manifest = open_dataset(old).manifest
-    assert (manifest.observation_space, manifest.spaces_inferred) == (OBSERVATIONS, False)
-    assert validate(old).passed
-    table.write_text("ride,t,a,b,c,d,act,r,end\n" + rows.replace(",1,1.0", ",7,1.0"))
-    with pytest.raises(SpaceMismatch, match="not a category"):
-        convert(table, old, mapping=mapping, append=True, action_scale="env")
-
-
-def test_wrong_usage_is_refused_before_anything_is_read(tmp_path: Path, make_batch: Make) -> None:
-    old = write(tmp_path / "old", make_batch((3,)))
-    nowhere = tmp_path / "nowhere"
-    with pytest.raises(UsageError, match="mutually exclusive"):
-        convert(old, old, append=True, overwrite=True)
-    with pytest.raises(UsageError, match="datasets of ours alone"):
-        convert(old, tmp_path / "x", append=True, to="python:json:JSONEncoder")
-    with pytest.raises(StorageNotFound, match="no dataset is here to append to") as caught:
-        convert(old, nowhere, append=True)
-    assert "leave out --append" in caught.value.fix
-    assert not nowhere.exists()
-    nowhere.mkdir()
-    with pytest.raises(NoData, match="no dataset is here to append to"):
-        convert(old, nowhere, append=True)
-
-
-def test_a_dry_run_changes_nothing_and_counts_what_would_be_there(parts: tuple[Path, Path]) -> None:
-    old, new = parts
-    before = files(old), (old / "manifest.json").read_bytes()
-    result = convert(new, old, append=True, dry_run=True)
-    assert (result.episodes, result.episodes_appended) == (7, 3)
-    assert before == (files(old), (old / "manifest.json").read_bytes())
 
 
 # ---- interrupted ----
@@ -274,74 +149,6 @@ def test_an_interrupted_append_is_uncommitted_and_resumed(parts: tuple[Path, Pat
     assert validate(old, deep=True).passed
     undisturbed = convert(new, old, append=True, resume=True)  # as resume of what was not begun starts
     assert (undisturbed.episodes_appended, undisturbed.duplicates_dropped) == (0, 3)
-
-
-def test_a_kill_between_manifest_and_end_is_resumed(parts: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    old, new = parts
-    expected = whole(old) + whole(new)
-
-    class Killed(BaseException):
-        pass
-
-    def killed(*_: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        patched.setattr("offline_cli.datasets.target_folder.TargetFolder.finish", killed)
-        convert(new, old, append=True)
-    manifest = (old / "manifest.json").read_bytes()
-    convert(new, old, append=True, resume=True)
-    assert (old / "manifest.json").read_bytes() == manifest
-    assert whole(old) == expected
-
-
-def test_repair_keeps_the_dataset_and_what_was_added_to_it(parts: tuple[Path, Path], broken_off: Callable[..., None]) -> None:
-    old, new = parts
-    before = whole(old)
-    broken_off(after=2)
-    result = repair(str(old))
-    assert (result.episodes, result.complete) == (5, False)
-    assert whole(old)[:4] == before
-    assert validate(old, deep=True).passed
-    convert(new, old, append=True)  # the episodes that are there are dropped as duplicates
-    assert whole(old) == before + whole(new)
-
-
-def test_nobody_appends_beside_a_writer_at_work(parts: tuple[Path, Path]) -> None:
-    old, new = parts
-    manifest = open_dataset(old).manifest
-    from offline_cli.datasets.target_folder import dataset_to_append_to
-
-    writer = DatasetWriter(
-        open_location(old),
-        format=manifest.format,  # type: ignore[arg-type]
-        observation_space=manifest.observation_space,
-        action_space=manifest.action_space,
-        action_scale=manifest.action_scale,
-        base=dataset_to_append_to(open_location(old)),
-    )
-    with writer, pytest.raises(Locked):
-        convert(new, old, append=True)
-    assert validate(old, deep=True).passed
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "what"),
-    [
-        (["--append", "--overwrite"], 2, "mutually exclusive"),
-        (["--append", "--to", "columns"], 4, "format is episodes, not columns"),
-        (["--append", "--compression", "lz4"], 4, "compression is zstd, not lz4"),
-        (["--append"], 0, None),
-    ],
-)
-def test_exit_codes_are_the_documented_ones(
-    tmp_path: Path, make_batch: Make, words: list[str], code: int, what: str | None
-) -> None:
-    old, new = write(tmp_path / "old", make_batch((3,))), write(tmp_path / "new", make_batch((2,), first_id=10))
-    done = CliRunner().invoke(app, ["convert", str(new), "--out", str(old), "--json", "--quiet", *words])
-    told = json.loads(done.stdout)
-    assert done.exit_code == code
-    assert told["episodes_appended"] == 1 if what is None else what in told["error"]["what"]
 
 
 @pytest.mark.parametrize(("there", "code"), [("nothing", 5), ("folder", 3), ("note", 3)])

@@ -54,16 +54,6 @@ def replace_bytes(dataset: Dataset, data: bytes, *, tell_manifest: bool = True) 
     return Dataset(dataset.location, manifest)
 
 
-def test_a_missing_shard_is_named(dataset: Dataset) -> None:
-    second_shard(dataset).remove()
-    refused(dataset, "missing")
-
-
-def test_a_shard_of_another_size_is_named(dataset: Dataset) -> None:
-    data = second_shard(dataset).read_bytes()
-    refused(replace_bytes(dataset, data[: len(data) // 2], tell_manifest=False), "its manifest says")
-
-
 @pytest.mark.parametrize("keep", [0, 3, 4, 100, -1, -8, -100])
 def test_a_cut_shard_is_refused_even_where_the_size_is_right(dataset: Dataset, keep: int) -> None:
     data = second_shard(dataset).read_bytes()
@@ -75,24 +65,6 @@ def rewritten(dataset: Dataset, change: Callable[[pa.Table], pa.Table]) -> Datas
     sink = pa.BufferOutputStream()
     pq.write_table(change(pq.read_table(second_shard(dataset).open())), sink)
     return replace_bytes(dataset, sink.getvalue().to_pybytes())
-
-
-@pytest.mark.parametrize(
-    ("column", "what"),
-    [
-        (pa.field("logp", pa.string()), "'logp' is string, which holds no numbers"),
-        (pa.field("logp", pa.list_(pa.int64())), "'logp' is list"),
-        (pa.field("logp", pa.timestamp("us")), "'logp' is timestamp"),
-        (pa.field("logp", pa.struct([("a", pa.struct([("b", pa.binary())]))])), "'logp' is struct"),
-        (pa.field("infos", pa.string()), "column 'infos' is string and string"),
-    ],
-    ids=str,
-)
-def test_further_columns_that_no_dataset_has_are_refused(
-    place: Location, make_batch: Make, write_dataset: Write, column: pa.Field, what: str
-) -> None:
-    write_dataset(place, make_batch((3, 1, 5, 2)), max_rows_per_file=5)
-    refused(rewritten(Dataset.open(place), lambda table: table.append_column(column, pa.nulls(len(table), column.type))), what)
 
 
 @pytest.mark.parametrize("name", ["eps_id", "agent_id", "infos"])
@@ -118,12 +90,6 @@ def test_episodes_that_are_not_in_the_manifests_spaces_are_refused(
         assert caught.value.where.startswith(place.join(document["shards"][0]["path"]).url)
 
 
-def test_another_number_of_rows_is_refused(dataset: Dataset) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(pq.read_table(second_shard(dataset).open()).slice(1), sink)
-    refused(replace_bytes(dataset, sink.getvalue().to_pybytes()), "rows, its manifest says")
-
-
 def test_other_spaces_than_the_shards_have_are_refused(place: Location, make_batch: Make, write_dataset: Write) -> None:
     manifest = write_dataset(place, make_batch())
     document = manifest.as_json()
@@ -134,12 +100,6 @@ def test_other_spaces_than_the_shards_have_are_refused(place: Location, make_bat
         list(broken.batches())
     for name in ("'obs'", "'new_obs'", "'actions'"):
         assert name in caught.value.what
-
-
-def test_files_that_the_manifest_does_not_list_are_not_read(dataset: Dataset, make_batch: Make) -> None:
-    extra = dataset.location.join("data", "shard-00000000-000000.parquet")
-    extra.fs.pipe_file(extra.path, b"no Parquet at all")
-    assert sum(len(batch) for batch in dataset.batches()) == 4
 
 
 def test_a_broken_shard_is_refused_with_the_command_that_leaves_it_out(

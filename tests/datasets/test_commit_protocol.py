@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable
@@ -11,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from offline_cli import repair
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import NoData, OutputExists, StorageError, Uncommitted
+from offline_cli.errors import OutputExists, StorageError, Uncommitted
 from offline_cli.parquet import writing
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import Reject
@@ -56,14 +54,6 @@ class TestOrder:
             writer.commit()
         assert [path for path in paths_of(place) if not path.startswith("data/")] == ["README.md", "manifest.json"]
 
-    def test_the_note_says_who_writes(self, place: Location, writer_for: WriterFor, make_batch: Make) -> None:
-        with writer_for(place) as writer:
-            note = json.loads(place.join("_writing.json").read_bytes())
-            writer.write(make_batch())
-            writer.commit()
-        assert note["host"] == socket.gethostname()
-        assert {"pid", "started", "command", "generation", "options"} <= set(note)
-
     def test_a_dataset_being_written_is_uncommitted_for_readers(self, place: Location, writer_for: WriterFor) -> None:
         with writer_for(place) as writer:
             assert holds_dataset(place)
@@ -75,18 +65,6 @@ class TestOrder:
         assert caught.value.details["holder"]["host"] == socket.gethostname()
         assert "wait" in caught.value.fix
         assert "--resume" not in caught.value.fix
-
-    def test_the_manifest_comes_after_the_last_shard_and_before_the_notes_end(
-        self, place: Location, make_batch: Make, writer_for: WriterFor, monkeypatch: pytest.MonkeyPatch, paths_of: Paths
-    ) -> None:
-        def crash(*_: Any, **__: Any) -> None:
-            raise Crash
-
-        with pytest.raises(Crash), writer_for(place) as writer:
-            writer.write(make_batch())
-            monkeypatch.setattr("offline_cli.datasets.target_folder.TargetFolder.finish", crash)
-            writer.commit()
-        assert {path.partition("/")[0] for path in paths_of(place)} == {"README.md", "_writing.json", "data", "manifest.json"}
 
 
 class TestEarlyEnds:
@@ -139,15 +117,6 @@ class TestEarlyEnds:
 class TestExistingTargets:
     """Nothing existing is touched unasked."""
 
-    def test_a_dataset_is_not_written_over(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        write_dataset(place, make_batch())
-        before = snapshot(place)
-        with pytest.raises(OutputExists) as caught:
-            write_dataset(place, make_batch(seed=1))
-        assert caught.value.exit_code == 2
-        assert "--overwrite" in caught.value.fix
-        assert snapshot(place) == before
-
     @pytest.mark.parametrize("name", ["theirs.txt", "data/theirs.parquet", "sub/folder/theirs"])
     def test_a_folder_with_foreign_files_is_not_written_into(
         self, place: Location, name: str, make_batch: Make, write_dataset: Write
@@ -158,15 +127,6 @@ class TestExistingTargets:
             with pytest.raises(OutputExists, match="holds no dataset"):
                 write_dataset(place, make_batch(), resume=resume)
         assert snapshot(place) == before
-
-    def test_a_file_is_not_written_over_even_with_overwrite(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        put(place)
-        for overwrite in (False, True):
-            with pytest.raises(OutputExists, match="a file is here"):
-                write_dataset(place, make_batch(), overwrite=overwrite)
-        assert place.read_bytes() == b"theirs"
 
     def test_an_unfinished_dataset_asks_for_resume_or_overwrite(
         self, place: Location, make_batch: Make, writer_for: WriterFor, write_dataset: Write
@@ -183,27 +143,6 @@ class TestExistingTargets:
 class TestOverwrite:
     """The old dataset goes only when the new one is whole."""
 
-    def test_the_new_dataset_replaces_the_old_one_entirely(
-        self, place: Location, format: str, make_batch: Make, write_dataset: Write, writer_for: WriterFor, paths_of: Paths
-    ) -> None:
-        with writer_for(place, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1)))
-            writer.quarantine([Reject("a", "bad-data", "x", b"")])
-            writer.commit()
-        manifest = write_dataset(place, make_batch((2,), seed=1), format=format, overwrite=True)
-        assert paths_of(place) == sorted([*(shard.path for shard in manifest.shards), "README.md", "manifest.json"])
-        assert Dataset.open(place).manifest.counts.steps == 2
-
-    def test_old_manifest_and_shards_stand_until_the_new_manifest(
-        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
-    ) -> None:
-        write_dataset(place, make_batch())
-        before = snapshot(place)
-        with writer_for(place, overwrite=True, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1), seed=1))
-            assert snapshot(place).items() >= before.items()
-            writer.commit()
-
     def test_an_early_failure_gives_the_old_dataset_back(
         self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
     ) -> None:
@@ -214,52 +153,6 @@ class TestOverwrite:
             raise Crash
         assert snapshot(place) == before
         assert Dataset.open(place).manifest.counts.episodes == 3
-
-    def test_after_a_later_failure_repair_gives_the_old_dataset_back(
-        self, place: Location, make_batch: Make, write_dataset: Write, writer_for: WriterFor
-    ) -> None:
-        write_dataset(place, make_batch())
-        with pytest.raises(Crash), writer_for(place, overwrite=True, max_rows_per_file=1) as writer:
-            writer.write(make_batch((1, 1, 1), seed=1))
-            raise Crash
-        with pytest.raises(Uncommitted) as caught:
-            Dataset.open(place)
-        assert "offline-cli repair" in caught.value.fix
-        repair(place)
-        assert len(place.join("data").files()) == 1
-        assert sum(batch.num_steps for batch in Dataset.open(place).batches()) == 9
-
-    def test_foreign_files_beside_the_data_are_left_alone(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        write_dataset(place, make_batch())
-        put(place.join("notes.txt"))
-        write_dataset(place, make_batch(), overwrite=True)
-        assert place.join("notes.txt").read_bytes() == b"theirs"
-
-    def test_a_folder_that_holds_no_dataset_is_not_overwritten(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        put(place.join("run.json"))
-        before = snapshot(place)
-        with pytest.raises(OutputExists, match="holds no dataset") as caught:
-            write_dataset(place, make_batch(), overwrite=True)
-        assert caught.value.exit_code == 2
-        assert snapshot(place) == before
-
-
-class TestReaders:
-    """What a folder without a finished dataset says."""
-
-    def test_a_missing_folder_is_a_storage_error(self, place: Location) -> None:
-        with pytest.raises(StorageError, match="does not exist"):
-            Dataset.open(place)
-
-    def test_a_folder_of_something_else_holds_no_dataset(self, place: Location) -> None:
-        put(place.join("a.txt"))
-        assert not holds_dataset(place)
-        with pytest.raises(NoData):
-            Dataset.open(place)
 
 
 def test_a_half_written_local_file_of_a_killed_writer_is_removed_by_the_next(

@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli import EpisodeBatch, open_dataset, write_dataset
-from offline_cli.errors import BadData, UsageError
+from offline_cli.errors import BadData
 
 Make = Callable[..., EpisodeBatch]
 
@@ -51,27 +51,6 @@ def test_episodes_have_a_row_each(make_batch: Make, tmp_path: Path, format: Any)
             batch.ids, batch.lengths.tolist(), batch.returns.tolist(), batch.terminated.tolist(), ("a", None, "b"), strict=True
         )
     ]
-    assert dataset.to_polars(per="episode", lazy=True).collect().equals(frame)
-
-
-def test_a_lazy_frame_reads_what_is_asked_for_again_and_again(make_batch: Make, tmp_path: Path, format: Any) -> None:
-    write_dataset(make_batch((3, 1, 5, 8)), tmp_path / "D", format=format, max_rows_per_file=8 if format == "columns" else 2)
-    dataset = open_dataset(tmp_path / "D")
-    whole, lazy = dataset.to_polars(), dataset.to_polars(lazy=True)
-    assert lazy.collect().equals(whole)
-    for _ in range(2):
-        found = lazy.filter(pl.col("t") >= 2).select("eps_id", "rewards").collect()
-        assert found.equals(whole.filter(pl.col("t") >= 2).select("eps_id", "rewards"))
-    assert lazy.head(4).select("t").collect()["t"].to_list() == [0, 1, 2, 0]
-    returns = lazy.group_by("eps_id", maintain_order=True).agg(pl.col("rewards").sum()).collect()
-    assert returns["eps_id"].to_list() == [f"episode-{number}" for number in range(4)]
-
-
-def test_infos_are_json_where_one_is_not_empty(make_batch: Make, tmp_path: Path, format: Any) -> None:
-    infos = [{}, {"x": 1}, {}, {}, {}]
-    write_dataset(make_batch((2, 1), infos=infos), tmp_path / "D", format=format)
-    frame = open_dataset(tmp_path / "D").to_polars()
-    assert frame.select("infos", "reset_infos").rows() == [('{"x":1}', None), (None, None), (None, None)]
 
 
 def test_no_episodes_are_no_rows_and_unknown_spaces_an_error(write_nothing: Callable[..., Any], tmp_path: Path) -> None:
@@ -93,10 +72,3 @@ def write_nothing(tmp_path: Path) -> Callable[..., Any]:
         return open_dataset(tmp_path / name)
 
     return write
-
-
-def test_rows_per_anything_else_are_refused(make_batch: Make, tmp_path: Path) -> None:
-    write_dataset(make_batch((3,)), tmp_path / "D")
-    with pytest.raises(UsageError, match="no rows per 'eps'") as caught:
-        open_dataset(tmp_path / "D").to_polars(per="eps")  # type: ignore[call-overload]
-    assert caught.value.fix == "'step' or 'episode'"

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
-import pyarrow as pa
-import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
@@ -20,10 +16,10 @@ from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
+from offline_cli.errors import BadEpisode
 from offline_cli.parquet.reading import fingerprint
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.tally import Reject, Tally
+from offline_cli.tally import Reject
 
 Make = Callable[..., EpisodeBatch]
 Same = Callable[[EpisodeBatch, EpisodeBatch], None]
@@ -69,33 +65,6 @@ class TestRoundTrips:
         assert_same_batch(read, batch)
         assert isinstance(read.obs["arm"], tuple)
 
-    def test_infos_come_back_even_when_the_first_episodes_have_none(
-        self, place: Location, format: str, make_batch: Make, write_dataset: Write, assert_same_batch: Same
-    ) -> None:
-        silent, telling = make_batch((2, 2)), make_batch((2, 1), first_id=2, infos=[{}, {}, {}, {"a": 1}, {}])
-        more = make_batch((2,), first_id=4)
-        write_dataset(place, silent, telling, more, format=format, max_rows_per_file=2)
-        assert_same_batch(read_all(place), EpisodeBatch.concat([silent, telling, more]))
-
-    def test_all_shards_have_the_same_columns_whatever_their_episodes_hold(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        telling = make_batch((2, 1), first_id=2, infos=[{}, {}, {}, {"a": 1}, {}])
-        write_dataset(place, make_batch((2, 2)), telling, max_rows_per_file=2)
-        schemas = [pq.read_schema(file.open()) for file in place.join("data").files()]
-        assert len(schemas) == 4
-        assert all(schema.equals(schemas[0], check_metadata=True) for schema in schemas)
-        assert schemas[0].names[-4:] == ["source_id", "final_obs_assumed", "infos", "reset_infos"]
-
-    def test_only_the_columns_asked_for_are_read(
-        self, place: Location, format: str, make_batch: Make, write_dataset: Write
-    ) -> None:
-        write_dataset(place, make_batch((2,), extra={"a": np.zeros(2), "b": np.zeros(2)}, infos=[{"x": 1}] * 3), format=format)
-        read = read_all(place, columns=["b"])
-        assert list(read.extra) == ["b"]
-        assert read.infos is None
-        assert read_all(place).infos is not None
-
     def test_an_episode_longer_than_a_row_group_comes_back_whole(
         self, tmp_path: Path, make_batch: Make, write_dataset: Write, assert_same_batch: Same
     ) -> None:
@@ -123,12 +92,6 @@ class TestManifests:
         assert [shard.rows for shard in manifest.shards] == [pq.read_metadata(file.open()).num_rows for file in files]
         assert sum(shard.steps for shard in manifest.shards) == 11
 
-    def test_statistics_are_the_same_in_both_formats(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
-        batch = make_batch([5] * 50, extra={"logp": np.linspace(0, 1, 250)})
-        manifests = [write_dataset(open_location(tmp_path / kind), batch, format=kind) for kind in ("episodes", "columns")]
-        assert manifests[0].statistics == manifests[1].statistics
-        assert manifests[0].statistics["length"]["quantiles"]["50"] == 5
-
     def test_a_shard_keeps_to_its_limit_of_bytes_before_compression(
         self, place: Location, format: str, make_batch: Make, write_dataset: Write
     ) -> None:
@@ -139,62 +102,11 @@ class TestManifests:
         assert len({shard.episodes for shard in cut.shards[:-1]}) == 1
         assert 2 <= len(cut.shards) <= 8
 
-    def test_quantiles_of_return_and_length_are_exact(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        batch = make_batch(np.random.default_rng(3).integers(1, 40, 101).tolist())
-        statistics = write_dataset(place, batch, max_rows_per_file=30).statistics
-        percents = [0, 1, 5, 25, 50, 75, 95, 99, 100]
-        for name, values in (("return", batch.returns), ("length", batch.lengths)):
-            found: Any = statistics[name]  # type: ignore[literal-required]
-            assert list(found["quantiles"]) == list(map(str, percents))
-            assert list(found["quantiles"].values()) == np.percentile(values, percents).tolist()
-            assert (found["min"], found["max"]) == (values.min(), values.max())
-
-    def test_assumptions_are_those_of_the_tally(self, place: Location, make_batch: Make, writer_for: WriterFor) -> None:
-        tally = Tally()
-        tally.assume("unfinished-episode", 2)
-        with writer_for(place, tally=tally) as writer:
-            writer.write(make_batch())
-            assert writer.commit(complete=False).assumptions == {"unfinished-episode": 2}
-        assert not Dataset.open(place).manifest.complete
-
     def test_a_dataset_without_episodes_is_one(self, place: Location, format: str, write_dataset: Write) -> None:
         manifest = write_dataset(place, format=format)
         assert manifest.counts.episodes == 0
         assert list(Dataset.open(place).batches()) == []
         assert holds_dataset(place)
-
-    def test_the_episodes_format_needs_no_spaces(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        write_dataset(place, make_batch(), format="episodes", observation_space=None, action_space=None)
-        assert Dataset.open(place).manifest.observation_space is None
-        assert read_all(place).num_steps == 9
-
-
-class TestWhatColumnsDoNotKeep:
-    """Dropped and counted, never in silence."""
-
-    def test_episodes_without_a_step_are_dropped_and_counted(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        manifest = write_dataset(place, make_batch((0, 2, 0)))
-        assert manifest.assumptions == {"zero-length-episode": 2}
-        assert manifest.counts.episodes == 1
-
-    def test_the_episodes_format_keeps_them(self, place: Location, make_batch: Make, write_dataset: Write) -> None:
-        manifest = write_dataset(place, make_batch((0, 2, 0)), format="episodes")
-        assert manifest.assumptions == {}
-        assert read_all(place).lengths.tolist() == [0, 2, 0]
-
-    def test_custom_data_clock_and_multi_agent_ids_are_counted(
-        self, place: Location, make_batch: Make, write_dataset: Write
-    ) -> None:
-        batch = make_batch(
-            (1, 1),
-            custom_data=({"a": 1}, {}),
-            clock=np.array([[1.0, 2.0], [np.nan, np.nan]]),
-            multi_agent_ids=("m", None),
-        )
-        counted = {"custom-data-not-kept": 1, "clock-not-kept": 1, "multi-agent-id-not-kept": 1}
-        assert write_dataset(place, batch).assumptions == counted
 
 
 class TestRefusals:
@@ -217,35 +129,6 @@ class TestRefusals:
             writer.write(make_batch((2, 1)))
             writer.write(make_batch((1,), first_id=1))
 
-    def test_names_that_no_file_can_hold_are_refused(
-        self, place: Location, format: str, make_batch: Make, write_dataset: Write
-    ) -> None:
-        for names in ({"ids": ("a", "\ud800")}, {"agent_ids": (None, "\ud800")}):
-            with pytest.raises(BadData, match="name"):
-                write_dataset(place, replace(make_batch((2, 1)), **names), format=format)
-
-    def test_values_that_the_space_cannot_hold_are_refused(
-        self, place: Location, make_batch: Make, writer_for: WriterFor
-    ) -> None:
-        with (
-            pytest.raises(BadEpisode, match="'actions'"),
-            writer_for(place, action_space=spaces.Box(0, 9, (), np.int8)) as writer,
-        ):
-            writer.write(make_batch((2,), action_space=spaces.Box(0, 9, (), np.float32)))
-
-    def test_shapes_that_are_not_the_spaces_are_refused(
-        self, place: Location, format: str, make_batch: Make, writer_for: WriterFor
-    ) -> None:
-        with pytest.raises(BadEpisode, match="'obs'"), writer_for(place, format=format) as writer:
-            writer.write(make_batch((2,), observation_space=spaces.Box(0, 9, (5,), np.float32)))
-
-    def test_a_space_without_columns_is_refused_before_anything_is_touched(
-        self, place: Location, writer_for: WriterFor
-    ) -> None:
-        with pytest.raises(UnsupportedSpace):
-            writer_for(place, observation_space=spaces.Dict({}))
-        assert not place.exists()
-
 
 class TestSameBytes:
     """Same input and options, same data/ bytes."""
@@ -263,37 +146,6 @@ class TestSameBytes:
         left, right = one.as_json(), two.as_json()
         del left["provenance"], right["provenance"]
         assert left == right
-
-
-class TestOtherReaders:
-    """The folder `data/` is plain Parquet for other programs."""
-
-    @pytest.fixture
-    def folder(self, tmp_path: Path, format: str, make_batch: Make, write_dataset: Write) -> Path:
-        image = spaces.Dict({"image": spaces.Box(0, 255, (3, 2, 1), np.uint8), "vector": spaces.Box(-1, 1, (2,), np.float32)})
-        batch = make_batch([4] * 6, observation_space=image)
-        write_dataset(open_location(tmp_path / "D"), batch, format=format, observation_space=image, max_rows_per_file=8)
-        return tmp_path / "D" / "data"
-
-    def test_polars_reads_the_folder(self, folder: Path, format: str) -> None:
-        table = pl.scan_parquet(folder).collect()
-        assert table.height == (24 if format == "columns" else 6)
-        assert table["eps_id"].n_unique() == 6
-
-    def test_pyarrow_reads_the_folder(self, folder: Path, format: str) -> None:
-        table = pyarrow.dataset.dataset(folder).to_table()
-        assert table.num_rows == (24 if format == "columns" else 6)
-        if format == "columns":
-            assert table.schema.field("obs").type.field("image").type == pa.fixed_shape_tensor(pa.uint8(), (3, 2, 1))
-
-    def test_plain_columns_describe_each_episode(self, tmp_path: Path, make_batch: Make, write_dataset: Write) -> None:
-        batch = make_batch((4, 2))
-        write_dataset(open_location(tmp_path / "D"), batch, format="episodes")
-        table = pl.read_parquet(tmp_path / "D" / "data")
-        assert table.columns == ["item", "eps_id", "length", "return", "terminated", "truncated"]
-        assert table["length"].to_list() == [4, 2]
-        assert table["return"].to_list() == batch.returns.tolist()
-        assert table["terminated"].to_list() == batch.terminated.tolist()
 
 
 def test_rows_set_aside_are_written_with_place_code_and_reason(

@@ -18,7 +18,6 @@ from offline_cli.storage.locations import Location, open_location
 pytestmark = pytest.mark.integration
 
 OPERATIONS = 6
-OF_A_SPLIT = 8
 TRIES, SOONER = 8, 0.8
 EPISODES = 24
 KILLED = -9
@@ -228,45 +227,3 @@ def test_an_append_killed_at_any_storage_operation_leaves_the_dataset_and_is_gon
         assert content(folder) == want
     print(f"{operations} operations; complete new shards at the kills:", shards)
     assert len(set(shards)) >= 3, f"the kills do not cover the writing: so many shards were complete: {shards}"
-
-
-@pytest.mark.parametrize(
-    "memory", ["1GiB", pytest.param("256MiB", marks=pytest.mark.nightly)], ids=["both parts at a time", "one after the other"]
-)
-def test_a_split_killed_at_any_storage_operation_is_gone_on_with_to_the_same_parts(
-    memory: str, target: Target, zygote: Zygote, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    words = record(str(source))
-    words[words.index("recording_envs:Slow-v0")] = "recording_envs:Count-v0"
-    assert zygote.run(words).code == 0, zygote.complaints()
-
-    def split(name: str) -> tuple[dict[str, Location], list[str]]:
-        out = f"{target.url}/{name}"
-        words = ["split", str(source), "--out", out, "--counts", "train=14,val=10", "--max-rows-per-file", "2"]
-        parts = {part: open_location(f"{out}/{part}") for part in ("train", "val")}
-        return parts, [*words, "--memory-limit", memory, "--json", "--quiet"]
-
-    for name in ("first", "undisturbed"):  # the first one may have modules to compile, which are files too
-        parts, words = split(name)
-        life = zygote.run(words)
-        assert life.code == 0, zygote.complaints()
-    want = {part: content(folder) for part, folder in parts.items()}
-    assert sum(want[part]["manifest.json"]["counts"]["episodes"] for part in parts) == EPISODES
-    operations, states = len(life.operations), list[tuple[int, ...]]()
-    for number in range(OF_A_SPLIT):
-        parts, words = split(f"killed-{number}")
-        moment = 2 * ((operations - 1) * number // (OF_A_SPLIT - 1)) + number % 2
-        assert zygote.run(words, operation=moment).code == KILLED
-        if number % 3 == 0 and not all(map(is_committed, parts.values())):
-            zygote.run([*words, "--resume"], operation=operations // 2)
-        before = {part: whole_shards(folder, want[part]) for part, folder in parts.items()}
-        states.append(tuple(len(shards) for shards in before.values()))
-        if not all(map(is_committed, parts.values())):
-            assert zygote.run([*words, "--resume"]).code == 0, zygote.complaints()
-        for part, folder in parts.items():
-            assert content(folder).items() >= before[part].items(), "a complete shard is lost"
-            assert content(folder) == want[part]
-    print(f"{operations} operations; complete shards of each part at the kills:", states)
-    for number in range(2):
-        assert len({state[number] for state in states}) >= 3, f"the kills do not cover the writing: {states}"

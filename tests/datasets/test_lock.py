@@ -64,10 +64,6 @@ def test_a_second_writer_gets_exit_5_and_the_name_of_the_first(
     assert Dataset.open(place).manifest.counts.episodes == 3
 
 
-def test_a_writer_that_has_ended_is_taken_over_from(unfinished: Location, writer_for: WriterFor) -> None:
-    resumed(unfinished, writer_for)
-
-
 def test_so_is_a_process_of_this_machine_that_has_died(unfinished: Location, writer_for: WriterFor) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()

@@ -60,12 +60,6 @@ def test_anybodys_manifest_makes_no_dataset(tmp_path: Path) -> None:
     refused(app, match="manifest.json is in it")
 
 
-def test_anybodys_note_makes_no_dataset(tmp_path: Path) -> None:
-    (tmp_path / "novel").mkdir()
-    (tmp_path / "novel" / "_writing.json").write_text(json.dumps({"chapter": 3}))
-    refused(tmp_path / "novel", match="_writing.json is in it")
-
-
 @pytest.mark.parametrize("name", ["data", "quarantine", "manifest.json"])
 def test_links_under_a_datasets_names_are_refused(dataset: Path, tmp_path: Path, name: str) -> None:
     (dataset / "quarantine").mkdir()
@@ -79,18 +73,3 @@ def test_links_under_a_datasets_names_are_refused(dataset: Path, tmp_path: Path,
 def test_copies_of_shards_in_a_folder_of_their_own_are_refused_and_stay(dataset: Path) -> None:
     shutil.copytree(dataset / "data", dataset / "data" / "keep")
     refused(dataset, match="1 files that no dataset put there")
-
-
-def test_the_users_own_files_stay(dataset: Path) -> None:
-    own = ["README.md", "_part-notes", "quarantine/why.md", "quarantine/old/rows-000000.rejects"]
-    for name in own:
-        (dataset / name).parent.mkdir(parents=True, exist_ok=True)
-        (dataset / name).write_text("mine")
-    write(dataset, overwrite=True, value=0.5)
-    assert [name for name in own if (dataset / name).read_text() != "mine"] == []
-
-
-def test_a_dataset_with_a_damaged_manifest_is_replaced(dataset: Path) -> None:
-    (dataset / "manifest.json").write_bytes(b"\xff" * 20)
-    write(dataset, overwrite=True, value=0.5)
-    assert len(list((dataset / "data").iterdir())) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,10 +48,6 @@ def named(first_id: int) -> list[str]:
 class TestNames:
     """A shard's name is given once in one folder."""
 
-    def test_no_name_comes_back_under_the_same_command(self, rewrite: Callable[..., Manifest]) -> None:
-        paths = [shard.path for _ in range(5) for shard in rewrite(0).shards]
-        assert len(set(paths)) == 5 * EPISODES
-
     def test_no_name_comes_back_after_a_writer_that_was_killed(
         self, place: Location, make_batch: Make, writer_for: WriterFor, paths_of: Paths
     ) -> None:
@@ -76,22 +71,3 @@ class TestReaders:
         with pytest.raises(BadData, match="the dataset was replaced"):
             ids(older.batches())
         assert ids(Dataset.open(place).batches()) == named(0)
-
-    def test_a_shard_that_is_missing_from_its_own_dataset_is_bad_data(
-        self, place: Location, rewrite: Callable[..., Manifest]
-    ) -> None:
-        place.join(rewrite(0).shards[1].path).remove()
-        with pytest.raises(BadData, match="missing"):
-            ids(Dataset.open(place).batches())
-
-
-def test_the_parquet_files_below_a_dataset_that_was_overwritten_give_each_row_once(
-    rewrite: Callable[..., Manifest], place: Location
-) -> None:
-    for first_id in (0, 10):
-        counts = rewrite(first_id).counts
-    with place.fs.open(place.path + "/manifest.json", "rb") as file:
-        listed = [shard["path"] for shard in json.load(file)["shards"]]
-    found = [path for path in place.fs.find(place.path) if path.endswith(".parquet")]
-    assert sorted(path.removeprefix(place.path + "/") for path in found) == sorted(listed)
-    assert counts.episodes == EPISODES

@@ -12,7 +12,6 @@ import pytest
 
 from offline_cli import EpisodeBatch, open_dataset
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import BadData
 from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
@@ -82,12 +81,3 @@ def test_a_pickled_dataset_reads_the_same_and_travels_light(shards: Dataset, who
     again = pickle.loads(sent)
     assert again.shards == shards.shards
     assert [again[number].id_ for number in (9, 0)] == [whole.ids[9], whole.ids[0]]
-
-
-def test_a_shard_that_holds_other_episodes_than_its_manifest_says_is_refused(
-    shards: Dataset, tmp_path: Path, format: str
-) -> None:
-    first, second = (tmp_path / "D" / shard.path for shard in shards.shards[:2])
-    first.write_bytes(second.read_bytes())
-    with pytest.raises(BadData, match="its manifest says"):
-        shards[0]

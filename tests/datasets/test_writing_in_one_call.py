@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import DatasetWriter, EpisodeBatch, MultiAgentEpisode, open_dataset, write_dataset
+from offline_cli import DatasetWriter, EpisodeBatch, open_dataset, write_dataset
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, UsageError
 
 Make = Callable[..., EpisodeBatch]
@@ -83,27 +82,6 @@ def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_pat
         DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)
 
 
-def test_each_agents_episode_of_several_agents_is_written(tmp_path: Path) -> None:
-    box = spaces.Box(-1, 1, (2,), np.float32)
-    both = MultiAgentEpisode(
-        observation_space={"left": box, "right": box}, action_space=dict.fromkeys(("left", "right"), spaces.Discrete(2))
-    )
-    seen = {"left": np.zeros(2, np.float32), "right": np.ones(2, np.float32)}
-    both.add_env_reset(observations=seen)
-    both.add_env_step(seen, {"left": 0, "right": 1}, {"left": 1.0, "right": 2.0}, terminateds={"__all__": True})
-    written = write_dataset([both], tmp_path / "D", observation_space=box, action_space=spaces.Discrete(2))
-    found = open_dataset(tmp_path / "D")[:]
-    assert written.episodes == 2
-    assert dict(zip(found.agent_ids or (), found.returns.tolist(), strict=True)) == {"left": 1.0, "right": 2.0}
-
-
-@pytest.mark.parametrize("wrong", ["ds", Path("ds"), 3, [[1, 2]], [None]], ids=str)
-def test_what_is_no_episode_is_refused_by_name(wrong: Any, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="where an episode is wanted"):
-        write_dataset(wrong, tmp_path / "D")
-    assert not (tmp_path / "D").exists()
-
-
 def test_of_a_dataset_environment_and_action_scale_are_kept_unless_others_are_given(make_batch: Make, tmp_path: Path) -> None:
     write_dataset(make_batch(), tmp_path / "D", env="CartPole-v1", action_scale="env")
     write_dataset(open_dataset(tmp_path / "D"), tmp_path / "same")
@@ -111,29 +89,3 @@ def test_of_a_dataset_environment_and_action_scale_are_kept_unless_others_are_gi
     told = [open_dataset(tmp_path / name).manifest for name in ("D", "same", "other")]
     scales = [(manifest.environment and manifest.environment.id, manifest.action_scale) for manifest in told]
     assert scales == [("CartPole-v1", "env"), ("CartPole-v1", "env"), ("CartPole-v0", "normalized")]
-
-
-@pytest.mark.parametrize("library", ["polars", "pandas", "pyarrow"])
-def test_a_table_is_no_episodes_and_is_told_to_be_converted(library: str, tmp_path: Path) -> None:
-    module = pytest.importorskip(library)
-    table = module.table({"obs": [1.0]}) if library == "pyarrow" else module.DataFrame({"obs": [1.0]})
-    with pytest.raises(UsageError, match=f"a {type(table).__name__} where an episode is wanted") as caught:
-        write_dataset(table, tmp_path / "D")
-    assert "convert" in str(caught.value)
-    assert not (tmp_path / "D").exists()
-
-
-def test_a_writer_is_used_inside_its_with_and_before_its_commit(make_batch: Make, tmp_path: Path) -> None:
-    batch = make_batch()
-    assert batch.observation_space is not None
-    assert batch.action_space is not None
-    spaces_of = {"observation_space": batch.observation_space, "action_space": batch.action_space}
-    writer = DatasetWriter(tmp_path / "D", **spaces_of, action_scale="env")
-    with pytest.raises(UsageError, match="outside its `with`"):
-        writer.write(batch)
-    with writer:
-        writer.write(batch)
-        writer.commit()
-        with pytest.raises(UsageError, match="after its `commit`"):
-            writer.write(batch)
-    assert len(open_dataset(tmp_path / "D")) == len(batch)

@@ -70,22 +70,6 @@ def test_a_slice_of_a_column_gives_its_own_values() -> None:
         np.testing.assert_array_equal(back[name], leaf[1:3])
 
 
-def test_a_dict_keyed_like_a_tuple_stays_a_dict() -> None:
-    tree = {"0": np.arange(3), "1": (np.arange(3.0), np.ones((3, 2)))}
-    field = tree_field("x", tree)
-    back = from_arrow(to_arrow(tree, field.type), field)
-    assert isinstance(back, dict)
-    assert isinstance(back["1"], tuple)
-
-
-def test_nan_and_infinities_are_values_not_nulls() -> None:
-    leaf = np.array([[np.nan, np.inf], [-np.inf, -0.0]])
-    field = tree_field("x", leaf)
-    column = to_arrow(leaf, field.type)
-    assert column.null_count == 0
-    assert from_arrow(column, field).tobytes() == leaf.tobytes()
-
-
 @pytest.mark.parametrize(
     "array",
     [
@@ -99,9 +83,3 @@ def test_nan_and_infinities_are_values_not_nulls() -> None:
 def test_nulls_are_refused_by_the_name_of_the_column(array: pa.Array) -> None:
     with pytest.raises(ValueError, match="null"):
         from_arrow(array, pa.field("x", array.type))
-
-
-def test_a_leaf_that_is_not_contiguous_is_written_in_its_own_order() -> None:
-    leaf = np.arange(24.0).reshape(4, 6)[:, ::2]
-    field = space_field("x", spaces.Box(-100, 100, (3,), np.float64))
-    np.testing.assert_array_equal(from_arrow(to_arrow(leaf, field.type), field), leaf)

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,17 +17,14 @@ from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, MemoryLimitExceeded, StorageError
+from offline_cli.errors import BadData, MemoryLimitExceeded
 from offline_cli.formats import parquet_files
-from offline_cli.parquet.reading import arrow_file
 from offline_cli.parquet.writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
-from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
 
 Make = Callable[..., EpisodeBatch]
 Write = Callable[..., Manifest]
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 KIB = 1 << 10
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 TABLE = pa.table({"x": list(range(1000)), "name": ["same"] * 1000})
@@ -72,44 +65,6 @@ def test_a_large_table_is_cut_into_row_groups_that_stream(tmp_path: Path) -> Non
     assert max(sizes) <= 2 * BLOCK_BYTES
 
 
-def test_a_discarded_shard_leaves_nothing(place: Location) -> None:
-    writer = begun(place)
-    writer.write(TABLE)
-    writer.discard()
-    assert place.files() == []
-
-
-def test_a_shard_on_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full on this system")
-    monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
-    (tmp_path / "_part-a.parquet").symlink_to("/dev/full")
-    writer = begun(open_location(tmp_path))
-    writer.write(TABLE)
-    with pytest.raises(StorageError) as caught:
-        writer.commit()
-    assert caught.value.exit_code == 5
-    writer.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
-
-
-def test_a_shard_of_which_a_table_failed_is_never_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = begun(open_location(tmp_path))
-
-    def fail(*_: Any) -> None:
-        raise OSError(28, "no space left")
-
-    writer.write(TABLE)
-    writer.settle()
-    monkeypatch.setattr(ShardWriter, "_append", fail)
-    writer.write(TABLE)
-    for end in (writer.settle, writer.commit, writer.commit):
-        with pytest.raises(OSError, match="no space left"):
-            end()
-    writer.discard()
-    assert [path.name for path in tmp_path.rglob("*")] == ["data"]
-
-
 # ---- what we write, we read, however well it packs ----
 
 
@@ -144,19 +99,6 @@ def test_a_row_group_beyond_the_memory_limit_is_refused(packed: Path) -> None:
 # ---- shards that are not those that were written ----
 
 
-def test_validate_finds_shards_that_changed_places(place: Location, make_batch: Make, write_dataset: Write) -> None:
-    batches = [make_batch((4,), first_id=number) for number in range(2)]
-    write_dataset(place, *batches, format="episodes", compression="none", max_rows_per_file=1)
-    left, right = place.join("data").files()
-    before = left.read_bytes(), right.read_bytes()
-    assert len(before[0]) == len(before[1])
-    left.fs.pipe_file(left.path, before[1])
-    right.fs.pipe_file(right.path, before[0])
-    found = [problem for problem in validate(place, deep=True).problems if problem.code == "shard-hash"]
-    assert [(problem.severity, problem.count) for problem in found] == [("error", 2)]
-    assert list(found[0].details["places"]) == [left.url, right.url]
-
-
 def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, write_dataset: Write, format: str) -> None:
     [shard] = write_dataset(open_location(tmp_path), make_batch(), format=format, compression="none").shards
     data = bytearray((tmp_path / shard.path).read_bytes())
@@ -166,53 +108,6 @@ def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, 
     with pytest.raises(BadData) as caught:
         list(Dataset.open(tmp_path).batches())
     assert caught.value.where.endswith(shard.path)
-
-
-EVERY_BYTE = """
-    import io
-    import pyarrow as pa, pyarrow.parquet as pq
-    from offline_cli.parquet.reading import check_footer
-
-    stream = io.BytesIO()
-    pq.write_table(pa.table({"a": [1, None], "b": ["x", "y"]}), stream, row_group_size=1)
-    whole = stream.getvalue()
-    length = int.from_bytes(whole[-8:-4], "little")
-    sound = broken = 0
-    for place in range(len(whole) - 8 - length, len(whole) - 8):
-        for change in (1, 8, 64, 128):
-            data = bytearray(whole)
-            data[place] ^= change
-            try:
-                metadata = pq.ParquetFile(io.BytesIO(data)).metadata
-                check_footer(metadata)
-            except (pa.ArrowException, OSError, UnicodeDecodeError):
-                broken += 1
-                continue
-            for group in range(metadata.num_row_groups):
-                for column in range(metadata.num_columns):
-                    metadata.row_group(group).column(column)  # aborts the process where it cannot be
-            sound += 1
-    print(sound, broken)
-"""
-
-
-@pytest.mark.integration
-def test_whichever_bit_of_a_footer_changes_it_is_refused_or_can_be_looked_at() -> None:
-    words = [sys.executable, "-c", textwrap.dedent(EVERY_BYTE)]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    sound, broken = map(int, done.stdout.split())
-    assert min(sound, broken) > 250
-
-
-# ---- Arrow's threads have no Python file in hand: one that lets go of it while the interpreter ends aborts the process ----
-
-
-def test_any_other_file_is_read_as_it_is(tmp_path: Path) -> None:
-    pq.write_table(TABLE, tmp_path / "a.parquet")
-    stream = io.BufferedReader((tmp_path / "a.parquet").open("rb"))  # type: ignore[type-var]  # a file that is not its own
-    with arrow_file(stream) as source:
-        assert source is stream
 
 
 def test_of_a_large_remote_shard_only_the_columns_asked_for_are_fetched(

@@ -12,9 +12,8 @@ import pytest
 from pyarrow import fs as arrow_fs
 
 from offline_cli import convert, inspect, open_dataset, open_location, record
-from offline_cli.errors import StorageNotFound, UsageError
-from offline_cli.storage.locations import Location, expand
-from offline_cli.storage.staging import StagedFile, write_whole
+from offline_cli.errors import UsageError
+from offline_cli.storage.locations import Location
 
 
 def arrow_local(folder: Path) -> tuple[Any, str]:
@@ -63,49 +62,6 @@ def test_a_disk_of_this_machine_is_written_by_rename_however_it_is_wrapped(given
     assert given.is_local or given.is_memory
 
 
-def test_files_have_names_relative_to_the_filesystem(given: Location) -> None:
-    given.join("data").make_folder()
-    write_whole(given.join("data/a"), b"abc", folder=given)
-    assert [file.path.removeprefix(given.path) for file in given.files()] == ["/data/a"]
-    assert [file.name for file in expand(given.join("data"))[0].files()] == ["a"]
-
-
-def test_a_place_that_is_not_there_is_named(given: Location) -> None:
-    with pytest.raises(StorageNotFound) as caught:
-        expand(given.join("nothing"))
-    assert given.join("nothing").url in caught.value.where
-
-
 def test_other_objects_are_refused() -> None:
     with pytest.raises(UsageError, match="dict is not a filesystem"):
         open_location("D", filesystem={})
-
-
-def test_options_of_a_client_are_refused_beside_a_filesystem(tmp_path: Path) -> None:
-    filesystem = arrow_fs.LocalFileSystem()
-    assert open_location(str(tmp_path), {"time_limit": 9}, filesystem=filesystem).time_limit == 9
-    with pytest.raises(UsageError, match="anon"):
-        open_location(str(tmp_path), {"anon": True}, filesystem=filesystem)
-
-
-class TestArrow:
-    """What holds in a filesystem of pyarrow that is no disk."""
-
-    @pytest.fixture
-    def place(self) -> Location:
-        filesystem = arrow_fs._MockFileSystem()
-        filesystem.create_dir("D")
-        return open_location("D", filesystem=filesystem)
-
-    def test_nothing_is_under_the_name_before_commit(self, place: Location) -> None:
-        file = StagedFile(place.join("a"), folder=place)
-        file.write(b"abc" * 10_000_000)
-        assert not place.join("a").exists()
-        file.commit()
-        assert place.join("a").read_bytes() == b"abc" * 10_000_000
-
-    def test_a_discarded_file_leaves_nothing(self, place: Location) -> None:
-        file = StagedFile(place.join("a"), folder=place)
-        file.write(b"abc")
-        file.discard()
-        assert place.children() == []

@@ -67,13 +67,6 @@ def test_s3_without_credentials_is_told_at_once() -> None:
     assert "anon=true" in caught.value.fix
 
 
-def test_azure_without_an_account_is_told_at_once() -> None:
-    pytest.importorskip("adlfs")
-    with pytest.raises(StorageError, match="opening the storage failed") as caught:
-        open_location("az://bucket/D")
-    assert "AZURE_STORAGE_CONNECTION_STRING" in caught.value.fix
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
 def test_a_server_that_cannot_be_reached_ends_with_the_time_limit(scheme: str) -> None:

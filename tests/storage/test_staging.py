@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import os
 import re
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,13 +38,6 @@ class TestStages:
         file.discard()
         assert paths_of(place) == []
 
-    def test_bytes_and_sha256_are_those_of_the_file(self, place: Location, target: Location) -> None:
-        file = StagedFile(target, folder=place)
-        for part in (b"ab", memoryview(b"cd"), bytearray(b"")):
-            file.write(part)
-        file.commit()
-        assert (file.bytes, file.tell(), file.sha256) == (4, 4, hashlib.sha256(b"abcd").hexdigest())
-
     def test_a_file_that_is_there_stays_until_the_new_one_is_whole(self, place: Location, target: Location) -> None:
         write_whole(target, b"old", folder=place)
         file = StagedFile(target, folder=place)
@@ -81,29 +70,3 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monke
         write_whole(folder.join("a"), b"x" * 100_000, folder=folder)
     assert caught.value.where == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []
-
-
-def folders_fail(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """Let the disk refuse to keep the names in any folder."""
-    real = os.fsync
-
-    def fsync(handle: int) -> None:
-        if stat.S_ISDIR(os.fstat(handle).st_mode):
-            raise OSError(code, os.strerror(code))
-        real(handle)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-
-
-@pytest.mark.skipif(os.name != "posix", reason="folders are not synced here")
-def test_a_name_that_the_disk_cannot_keep_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders_fail(monkeypatch, errno.EIO)
-    with pytest.raises(StorageError):
-        write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
-
-
-@pytest.mark.parametrize("code", [errno.EINVAL, errno.ENOTSUP])
-def test_a_disk_that_syncs_no_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    folders_fail(monkeypatch, code)
-    write_whole(open_location(tmp_path / "a.json"), b"{}", folder=open_location(tmp_path))
-    assert (tmp_path / "a.json").read_bytes() == b"{}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-from pathlib import Path
 
 import pytest
 
-from offline_cli.errors import StorageError, UsageError
-from offline_cli.storage.failures import storage_failures
+from offline_cli.errors import UsageError
 from offline_cli.storage.filesystems import quiet_clients
 from offline_cli.storage.locations import open_location
 from offline_cli.storage.providers import options_for
@@ -20,18 +17,6 @@ def test_a_misspelt_option_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(UsageError, match="anno") as caught:
         open_location("s3://bucket/x", {"anno": True})
     assert "anon" in caught.value.fix
-
-
-def test_local_paths_take_no_option_of_a_cloud(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="anon"):
-        open_location(tmp_path, {"anon": True})
-
-
-def test_the_options_that_are_ours_are_named_with_those_of_the_storage() -> None:
-    pytest.importorskip("s3fs")
-    with pytest.raises(UsageError) as caught:
-        open_location("s3://bucket/x", {"speed": 1})
-    assert {"time_limit", "cache", "cache_size", "anon"} <= set(caught.value.fix.replace(",", "").split())
 
 
 def test_an_error_about_an_option_repeats_no_password_of_a_place() -> None:
@@ -59,9 +44,3 @@ def test_clients_write_no_log_on_stderr(capfd: pytest.CaptureFixture[str], monke
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     logging.getLogger("gcsfs").error("a traceback")
     assert capfd.readouterr().err == ""
-
-
-def test_a_read_only_file_system_is_named_as_such() -> None:
-    with pytest.raises(StorageError, match="read-only") as caught, storage_failures("out", "making the folder"):
-        raise OSError(errno.EROFS, "read-only", "/mnt/out")
-    assert caught.value.where == "out (/mnt/out)"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from offline_cli.errors import StorageNotFound, UsageError
+from offline_cli.errors import UsageError
 from offline_cli.storage import filesystems
 from offline_cli.storage.filesystems import check_url
-from offline_cli.storage.locations import Location, expand, open_location
+from offline_cli.storage.locations import open_location
 
 
 @pytest.mark.parametrize(
@@ -22,7 +21,6 @@ from offline_cli.storage.locations import Location, expand, open_location
         "gs://me:hunter2@bucket/x",
         "az://me:hunter2@container/x",
         "abfs://me:hunter2@account.dfs.core.windows.net/x",
-        "zip://a.json::s3://me:hunter2@bucket/x.zip",
     ],
 )
 def test_a_password_in_the_url_of_a_bucket_is_refused_and_not_repeated(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +43,6 @@ def test_a_password_in_the_url_of_a_bucket_is_refused_and_not_repeated(url: str,
         "https://me:pa55@host/x",
         "folder/s3:/x",
         "./s3:/x",
-        "zip://a.json::folder/b.zip",
     ],
 )
 def test_what_can_be_meant_is_not_refused(url: str) -> None:
@@ -58,21 +55,8 @@ def test_a_url_without_a_bucket_is_a_usage_error(url: str, noun: str) -> None:
         open_location(url)
 
 
-@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:bucket/x", "https:/host/x", "zip://a::s3:/bucket/x.zip"])
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:bucket/x", "https:/host/x"])
 def test_a_url_that_has_lost_a_slash_is_no_local_folder(url: str) -> None:
     with pytest.raises(UsageError, match="has lost a slash") as caught:
         open_location(url)
     assert "two slashes" in caught.value.fix
-
-
-def test_a_folder_of_that_name_is_meant_where_the_path_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "s3:").mkdir()
-    assert open_location("./s3:").is_dir()
-
-
-def test_a_question_mark_on_the_web_begins_a_query_and_is_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("aiohttp")
-    monkeypatch.setattr(Location, "exists", lambda _: False)
-    with pytest.raises(StorageNotFound, match=r"\?X-Amz-Signature=\*\*\* does not exist"):
-        expand("https://host.invalid/bucket/a.json?X-Amz-Signature=0ff1ce")

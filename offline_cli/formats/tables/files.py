@@ -36,7 +36,7 @@ from offline_cli.formats.npz.columns import npz_batches, npz_schema
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables import text_files
 from offline_cli.formats.tables.mapping import CsvForm
-from offline_cli.parquet.reading import ParquetFile, check_footer, without_objects
+from offline_cli.parquet.reading import ParquetFile, without_objects
 from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
 
@@ -420,7 +420,6 @@ class TableFiles:
         stream = text_files.unpacked(file, held, seekable=True, temp_dir=self.temp_dir)
         if self.kind == "parquet":
             parquet = ParquetFile(stream, pre_buffer=False)
-            check_footer(parquet.metadata)
             batches = parquet.iter_batches(self._rows_at_once, columns=_holding(parquet.schema_arrow.names, wanted))
         else:
             batches = self._arrow_batches(stream, wanted, file.url)
