@@ -18,7 +18,7 @@ from gymnasium import spaces
 from offline_cli import export, load_policy, write_dataset
 from offline_cli.errors import BadConfig, MissingPackage, OutputExists
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.policies.onnx_policy import read_model
+from offline_cli.policies.onnx_policy import model_of
 from offline_cli.storage.locations import open_location
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
@@ -61,7 +61,7 @@ def test_record_plays_the_file_with_the_scale_of_the_environment(cartpole: Path,
 
 
 def test_the_card_tells_the_same_as_json_as_markdown_and_among_the_metadata(cartpole: Path) -> None:
-    facts = read_model(cartpole / "policy.onnx").facts
+    facts = model_of((cartpole / "policy.onnx").read_bytes(), where="policy.onnx").facts
     card = json.loads((cartpole / "policy.card.json").read_text())
     assert {name: card[name] for name in facts} == facts
     assert card["scores"]["eval_episodes"] == 20
@@ -121,7 +121,7 @@ def test_names_of_elements_and_categories_are_in_the_file_and_on_the_card(
 
 
 def test_a_run_without_names_has_no_such_key(cartpole: Path) -> None:
-    assert "meanings" not in read_model(cartpole / "policy.onnx").facts
+    assert "meanings" not in model_of((cartpole / "policy.onnx").read_bytes(), where="policy.onnx").facts
     assert "Elements and categories" not in (cartpole / "policy.md").read_text()
 
 
@@ -211,14 +211,12 @@ def test_a_checkpoint_goes_to_any_storage_and_is_replaced_when_asked(exports: Ex
     "kind",
     [
         pytest.param(Kind(VECTOR, CHOICES, network={"layer_norm": True}), id="layer norm"),
-        pytest.param(Kind(VECTOR, KINDS["nested"].actions), id="Dict of actions"),
         pytest.param(Kind(KINDS["nested"].observations, CHOICES), id="Dict of observations"),
-        pytest.param(Kind(VECTOR, spaces.Box(-1.0, 1.0, (), np.float32)), id="a single number"),
         pytest.param(Kind(VECTOR, spaces.Discrete(3, start=2)), id="choices from 2 on"),
         pytest.param(Kind(VECTOR, CHOICES, network={**MEMORY, "memory": "gru"}), id="GRU"),
         pytest.param(Kind(VECTOR, CHOICES, network={**MEMORY, "memory_layers": 2}), id="two layers of LSTM"),
         pytest.param(KINDS["filtered and stacked"], id="a filter"),
-        pytest.param(KINDS["impala"], id="impala"),
+        pytest.param(KINDS["cnn to choices"], id="images"),
     ],
 )
 def test_what_rllibs_default_module_has_no_shape_for_is_exit_4(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch, StorageNotFound
 from offline_cli.policies.run_policy import load_policy
 
 Record = Callable[..., Path]
@@ -98,8 +98,6 @@ def test_a_policy_that_raises_is_named_with_the_episodes_it_was_asked_for(runner
     [
         ("python:recording_envs:nobody", BadConfig),
         ("python:nowhere_at_all:policy", BadConfig),
-        ("python:policy", BadConfig),
-        ("python:.:x", BadConfig),
         ("rllib:missing", StorageNotFound),
         ("onnx:missing.onnx", StorageNotFound),
         ("sb3:missing.zip", StorageNotFound),
@@ -116,21 +114,6 @@ def test_a_file_that_is_no_model_is_bad_data(recorded: Record, tmp_path: Path) -
     (tmp_path / "model.zip").write_bytes(b"PK not really")
     with pytest.raises(BadData, match="not a model"):
         recorded(policy=f"sb3:{tmp_path / 'model.zip'}")
-
-
-def test_without_the_package_the_line_to_install_it_is_told(
-    recorded: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import json
-    import sys
-    import zipfile
-
-    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
-        archive.writestr("data", json.dumps({"policy_class": {"__module__": "stable_baselines3.common.policies"}}))
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with pytest.raises(MissingPackage) as caught:
-        recorded(policy=f"sb3:{tmp_path / 'model.zip'}")
-    assert "offline-cli[sb3]" in caught.value.fix
 
 
 @pytest.mark.parametrize(("algorithm", "explore"), [("PPO", False), ("PPO", True), ("DQN", True), ("TD3", True)])
