@@ -33,10 +33,9 @@ from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.tables import TableOptions
-from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.storage.blanking import blanked, this_command
+from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 
 __all__ = ["ApplyResult", "apply"]
@@ -83,10 +82,7 @@ def apply(
     episode_ends: EpisodeEnds | None = None,
     env: str | None = None,
     action_scale: ActionScale | None = None,
-    plugins: Sequence[str] = (),
-    network: str | None = None,
     keep_invented: bool = False,
-    policy: str | os.PathLike[str] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
     limit: Count | None = None,
@@ -108,27 +104,19 @@ def apply(
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
     `show` follows the first episode through the pipeline instead, `trace` so many; neither takes `out`, and to `show`, `env`
-    alone may stand for the sources. `policy`: the run folder whose network pieces get; see docs/apply.md. `command`: for
-    provenance.
+    alone may stand for the sources; see docs/apply.md. `command`: for provenance.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before a batch
-    is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises, and `load_policy` for
-    the run; SpaceMismatch where its network is of other spaces; Interrupted.
+    is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises; Interrupted.
     """
     options = dict(locals())
     began = time.monotonic()
     if [out is not None, show, trace is not None].count(True) != 1:
         raise UsageError("a pipeline is applied, shown or traced", where="--out", fix="one of --out, --show and --trace")
-    if network is not None and policy is None:
-        raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
     listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    everywhere = [*listed, *(str(place) for place in (out, policy) if place is not None)]
-    storage: dict[str, Any] = {"storage_options": storage_options, "beside": everywhere}
+    storage: dict[str, Any] = {"storage_options": storage_options, "beside": listed if out is None else [*listed, out]}
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
-    loaded = None
-    if policy is not None:
-        loaded = load_policy(open_location(policy, **storage), storage_options, plugins=plugins, network=network)
     target = None if out is None else open_location(out, **storage)
     places = expand(listed, **storage)
     if target is not None:
@@ -138,7 +126,7 @@ def apply(
         if not show or asked is None:
             fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
             raise UsageError("no sources", where="the arguments", fix=fix)
-        run = PipelineRun(file, loaded, asked, None, keep_invented=True)
+        run = PipelineRun(file, asked, None, keep_invented=True)
         return followed(run, [made_up_episodes(*run.spaces)], sources=(), inferred=False)
     read = partial(
         read_episodes,
@@ -154,14 +142,12 @@ def apply(
         on_progress=on_progress,
     )
     with read() as stream:
-        run = PipelineRun(file, loaded, asked, stream, keep_invented=keep_invented)
+        run = PipelineRun(file, asked, stream, keep_invented=keep_invented)
         if target is None:
             return followed(run, stream, sources=stream.locations, inferred=stream.spaces_inferred)
         with Scope() as scope:
             run.learn(lambda: run.prepared(scope.enter(read())))
         provenance: dict[str, Any] = {"sources": [place.url for place in places], "pipeline_file": file.where}
-        if loaded is not None:
-            provenance["policy"] = {"run": blanked(os.fspath(policy or "")), "sha256": loaded.sha256}
         return _written(run, stream, target, provenance, options, began)
 
 

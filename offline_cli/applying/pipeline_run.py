@@ -4,9 +4,8 @@ Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the
 extra outputs that are text, left out; the spaces of the environment where one is named. Values are not checked (NaN passes
 through, and `validate` finds it), and rows that `loss_mask` marks as False stay.
 
-Pieces get the network of a run folder, in evaluation mode, without gradients; without one those for stateful modules do
-nothing. Pieces that the run was trained through keep what they had learned there. All others see all episodes, once for each
-piece that learns, before the first batch is made, and are frozen then.
+Pieces get no network, so those for stateful modules do nothing. Pieces that learn see all episodes, once for each of them,
+before the first batch is made, and are frozen then.
 """
 
 from __future__ import annotations
@@ -19,22 +18,20 @@ from typing import Any, Final
 import numpy as np
 from torch import Tensor
 
-from offline_cli.applying.learned_pieces import freeze, learn
-from offline_cli.applying.learner_batches import in_learner_units, learner_spaces, playing, stepped, with_steps
+from offline_cli.applying.learned_pieces import learn
+from offline_cli.applying.learner_batches import in_learner_units, learner_spaces, stepped, with_steps
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import Items, is_filed
 from offline_cli.connectors.learner.added_columns import AddNextObservationsFromEpisodesToTrainBatch
 from offline_cli.connectors.learner.returns import GeneralAdvantageEstimation, NStepReturns
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
-from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import NoData, OfflineCliError, SpaceMismatch, UnsupportedSpace
+from offline_cli.errors import NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.source import ENV_SCALE
 from offline_cli.policies.policy import sampled
-from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import flatten
 
@@ -53,19 +50,17 @@ class PipelineRun:
     def __init__(
         self,
         file: PipelineSpec,
-        policy: LoadedPolicy | None,
         env: AskedEnvironment | None,
         stream: EpisodeStream | None,
         *,
         keep_invented: bool,
     ) -> None:
-        """For the episodes of `stream`; None: of the environment alone. `policy`: whose network pieces get. `keep_invented`:
-        also the last steps whose next observation nobody recorded.
+        """For the episodes of `stream`; None: of the environment alone. `keep_invented`: also the last steps whose
+        next observation nobody recorded.
 
-        Raises BadConfig for Box actions of unknown scale; SpaceMismatch, naming the piece that cannot take the spaces, or with
-        every difference between what comes out of the pipeline and what the network of `policy` takes.
+        Raises BadConfig for Box actions of unknown scale; SpaceMismatch, naming the piece that cannot take the spaces.
         """
-        self.file, self.module = file, None if policy is None else policy.module
+        self.file = file
         self.where = ", ".join(stream.locations) if stream else f"--env {env and env.id}"  # for messages
         self.action_scale = stream.action_scale if stream else ENV_SCALE  # of the recorded actions
         self.steps_left_out = 0  # of the latest reading
@@ -79,21 +74,6 @@ class PipelineRun:
         self._observed_ends = not keep_invented and any(isinstance(piece, OF_NEXT) for piece in self.pipeline.pieces())
         observations, actions = self.pipeline.observation_space, self.pipeline.action_space
         self.announced = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
-        if policy is not None:
-            taken = {Columns.OBS: policy.module.observation_space, Columns.ACTIONS: policy.module.action_space}
-            if problems := [
-                text.replace("the data has", "the pipeline gives").replace("the environment", "the network takes")
-                for column, own in taken.items()
-                if (space := self.announced[column]) is not None
-                for text in misfits(space, own, inferred=False, what=column)
-            ]:
-                fix = "the pipeline that the run was trained through, in its spaces, or another run"
-                raise SpaceMismatch.of(problems, where="--policy", fix=fix)
-        learned = {} if policy is None or policy.trained is None else policy.trained.state
-        for name, piece in self.pipeline.named():
-            if name in learned:
-                piece.set_state(learned[name])
-                freeze(piece)
 
     def prepared(self, recorded: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
         """The episodes that have a step, as a learner gets them."""
@@ -108,7 +88,7 @@ class PipelineRun:
     def learn(self, read: Callable[[], Iterable[EpisodeBatch]]) -> None:
         """Have the pieces learn from the prepared episodes of each `read()`. Raises what `learned_pieces.learn` raises."""
         setting = Setting(*self.spaces)
-        learn(self.pipeline, lambda: self.file.build(setting), read, where=self.where, rl_module=self.module)
+        learn(self.pipeline, lambda: self.file.build(setting), read, where=self.where)
 
 
 # ---- what is shown ----
@@ -160,13 +140,12 @@ def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Ite
     view = PipelineView(*of, _of_episodes(batch))
     try:
         run.learn(lambda: [batch])
-        with playing(run.module) as module:
-            for name, made, left in stepped(run.pipeline, batch, where=run.where, rl_module=module):
-                spaces = {space: getattr(pieces[name], space) for space in SPACES}
-                told: dict[str, Any] = {space: space_as_json(one) for space, one in spaces.items()}
-                told |= {f"{space}_text": describe(one) for space, one in spaces.items()}
-                columns = [one for column, held in made.items() for one in _columns(str(column), held)]
-                view.pieces.append({"name": name, **told, "columns": columns, "episodes": _of_episodes(left)})
+        for name, made, left in stepped(run.pipeline, batch, where=run.where):
+            spaces = {space: getattr(pieces[name], space) for space in SPACES}
+            told: dict[str, Any] = {space: space_as_json(one) for space, one in spaces.items()}
+            told |= {f"{space}_text": describe(one) for space, one in spaces.items()}
+            columns = [one for column, held in made.items() for one in _columns(str(column), held)]
+            view.pieces.append({"name": name, **told, "columns": columns, "episodes": _of_episodes(left)})
     except OfflineCliError as err:
         err.result = view.as_dict()
         raise

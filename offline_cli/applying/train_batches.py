@@ -41,7 +41,6 @@ from offline_cli.datasets.step_rows import info_to_text
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, Interrupted, StorageError, UnsupportedSpace
-from offline_cli.modules.rl_module import is_stateful
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
 from offline_cli.parquet.writing import BLOCK_BYTES
 from offline_cli.spaces import tree_from_lists
@@ -79,14 +78,14 @@ def train_batches(
     for group in grouped(episodes, steps_per_batch):
         check()
         where = f"train batch from episode {group.ids[0]} of {run.where}"
-        batch = through(run.pipeline, group, where=run.where, rl_module=run.module)
+        batch = through(run.pipeline, group, where=run.where)
         columns = {name: _column(name, held, where, tally) for name, held in batch.items()}
         kinds, rows = _kinds(columns, batch, where)
         if first is None:
-            first, axes = kinds, 2 if is_stateful(run.module) else 1
+            first = kinds
             for name, space in run.announced.items():
                 if space is not None and not isinstance(columns.get(name, []), list):
-                    check_announced(tree_from_lists(columns[name], space), name, space, axes=axes)
+                    check_announced(tree_from_lists(columns[name], space), name, space)
         if kinds != first:
             one, other = next(pair for pair in zip([*first, None], [*kinds, None], strict=False) if pair[0] != pair[1])
             fix = "the same columns, dtypes and shapes in every batch"
@@ -132,12 +131,11 @@ def _kinds(columns: Columns, batch: Mapping[str, Any], where: str) -> tuple[list
 
 def _table(columns: Columns, run: PipelineRun, where: str) -> bytes:
     """A Parquet file. Raises BadConfig, naming column and remedy, for dtypes and shapes that Arrow does not have."""
-    spaces = {} if is_stateful(run.module) else run.announced
     fields, arrays = [], []
     for name, column in columns.items():
         try:
             is_text = isinstance(column, list)
-            fields.append(pa.field(name, pa.string()) if is_text else tree_field(name, column, like=spaces.get(name)))
+            fields.append(pa.field(name, pa.string()) if is_text else tree_field(name, column, like=run.announced.get(name)))
         except (UnsupportedSpace, TypeError) as err:
             fix = "--format safetensors, or leave the piece out"
             raise BadConfig(f"no table has column {name!r}: {err}", where=where, fix=fix) from err

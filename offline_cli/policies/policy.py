@@ -229,7 +229,8 @@ def _drawn(space: Space, chance: NDArray[np.float64]) -> NDArray[Any]:
         choices = [low + chance * (high - low), low - np.log1p(-chance), high + np.log1p(-chance)]
         normal = torch.special.ndtri(torch.from_numpy(np.maximum(chance, 2.0**-54))).numpy()
     values = np.select([from_low & from_high, from_low & ~from_high, from_high & ~from_low], choices, normal)
-    return np.clip(values.astype(space.dtype), *bounds)
+    found: NDArray[Any] = np.clip(values.astype(space.dtype), *bounds)
+    return found
 
 
 def sampled(space: Space, count: int) -> Tree:

@@ -155,7 +155,6 @@ def test_box_actions_of_unknown_scale_are_refused_with_the_remedy(
         {"trace": 0},
         {"out": "out", "steps_per_batch": 0},
         {"out": "SOURCE/batches"},
-        {"out": "out", "network": "own.py:build"},
     ],
 )
 def test_options_that_make_no_sense_are_refused(
