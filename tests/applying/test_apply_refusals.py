@@ -23,10 +23,6 @@ PIECES = """
     import torch
     from offline_cli import ConnectorV2
 
-    class GivesNothing(ConnectorV2):
-        def __call__(self, *, batch, **kwargs):
-            pass
-
     class Trips(ConnectorV2):
         def __call__(self, *, batch, **kwargs):
             raise KeyError("no such thing")
@@ -87,7 +83,6 @@ def use(name: str, options: str = 'after = "NumpyToTensor"\n') -> str:
 @pytest.mark.parametrize(
     ("piece", "kind"),
     [
-        (use("GivesNothing"), BadPiece),
         (use("Trips"), BadPiece),
         (use("Files"), BadPiece),
         (use("Narrows"), BadConfig),

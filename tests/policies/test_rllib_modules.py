@@ -42,12 +42,6 @@ def test_a_class_that_puts_out_actions_or_names_its_distribution_plays(name: str
     assert set(read(recorded(policy=f"python:rllib_modules:{name}", episodes=2)).actions.tolist()) == {2}
 
 
-def test_a_distribution_class_of_its_own_draws_by_the_seed(recorded: Record, read: Read) -> None:
-    drawn = [read(recorded(policy="python:rllib_modules:DrawsItself", explore=True, seed=seed)) for seed in (3, 3, 4)]
-    np.testing.assert_array_equal(drawn[0].actions, drawn[1].actions)
-    assert drawn[0].actions.tolist() != drawn[2].actions.tolist()
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
