@@ -138,7 +138,7 @@ class AgentsPolicy(Policy):
             seen = observations[agent]
             own = memory[agent] = dict(memory.get(agent) or {"t": np.zeros(count, np.int64), "policy": {}})
             own["t"] = np.where(state.t == 0, 0, own["t"])
-            actions[agent] = for_env[agent] = zero_rows(policy.spaces[1], count)
+            actions[agent], for_env[agent] = zero_rows(policy.spaces[1], count), zero_rows(policy.spaces[1], count)
             extras[agent] = map_leaves(lambda leaf: np.repeat(leaf, count, axis=0), self._outputs[agent])
             rows = np.flatnonzero(seen[STATE][:, ACTS])
             if not len(rows):
@@ -150,18 +150,12 @@ class AgentsPolicy(Policy):
             acted = policy.act(rows_of(seen[OBS], rows), held, explore)
             own["t"][rows] += 1
             own["policy"] = with_rows(own["policy"], rows, acted.memory, count)
-            for_env[agent] = _put(for_env[agent], rows, acted.for_env)
-            actions[agent] = _put(actions[agent], rows, acted.for_env if self._is_mixed else acted.actions)
-            extras[agent] = _put(extras[agent], rows, {name: acted.extras[name] for name in extras[agent]})
+            _put(for_env[agent], rows, acted.for_env)
+            _put(actions[agent], rows, acted.for_env if self._is_mixed else acted.actions)
+            _put(extras[agent], rows, {name: acted.extras[name] for name in extras[agent]})
         return Acted(actions, for_env, extras if any(extras.values()) else {}, memory)
 
 
-def _put(zeros: Tree, rows: NDArray[np.int64], new: Tree) -> Tree:
-    """A copy of `zeros` (count, ...) with `new` in these rows."""
-
-    def put(leaf: NDArray[Any], part: NDArray[Any]) -> NDArray[Any]:
-        leaf = leaf.copy()
-        leaf[rows] = part
-        return leaf
-
-    return map_leaves(put, zeros, new)
+def _put(whole: Tree, rows: NDArray[np.int64], new: Tree) -> None:
+    """Write `new` into these rows of `whole`, leaves (count, ...)."""
+    map_leaves(lambda leaf, part: leaf.__setitem__(rows, part), whole, new)

@@ -134,27 +134,14 @@ class UserFunction(FunctionPolicy):
             self._wanted = set()
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. Raises BadData where the function raises for a batch and for one observation."""
+        """See Policy. It is tried with a batch of three, and asked for one at a time where that gives no batch of actions."""
         if not self._is_known:
-            self._find_out(rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore)
+            try:
+                super().act(rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore)
+            except Exception:  # noqa: BLE001  a function of one observation may fail in any way for a batch
+                self.function = self._one_by_one
             self._is_known = True
         return super().act(observations, state, explore)
-
-    def _find_out(self, three: Tree, state: State, explore: bool) -> None:
-        """Whether it takes three observations at once."""
-        errors: list[Exception] = []
-        for function in (self._at_once, self._one_by_one):
-            self.function = function
-            try:
-                super().act(three, state, explore)
-            except Exception as err:  # noqa: BLE001  a function of one observation may fail in any way for a batch
-                errors.append(err)
-            else:
-                return
-        if isinstance(errors[1], SpaceMismatch):
-            raise next(err for err in errors if isinstance(err, SpaceMismatch))
-        what = f"the policy raises for a batch of observations ({errors[0]!r}) and for one ({errors[1]!r})"
-        raise BadData(what, where=self.where, fix="check the policy by itself, in Python") from errors[1]
 
     def _at_once(self, observations: Tree, state: State, explore: bool) -> Any:
         return self._call(observations, explore, self._generators(state))
