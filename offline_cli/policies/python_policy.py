@@ -134,12 +134,20 @@ class UserFunction(FunctionPolicy):
             self._wanted = set()
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. It is tried with a batch of three, and asked for one at a time where that gives no batch of actions."""
+        """See Policy. Raises BadData where the function raises for a batch and for one observation."""
         if not self._is_known:
+            three = rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore
             try:
-                super().act(rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore)
-            except Exception:  # noqa: BLE001  a function of one observation may fail in any way for a batch
+                super().act(*three)
+            except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way for a batch
                 self.function = self._one_by_one
+                try:
+                    super().act(*three)
+                except SpaceMismatch:
+                    raise
+                except Exception as alone:
+                    what = f"the policy raises for a batch of observations ({batched!r}) and for one ({alone!r})"
+                    raise BadData(what, where=self.where, fix="check the policy by itself, in Python") from alone
             self._is_known = True
         return super().act(observations, state, explore)
 
