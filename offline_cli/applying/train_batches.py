@@ -170,6 +170,8 @@ def batch_folder(location: Location, *, options: Mapping[str, Any], overwrite: b
     try:
         yield folder
     except KeyboardInterrupt as err:
+        if folder.committed:
+            raise
         what = "interrupted; no train batch was kept, and what was there before is untouched"
         raise Interrupted(what, where=location.url, fix="run the command again") from err
     finally:
