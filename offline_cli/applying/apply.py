@@ -118,9 +118,10 @@ def apply(
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
     target = None if out is None else open_location(out, **storage)
-    places = expand(listed, **storage)
     if target is not None:
         check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
+    places = expand(listed, **storage)
+    if target is not None:
         check_apart(places, target)
     if not places:
         if not show or asked is None:

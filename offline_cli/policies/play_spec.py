@@ -94,7 +94,10 @@ class PlaySpec:
             raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
         given = pipelines.env_to_module.observation_space or spaces[0]
         problems = misfits(observations, given, inferred=False, what="observations")
-        problems = [text.replace("the environment", "the env-to-module pipeline gives") for text in problems]
+        problems = [
+            text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
+            for text in problems
+        ]
         if self.module_to_env.is_default:
             problems += misfits(actions, spaces[1], inferred=False, what="actions")
         if problems:

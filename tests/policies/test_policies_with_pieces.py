@@ -107,5 +107,5 @@ def test_an_environment_of_other_observations_is_told_as_that_and_not_as_a_broke
         lambda: policy_in_use(run, env="CartPole-v1"),
         lambda: record("CartPole-v1", tmp_path / "out", policy=str(run), episodes=1),
     ):
-        with pytest.raises(SpaceMismatch, match=r"observations: the policy has Box\(3"):
+        with pytest.raises(SpaceMismatch, match=r"observations: the policy takes Box\(3"):
             play()
