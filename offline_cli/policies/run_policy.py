@@ -33,7 +33,7 @@ from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
 from offline_cli.modules.network import OURS, PythonNetwork, network_kind
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
-from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, is_registered, with_network
+from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, package_of, with_network
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -161,27 +161,27 @@ def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, code:
         raise BadConfig(f"the run has the network {name}, and not code", where=where, fix=fix)
     ours = {*OURS, *OUR_ENCODERS}
     for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
-        if one not in ours and not one.startswith(PYTHON) and not is_registered(group, one):
-            what = f"{one!r} of the run is not installed; the run says that the package {package!r} registers it"
-            raise MissingPackage(
-                what, where=where, fix=f"install that package if you trust it, and give {OPTION} with its name"
-            )
+        if one not in ours and not one.startswith(PYTHON) and package_of(group, one) is None:
+            kind = "network" if group == NETWORKS else "encoder"
+            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
+            fix = f"install that package if you trust it, and give {OPTION} with its name"
+            raise MissingPackage(what, where=where, fix=fix)
     encoder_kind(encoder, named=code)
-    kind = network_kind(name, named=code)
+    made_by = network_kind(name, named=code)
     options = {option: value for option, value in told.network.items() if option != "name"}
     form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
-    if issubclass(kind, PythonNetwork):  # mistakes are in what the user named
-        module = kind(options).policy(*spaces, action_scale=told.action_scale, **form)
+    if issubclass(made_by, PythonNetwork):  # mistakes are in what the user named
+        module = made_by(options).policy(*spaces, action_scale=told.action_scale, **form)
     else:
         with _reading(POLICY, where):
-            if wrong := mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"}):
+            if wrong := mistakes_by(options, {"additionalProperties": False, **made_by.schema, "type": "object"}):
                 raise ValueError(f"options of its network: {'; '.join(wrong)}")
-            module = kind(options).policy(*spaces, action_scale=told.action_scale, **form)
+            module = made_by(options).policy(*spaces, action_scale=told.action_scale, **form)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as err:
         what = f"the weights are not those of its network {name}: {err}"
-        if issubclass(kind, PythonNetwork):
+        if issubclass(made_by, PythonNetwork):
             raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
         raise BadData(f"the policy cannot be read: {what}", where=where, fix="train again") from err
     for name, parameter in module.named_parameters():  # buffers may hold them: a mask of -inf, for instance
