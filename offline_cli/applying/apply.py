@@ -6,21 +6,20 @@ first episodes through the same pipeline, and write nothing.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import shlex
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from offline_cli.applying.pipeline_run import PipelineRun
-from offline_cli.applying.pipeline_view import PipelineView, followed, made_up_episodes, space_as_json
-from offline_cli.applying.train_batches import BatchFolder, train_batches
+from offline_cli.applying.pipeline_run import PipelineRun, PipelineView, followed, made_up_episodes, space_as_json
+from offline_cli.applying.train_batches import batch_folder, train_batches
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
 from offline_cli.connectors.connector_v2 import state_to_bytes
@@ -34,10 +33,9 @@ from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.tables import TableOptions
-from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.storage.blanking import blanked, this_command
+from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 
 __all__ = ["ApplyResult", "apply"]
@@ -84,10 +82,7 @@ def apply(
     episode_ends: EpisodeEnds | None = None,
     env: str | None = None,
     action_scale: ActionScale | None = None,
-    plugins: Sequence[str] = (),
-    network: str | None = None,
     keep_invented: bool = False,
-    policy: str | os.PathLike[str] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
     limit: Count | None = None,
@@ -109,23 +104,19 @@ def apply(
     """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
 
     `show` follows the first episode through the pipeline instead, `trace` so many; neither takes `out`, and to `show`, `env`
-    alone may stand for the sources. `policy`: the run folder whose network pieces get, with the values of its algorithm; see
-    docs/apply.md. `command`: for provenance.
+    alone may stand for the sources; see docs/apply.md. `command`: for provenance.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before a batch
-    is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises, and `load_policy` for
-    the run; SpaceMismatch where its network is of other spaces; Interrupted.
+    is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises; Interrupted.
     """
     options = dict(locals())
     began = time.monotonic()
     if [out is not None, show, trace is not None].count(True) != 1:
         raise UsageError("a pipeline is applied, shown or traced", where="--out", fix="one of --out, --show and --trace")
     listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    everywhere = [*listed, *(str(place) for place in (out, policy) if place is not None)]
-    storage: dict[str, Any] = {"storage_options": storage_options, "beside": everywhere}
+    storage: dict[str, Any] = {"storage_options": storage_options, "beside": listed if out is None else [*listed, out]}
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
-    learned = _policy(options, storage)
     target = None if out is None else open_location(out, **storage)
     if target is not None:
         check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
@@ -136,7 +127,7 @@ def apply(
         if not show or asked is None:
             fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
             raise UsageError("no sources", where="the arguments", fix=fix)
-        run = PipelineRun(file, learned, asked, None, keep_invented=True)
+        run = PipelineRun(file, asked, None, keep_invented=True)
         return followed(run, [made_up_episodes(*run.spaces)], sources=(), inferred=False)
     read = partial(
         read_episodes,
@@ -152,80 +143,68 @@ def apply(
         on_progress=on_progress,
     )
     with read() as stream:
-        run = PipelineRun(file, learned, asked, stream, keep_invented=keep_invented)
+        run = PipelineRun(file, asked, stream, keep_invented=keep_invented)
         if target is None:
             return followed(run, stream, sources=stream.locations, inferred=stream.spaces_inferred)
         with Scope() as scope:
             run.learn(lambda: run.prepared(scope.enter(read())))
-        return _written(run, stream, target, [place.url for place in places], options, began)
-
-
-def _policy(options: Mapping[str, Any], storage: Mapping[str, Any]) -> LoadedPolicy | None:
-    """The run whose network pieces get. Raises what `load_policy` raises, and UsageError for code without a run."""
-    run, network = options["policy"], options["network"]
-    if run is None:
-        if network is not None:
-            raise UsageError("--network is the code of a run's network", where="--network", fix="--policy RUN beside it")
-        return None
-    from offline_cli.policies.by_name import is_named  # torch with it
-
-    if is_named(os.fspath(run)):
-        fix = "the folder that train or train-bc made; without --policy, pieces get no network"
-        raise UsageError(f"{run} is no run folder, and pieces get the network of one", where="--policy", fix=fix)
-    module = importlib.import_module("offline_cli.training.learner")  # by name: training stands on this room
-    place, known = open_location(run, **storage), options["storage_options"]
-    found: LoadedPolicy = module.policy_with_values(place, known, plugins=options["plugins"], network=network)
-    return found
+        provenance: dict[str, Any] = {"sources": [place.url for place in places], "pipeline_file": file.where}
+        return _written(run, stream, target, provenance, options, began)
 
 
 def _written(
-    run: PipelineRun, stream: EpisodeStream, target: Location, sources: Sequence[str], options: Mapping[str, Any], began: float
+    run: PipelineRun,
+    stream: EpisodeStream,
+    target: Location,
+    provenance: dict[str, Any],
+    options: Mapping[str, Any],
+    began: float,
 ) -> ApplyResult:
     """Make the batches, and write them unless it is a dry run. Raises NoData where no episode has any steps."""
     kind: dict[str, Any] = {"format": options["format"], "steps_per_batch": options["steps_per_batch"]}
+    suffix = "parquet" if options["format"] == "columns" else "safetensors"
     batches = train_batches(run, run.prepared(stream), tally=stream.tally, **kind)
     first = next(batches, None)  # what no file can hold is refused before the folder is touched
     if first is None:
         raise NoData("no episode has any steps", where=run.where, fix="record again")
-    state, started, every = None, now(), chain([first], batches)
-    counts = Counter[str]()
-    if options["dry_run"]:
-        for batch in every:
-            counts.update(batches=1, **batch.counts)
-    else:
-        known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": list(sources)}
-        words = shlex.join(options["command"]) or this_command()
-        with BatchFolder(target, options=known, overwrite=options["overwrite"], command=words) as folder:
-            for batch in every:
-                counts.update(batches=1, bytes=folder.write(batch)["bytes"], **batch.counts)
+    state, started, counts = None, now(), Counter[str](bytes=0)
+    known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": provenance["sources"]}
+    words = shlex.join(options["command"]) or this_command()
+    writing = batch_folder(target, options=known, overwrite=options["overwrite"], command=words)
+    with nullcontext() if options["dry_run"] else writing as folder:
+        for batch in chain([first], batches):
+            counts.update(batches=1, bytes=0 if folder is None else folder.write(batch, suffix), **batch.counts)
+        if folder is not None:
             learned = run.pipeline.get_state()
-            state = folder.commit(
-                {
-                    "format": "train-batches",
-                    "version": 1,
-                    "stored_as": options["format"],
-                    "steps_per_batch": options["steps_per_batch"],
-                    "columns": first.kinds,
-                    "pipeline": run.file.document,
-                    "input_observation_space": space_as_json(run.spaces[0]),
-                    "input_action_space": space_as_json(run.spaces[1]),
-                    "observation_space": space_as_json(run.pipeline.observation_space),
-                    "action_space": space_as_json(run.pipeline.action_space),
-                    "action_scale": run.action_scale,
-                    "spaces_inferred": stream.spaces_inferred,
-                    "counts": {name: count for name, count in counts.items() if name != "bytes"},
-                    "assumptions": dict(sorted(stream.tally.assumptions.items())),
-                    "provenance": with_defaults(_provenance(run, stream, sources, options), started=started),
-                },
-                state=state_to_bytes(learned, where=run.file.where) if learned else b"",
-            )
-    figures: dict[str, Any] = {"bytes": 0, **counts}
+            if stream.mapping_documents:
+                provenance["mappings"] = list(stream.mapping_documents)
+            if options["command"]:
+                provenance["commands"] = [*stream.commands, shlex.join(options["command"])]
+            document = {
+                "format": "train-batches",
+                "version": 1,
+                "stored_as": options["format"],
+                "steps_per_batch": options["steps_per_batch"],
+                "columns": first.kinds,
+                "pipeline": run.file.document,
+                "input_observation_space": space_as_json(run.spaces[0]),
+                "input_action_space": space_as_json(run.spaces[1]),
+                "observation_space": space_as_json(run.pipeline.observation_space),
+                "action_space": space_as_json(run.pipeline.action_space),
+                "action_scale": run.action_scale,
+                "spaces_inferred": stream.spaces_inferred,
+                "counts": {name: count for name, count in counts.items() if name != "bytes"},
+                "assumptions": dict(sorted(stream.tally.assumptions.items())),
+                "provenance": with_defaults(provenance, started=started),
+            }
+            state = folder.commit(document, state=state_to_bytes(learned, where=run.file.where) if learned else b"")
     notes = stream.incomplete
     if run.steps_left_out:
         ends = f"{run.steps_left_out:,} truncated episodes have no recorded last observation"
         notes.append(f"{ends}: the last step of each is left out; --keep-invented takes them")
     for note in notes:
         _log.warning("note: %s", note)
+    figures: dict[str, Any] = dict(counts)
     return ApplyResult(
         out=target.url,
         **figures,
@@ -240,14 +219,3 @@ def _written(
         dry_run=options["dry_run"],
         seconds=time.monotonic() - began,
     )
-
-
-def _provenance(run: PipelineRun, stream: EpisodeStream, sources: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"sources": list(sources), "pipeline_file": run.file.where}
-    if run.policy is not None:
-        found["policy"] = {"run": blanked(os.fspath(options["policy"])), "sha256": run.policy.sha256}
-    if stream.mapping_documents:
-        found["mappings"] = list(stream.mapping_documents)
-    if options["command"]:
-        found["commands"] = [*stream.commands, shlex.join(options["command"])]
-    return found

@@ -16,32 +16,22 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
-from offline_cli.connectors.common.batch_columns import AddObservationsFromEpisodesToBatch, NumpyToTensor
-from offline_cli.connectors.common.batching import BatchIndividualItems
 from offline_cli.connectors.common.frame_stacking import FrameStacking
-from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesToBatch, AddTimeDimToBatchAndZeroPad
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.connectors.learner.added_columns import (
-    AddColumnsFromEpisodesToBatch,
     AddNextActionsFromEpisodesToTrainBatch,
     AddNextObservationsFromEpisodesToTrainBatch,
 )
+from offline_cli.connectors.learner.default_pipeline import default_pieces
 from offline_cli.connectors.learner.returns import ClipRewards, ComputeReturnsToGo
 from offline_cli.trees import Tree, leaves, unflatten_like
 
 __all__ = ["FrameStacks", "gather_stacks", "stack_by_rows"]
 
 MOST: Final = 255  # frames of a stack: an age, and the next one, is one byte
-LEAVE_OBSERVATIONS: Final = (  # for a module without memory
-    AddObservationsFromEpisodesToBatch,
-    AddColumnsFromEpisodesToBatch,
+LEAVE_OBSERVATIONS: Final = (  # for a module without memory, as the default pieces do
     AddNextObservationsFromEpisodesToTrainBatch,
     AddNextActionsFromEpisodesToTrainBatch,
-    AddTimeDimToBatchAndZeroPad,
-    AddStatesFromEpisodesToBatch,
-    BatchIndividualItems,
-    NumpyToTensor,
     ClipRewards,
     ComputeReturnsToGo,
 )
@@ -55,8 +45,8 @@ def stack_by_rows(pipeline: ConnectorPipelineV2) -> FrameStacking | None:
     stacking = [piece for piece in pieces if type(piece) is FrameStacking]
     if len(stacking) != 1 or not stacking[0].may_give_rows or stacking[0].num_frames > MOST:
         return None
-    after: list[ConnectorV2] = pieces[pieces.index(stacking[0]) + 1 :]
-    if any(type(piece) not in LEAVE_OBSERVATIONS for piece in after):
+    after, known = pieces[pieces.index(stacking[0]) + 1 :], {*LEAVE_OBSERVATIONS, *map(type, default_pieces())}
+    if not known.issuperset(map(type, after)):
         return None
     stacking[0].by_rows = True
     for piece in after:
@@ -80,7 +70,8 @@ class FrameStacks:
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """(..., size * C) of each leaf."""
-        return [_stacked(tuple(leaf.shape[1:]), self.size) for leaf in leaves(self.frames)]
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves(self.frames)]
+        return [(*shape[:-1], self.size * shape[-1]) if shape else (self.size,) for shape in shapes]
 
     @property
     def nbytes(self) -> int:
@@ -129,7 +120,3 @@ def gather_stacks(
             shape = tuple(found.shape[1:])
             places, width = (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
             target.view(len(rows), places, size, width)[:, :, place].copy_(found.view(len(rows), places, width))
-
-
-def _stacked(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
-    return (*shape[:-1], size * shape[-1]) if shape else (size,)

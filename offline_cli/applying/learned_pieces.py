@@ -33,7 +33,6 @@ from offline_cli.errors import BadConfig
 
 __all__ = ["check_streamable", "freeze", "learn"]
 
-OURS: Final = "offline_cli."
 PLACE: Final = "learner pipeline"
 DOCUMENTED: Final = 'docs/connectors.md, "A piece that learns"'
 NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -61,9 +60,7 @@ def learn(
     def anew(learning: int | None = None) -> ConnectorPipelineV2:
         """Of pieces with the states so far, in which piece number `learning` alone learns; None: none that has a state."""
         made = build()
-        if any(
-            piece is one for piece in made.pieces() for one in pieces
-        ):  # somebody's builder gives the same objects each time
+        if any(piece is one for piece in made.pieces() for one in pieces):  # a builder may give the same objects each time
             made = copy.deepcopy(made)
         for number, piece in enumerate(made.pieces()):
             _set_state(piece, states.get(number, {}))
@@ -72,21 +69,23 @@ def learn(
         return made
 
     with playing(rl_module) as module:
-        if not all(type(piece).__module__.startswith(OURS) or number in states for number, piece in enumerate(pieces)):
+        if not all(_is_ours(type(piece)) or number in states for number, piece in enumerate(pieces)):
             made = anew()
-            others = [piece for piece in made.pieces() if not type(piece).__module__.startswith(OURS)]
-            before = [_content(piece) for piece in others]
+            before = [(piece, _content(piece)) for piece in made.pieces() if not _is_ours(type(piece))]
             first = next(iter(in_parts(read())), None)
             with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
                 for _ in stepped(made, first, where=where, rl_module=module) if first is not None else ():
                     pass
-            for piece, content in zip(others, before, strict=True):
+            for piece, content in before:
                 _check_unchanged(piece, content)
         for number, piece in enumerate(pieces):
             if learns(piece) and number not in states:
-                made = anew(number)
+                made, parts = anew(number), in_parts(read())
+                if not all(_is_by_episode(type(one)) for one in pieces[: number + 1]):
+                    whole = list(parts)
+                    parts = iter([EpisodeBatch.concat(whole)] if whole else [])
                 last = next(name for name, one in pipeline.named() if piece is one or _holds(one, piece))
-                for part in _parts(pieces[: number + 1], read()):
+                for part in parts:
                     for name, *_ in stepped(made, part, where=where, rl_module=module):
                         if name == last:
                             break
@@ -102,11 +101,25 @@ def freeze(piece: ConnectorV2) -> None:
     piece.frozen = True
 
 
-def _parts(pieces: Iterable[ConnectorV2], batches: Iterable[EpisodeBatch]) -> Iterable[EpisodeBatch]:
-    if all(_is_by_episode(type(piece)) for piece in pieces):
-        return in_parts(batches)
-    every = list(batches)
-    return [EpisodeBatch.concat(every)] if every else []
+def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
+    """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
+    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`).
+    """
+    kinds = dict.fromkeys(type(piece) for piece in pieces if not _is_by_episode(type(piece)))
+    problems = [f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time" for kind in kinds]
+    if problems:
+        fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
+        raise BadConfig.of(problems, where=PLACE, fix=fix)
+
+
+def _is_ours(kind: type[ConnectorV2]) -> bool:
+    return kind.__module__.startswith("offline_cli.")
+
+
+def _is_by_episode(kind: type[ConnectorV2]) -> bool:
+    own_call = kind.__call__ is not SingleAgentObservationPreprocessor.__call__
+    preprocessor = issubclass(kind, SingleAgentObservationPreprocessor) and not own_call
+    return _is_ours(kind) or preprocessor or bool(vars(kind).get("per_episode", False))
 
 
 def _holds(one: ConnectorV2, piece: ConnectorV2) -> bool:
@@ -141,28 +154,9 @@ def _content(piece: ConnectorV2) -> dict[str, bytes]:
 def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
     """Raise BadConfig where a piece has learned something since, or seems to: see `_content`."""
     after = _content(piece)
-    changed = sorted(name for name in {**before, **after} if before.get(name) != after.get(name))
-    if changed:
+    if changed := sorted(name for name in {**before, **after} if before.get(name) != after.get(name)):
         what = (
-            f"{type(piece).__name__} changes {', '.join(changed)} as episodes go through it, although it is frozen or has no "
+            f"{type(piece).__name__} changes {', '.join(changed)} as episodes go through it, and is frozen or has no get_state"
         )
-        what += "get_state: a policy would be trained and played on different numbers"
         fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, as by a cache, "
         raise BadConfig(what, where=PLACE, fix=f"{fix}a get_state that gives {{}} ({DOCUMENTED})")
-
-
-def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
-    """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
-    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`).
-    """
-    kinds = dict.fromkeys(type(piece) for piece in pieces if not _is_by_episode(type(piece)))
-    problems = [f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time" for kind in kinds]
-    if problems:
-        fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
-        raise BadConfig.of(problems, where=PLACE, fix=fix)
-
-
-def _is_by_episode(kind: type[ConnectorV2]) -> bool:
-    own_call = kind.__call__ is not SingleAgentObservationPreprocessor.__call__
-    preprocessor = issubclass(kind, SingleAgentObservationPreprocessor) and not own_call
-    return kind.__module__.startswith(OURS) or preprocessor or bool(vars(kind).get("per_episode", False))

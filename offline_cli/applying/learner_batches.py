@@ -35,6 +35,7 @@ from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.meanings import Meanings
@@ -44,14 +45,8 @@ from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating, is_stat
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = [
-    "UNREWARDED",
-    "check_announced",
-    "check_rewards",
-    "check_values",
-    "grouped",
-    "in_learner_units",
-    "in_parts",
+__all__ = ["UNREWARDED", "check_announced", "check_rewards", "check_values", "grouped", "in_learner_units", "in_parts"]
+__all__ += [
     "learner_columns",
     "learner_spaces",
     "of_one_module",
@@ -63,6 +58,7 @@ __all__ = [
 ]
 
 PLACE: Final = "learner pipeline"
+UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"
 MAX_NAMED: Final = 10  # modules in one message
 PART_BYTES: Final = 1 << 20  # of the episodes that go through a pipeline together, unless one alone is larger
 
@@ -234,11 +230,10 @@ def learner_columns(
     """
     space_of = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
     batch = through(pipeline, episodes, where=where, rl_module=rl_module)
-    axes = 2 if rl_module is not None and is_stateful(rl_module) else 1
+    axes, by_rows = 2 if rl_module is not None and is_stateful(rl_module) else 1, FRAMES in batch
     if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
         what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
         raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
-    by_rows = FRAMES in batch
     stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
     columns = {name: _column(batch, name, None if name in stacked else space_of.get(name), axes) for name in asked}
     columns |= {AGES: as_tensors(AGES, batch[AGES])} if by_rows else {}
@@ -256,12 +251,11 @@ def learner_columns(
     if by_rows:
         size = next(piece.num_frames for piece in pipeline.pieces() if isinstance(piece, FrameStacking))
         frames = tree_from_lists(as_tensors(FRAMES, batch[FRAMES]), announced[0])
-        stacks = FrameStacks(frames, columns[Columns.OBS], columns.pop(AGES), size)
-        columns[Columns.OBS] = stacks
+        stacks = columns[Columns.OBS] = FrameStacks(frames, columns[Columns.OBS], columns.pop(AGES), size)
         if Columns.NEXT_OBS in columns:
             columns[Columns.NEXT_OBS] = stacks.next_ones(columns[Columns.NEXT_OBS])
     for name, column in columns.items():
-        check_column(column, name, space_of.get(name), where)
+        _check_column(column, name, space_of.get(name), where)
     return columns
 
 
@@ -321,26 +315,27 @@ def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
 # ---- whether values can be learned from ----
 
 
-UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"
+def _broken(values: NDArray[Any], space: Space | None) -> tuple[NDArray[np.bool_], str] | None:
+    """Which `values` (N, ...) no policy could learn from, and what they are: not finite, or outside the choices of a leaf
+    space. None: none can be."""
+    if values.dtype.kind == "f":
+        return ~np.isfinite(values), "NaN or infinity"
+    if space is None or isinstance(space, spaces.Box):
+        return None
+    low, high = category_bounds(space)
+    return (values < low) | (values > high), f"choices outside {space}"
 
 
-def check_column(column: Any, name: str, space: Space | None, where: str) -> None:
+def _check_column(column: Any, name: str, space: Space | None, where: str) -> None:
     """Raise BadData where a column after the pipeline has numbers that are not finite, or choices outside `space`."""
-    if isinstance(column, FrameStacks):
-        floats = [leaf.reshape(len(leaf), -1) for leaf in leaves(column.frames) if leaf.is_floating_point()]
-        finite = [torch.isfinite(leaf).all(1)[column.rows] for leaf in floats]
-        broken, wrong = [name] * any(not bool(one.all()) for one in finite), []
-    else:
-        found = list(flatten(column, name))
-        broken = [path for path, leaf in found if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all())]
-        parts = [] if space is None else zip(found, leaf_spaces(space).values(), strict=True)
-        limits = [(path, leaf, part, *_choices_of(part)) for (path, leaf), part in parts]
-        wrong = [
-            f"{path} hold choices outside {part}"
-            for path, leaf, part, low, high in limits
-            if low is not None and bool(((leaf < torch.as_tensor(low)) | (leaf > torch.as_tensor(high))).any())
-        ]
-    if problems := [*(f"{path} hold NaN or infinity" for path in broken), *wrong]:
+    tree, rows = (column.frames, column.rows.numpy()) if isinstance(column, FrameStacks) else (column, slice(None))
+    found, problems = list(flatten(tree, name)), []
+    parts = [None] * len(found) if space is None or isinstance(column, FrameStacks) else leaf_spaces(space).values()
+    for (path, leaf), part in zip(found, parts, strict=True):
+        broken = _broken(leaf.numpy(), part)
+        if broken is not None and broken[0][rows].any():
+            problems.append(f"{path} hold {broken[1]}")
+    if problems:
         fix = "fix its pieces, their spaces, or the scale of the data: numbers are float32 here"
         raise BadData(f"after the learner pipeline {'; '.join(problems)}", where=where, fix=fix)
 
@@ -357,19 +352,13 @@ def check_rewards(episodes: EpisodeBatch, where: str) -> None:
 def check_values(episodes: EpisodeBatch, space: Space, name: str, where: str, meanings: Meanings) -> None:
     """Raise BadData, naming episode and step, where `name`, "observations" acted on or "actions", are not finite, or no choice
     of `space`."""
-    of_observations = name == "observations"
-    tree, parts = (episodes.obs if of_observations else episodes.actions), leaf_spaces(space).values()
+    of_observations, parts = name == "observations", leaf_spaces(space).values()
+    tree = episodes.obs if of_observations else episodes.actions
     if all(leaf.dtype.kind == "u" for leaf in leaves(tree)) and all(isinstance(part, spaces.Box) for part in parts):
         return  # images, in which nothing can be wrong
     tree = episodes.acted_obs() if of_observations else tree
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), parts, strict=True):
-        low, high = _choices_of(part)
-        if leaf.dtype.kind == "f":
-            wrong, what = ~np.isfinite(leaf), "NaN or infinity"
-        elif low is not None:
-            wrong, what = (leaf < low) | (leaf > high), f"choices outside {part}"
-        else:
-            continue
+        wrong, what = _broken(leaf, part) or (np.zeros(0, np.bool_), "")
         if wrong.any():
             at = [int(index) for index in np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]]
             which = meanings.column(path, at, wrong.shape[1:])  # `, column joint_a`, where columns have names
@@ -382,15 +371,3 @@ def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
     step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
     episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1
     return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"
-
-
-def _choices_of(space: Space) -> tuple[Any, Any]:
-    """The least and the largest choice of a leaf space; None for both where it has no choices."""
-    match space:
-        case spaces.Discrete():
-            return int(space.start), int(space.start) + int(space.n) - 1
-        case spaces.MultiDiscrete():
-            return space.start, np.add(space.start, space.nvec, dtype=np.int64) - 1
-        case spaces.MultiBinary():
-            return 0, 1
-    return None, None

@@ -22,28 +22,25 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from safetensors.torch import save
+from safetensors.numpy import save
 from torch import Tensor
 
 from offline_cli.applying.learner_batches import check_announced, grouped, through
 from offline_cli.applying.pipeline_run import PipelineRun
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.connector_v2 import Batch
 from offline_cli.datasets.file_names import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
 from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.step_rows import info_to_text
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadPiece, Interrupted, StorageError, StorageNotFound, UnsupportedSpace
-from offline_cli.modules.rl_module import is_stateful
+from offline_cli.errors import BadConfig, BadPiece, Interrupted, StorageError, UnsupportedSpace
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
 from offline_cli.parquet.writing import BLOCK_BYTES
 from offline_cli.spaces import tree_from_lists
@@ -53,11 +50,10 @@ from offline_cli.storage.staging import write_whole
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["BatchFolder", "TrainBatch", "train_batches"]
+__all__ = ["BatchFolder", "TrainBatch", "batch_folder", "train_batches"]
 
-SUFFIXES: Final = {"columns": "parquet", "safetensors": "safetensors"}  # of files, by format
 STATE: Final = re.compile(r"connectors(-[0-9]{1,12})?\.msgpack", re.ASCII)
-Columns = dict[str, Tree | list[str | None]]  # leaves (rows, ...), tensors on the CPU; or texts, one per row
+Columns = dict[str, Tree | list[str | None]]  # leaves (rows, ...), arrays; or texts, one per row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,75 +74,72 @@ def train_batches(
     Raises what reading raises; BadPiece, naming piece and first episode, for pieces that raise, or give no batch that files can
     hold; BadConfig for what this format cannot hold, and for other shapes than the pipeline announces.
     """
-    first: dict[str, str] | None = None
+    first: list[dict[str, Any]] | None = None
     for group in grouped(episodes, steps_per_batch):
         check()
         where = f"train batch from episode {group.ids[0]} of {run.where}"
-        columns, kinds, rows = _columns(through(run.pipeline, group, where=run.where, rl_module=run.module), where, tally)
-        now = {kind["name"]: f"{kind['dtype']} {kind['shape']}" for kind in kinds}
+        batch = through(run.pipeline, group, where=run.where)
+        columns = {name: _column(name, held, where, tally) for name, held in batch.items()}
+        kinds, rows = _kinds(columns, batch, where)
         if first is None:
-            first = now
+            first = kinds
             for name, space in run.announced.items():
                 if space is not None and not isinstance(columns.get(name, []), list):
-                    tree = tree_from_lists(columns[name], space)
-                    check_announced(tree, name, space, axes=2 if is_stateful(run.module) else 1)
-        if now != first:
-            name = next(name for name in {**first, **now} if first.get(name) != now.get(name))
-            told = f"{first.get(name, 'absent')} in the first batch, and {now.get(name, 'absent')} here"
+                    check_announced(tree_from_lists(columns[name], space), name, space)
+        if kinds != first:
+            one, other = next(pair for pair in zip([*first, None], [*kinds, None], strict=False) if pair[0] != pair[1])
             fix = "the same columns, dtypes and shapes in every batch"
-            raise BadPiece(f"column {name!r} is {told}", where=where, fix=fix)
+            raise BadPiece(f"a column is {other} here, and {one} in the first batch", where=where, fix=fix)
         content = _table(columns, run, where) if format == "columns" else _tensors(columns, where)
         yield TrainBatch(content, kinds, tuple(columns), {"rows": rows, "episodes": len(group), "steps": group.num_steps})
 
 
-def _columns(batch: Batch, where: str, tally: Tally) -> tuple[Columns, list[dict[str, Any]], int]:
-    """The columns of `batch`, what each leaf is, and how many rows they have. Raises BadPiece for what is no column."""
-    columns, kinds, lengths = Columns(), list[dict[str, Any]](), dict[str, int]()
-    for name, held in batch.items():
-        if isinstance(held, list) and (
-            all(isinstance(one, str) for one in held) or all(isinstance(one, Mapping) for one in held)
-        ):
-            is_text = all(isinstance(one, str) for one in held)
-            kinds.append({"name": name, "dtype": "text" if is_text else "json", "shape": []})
-            lengths[name] = len(held)
-            columns[name] = held if is_text else [info_to_text(one, tally=tally, where=f"{name}, {where}") for one in held]
+def _column(name: str, held: Any, where: str, tally: Tally) -> Any:
+    """Arrays, or texts. Raises BadPiece for what is no column."""
+    if isinstance(held, list) and all(isinstance(one, str) for one in held):
+        return held
+    if isinstance(held, list) and all(isinstance(one, Mapping) for one in held):
+        return [info_to_text(one, tally=tally, where=f"{name}, {where}") for one in held]
+    if not isinstance(held, list) and not is_filed(held):
+        with suppress(TypeError):  # of a tensor that numpy has no dtype for, as bfloat16
+            tree = map_leaves(lambda leaf: np.asarray(leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf), held)
+            if all(leaf.dtype.kind in "biuf" for leaf in leaves(tree)):
+                return tree
+    kind = "items by episode that are not stacked" if is_filed(held) else f"a {type(held).__name__} of other things"
+    fix = "arrays or tensors of numbers, or lists of texts or dicts; batch_individual_items stacks items by episode"
+    raise BadPiece(f"column {name!r} holds {kind}", where=where, fix=fix)
+
+
+def _kinds(columns: Columns, batch: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], int]:
+    """What each leaf is, and how many rows all have. Raises BadPiece where they differ."""
+    kinds, lengths = list[dict[str, Any]](), dict[str, int]()
+    for name, column in columns.items():
+        if isinstance(column, list):
+            dtype = "text" if all(isinstance(one, str) for one in batch[name]) else "json"
+            kinds.append({"name": name, "dtype": dtype, "shape": []})
+            lengths[name] = len(column)
             continue
-        if isinstance(held, list) or is_filed(held) or not all(map(_is_numeric, leaves(held))):
-            kind = "items by episode that are not stacked" if is_filed(held) else f"a {type(held).__name__} of other things"
-            fix = "arrays or tensors of numbers, or lists of texts or dicts; batch_individual_items stacks items by episode"
-            raise BadPiece(f"column {name!r} holds {kind}", where=where, fix=fix)
-        tree = map_leaves(
-            lambda leaf: torch.as_tensor(leaf if isinstance(leaf, Tensor) else np.array(leaf)).detach().cpu(), held
-        )
-        columns[name] = tree
-        for path, leaf in flatten(tree, name):
-            kinds.append({"name": path, "dtype": str(leaf.dtype).removeprefix("torch."), "shape": list(leaf.shape[1:])})
+        for path, leaf in flatten(column, name):
+            kinds.append({"name": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape[1:])})
             lengths[path] = len(leaf) if leaf.ndim else -1
-    rows = next(iter(lengths.values()), -1)
-    if rows < 0 or set(lengths.values()) != {rows}:
+    if len(set(lengths.values())) != 1 or -1 in lengths.values():
         what = f"the batch has no columns, or columns of different lengths: {lengths}"
         fix = "columns with one row for each row of the batch; defaults = true adds the recorded"
         raise BadPiece(what, where=where, fix=fix)
-    return columns, kinds, rows
-
-
-def _is_numeric(leaf: Any) -> bool:
-    return leaf.dtype.kind in "biuf" if isinstance(leaf, np.ndarray) else isinstance(leaf, Tensor) and not leaf.is_complex()
+    return kinds, next(iter(lengths.values()))
 
 
 def _table(columns: Columns, run: PipelineRun, where: str) -> bytes:
     """A Parquet file. Raises BadConfig, naming column and remedy, for dtypes and shapes that Arrow does not have."""
-    spaces = {} if is_stateful(run.module) else run.announced
     fields, arrays = [], []
     for name, column in columns.items():
         try:
             is_text = isinstance(column, list)
-            tree = column if is_text else map_leaves(lambda leaf: leaf.numpy(), column)
-            fields.append(pa.field(name, pa.string()) if is_text else tree_field(name, tree, like=spaces.get(name)))
+            fields.append(pa.field(name, pa.string()) if is_text else tree_field(name, column, like=run.announced.get(name)))
         except (UnsupportedSpace, TypeError) as err:
             fix = "--format safetensors, or leave the piece out"
             raise BadConfig(f"no table has column {name!r}: {err}", where=where, fix=fix) from err
-        arrays.append(pa.array(tree, pa.string()) if is_text else to_arrow(tree, fields[-1].type))
+        arrays.append(pa.array(column, pa.string()) if is_text else to_arrow(column, fields[-1].type))
     table, sink = pa.Table.from_arrays(arrays, schema=pa.schema(fields)), pa.BufferOutputStream()
     per_group = max(1, int(len(table) * BLOCK_BYTES / max(1, table.nbytes)))
     pq.write_table(table, sink, row_group_size=per_group, compression="zstd", write_page_checksum=True)
@@ -155,84 +148,80 @@ def _table(columns: Columns, run: PipelineRun, where: str) -> bytes:
 
 def _tensors(columns: Columns, where: str) -> bytes:
     """A safetensors file. Raises BadConfig for texts."""
-    texts = [name for name, column in columns.items() if isinstance(column, list)]
-    if texts:
+    if texts := [name for name, column in columns.items() if isinstance(column, list)]:
         what = f"safetensors hold numbers only, and of the columns {texts} are text"
         raise BadConfig(what, where=where, fix="--format columns, or leave the piece out")
-    made = {path: leaf.clone(memory_format=torch.contiguous_format) for path, leaf in flatten(columns)}  # none shares
-    return bytes(save(made))
+    return bytes(save({path: np.ascontiguousarray(leaf) for path, leaf in flatten(columns)}))
 
 
 # ---- the folder ----
 
 
-class BatchFolder:
-    """One write, within a `with`: the note comes first; without `commit` everything is removed at the end.
+@contextmanager
+def batch_folder(location: Location, *, options: Mapping[str, Any], overwrite: bool, command: str) -> Iterator[BatchFolder]:
+    """One write: the note comes first; without `commit` everything is removed at the end. `options`, `command`: for the note.
 
-    Raises StorageError throughout, TakenOver where another writer has taken over, Interrupted for a signal.
+    Raises OutputExists, Locked where another writer is at work, TakenOver where one has taken over, StorageError; Interrupted
+    for a Ctrl-C.
     """
+    folder = BatchFolder(location, TargetFolder(location, command, TRAIN_BATCHES))
+    target = folder.target
+    target.begin(options, overwrite=overwrite, resume=False)
+    try:
+        yield folder
+    except KeyboardInterrupt as err:
+        if folder.committed:
+            raise
+        what = "interrupted; no train batch was kept, and what was there before is untouched"
+        raise Interrupted(what, where=location.url, fix="run the command again") from err
+    finally:
+        if target.is_held and not folder.committed:
+            with suppress(StorageError), target.guard():
+                for file in folder.files:
+                    with suppress(StorageError):
+                        file.remove()
+                target.leave_no_trace()
+        target.leave()
 
-    def __init__(self, location: Location, *, options: Mapping[str, Any], overwrite: bool, command: str) -> None:
-        """`options`, `command`: for the note; plain JSON values with the `format`, and what writes, without secrets."""
-        self._location, self._options, self._overwrite = location, options, overwrite
-        self._target = TargetFolder(location, command, TRAIN_BATCHES)
-        self._batches: list[dict[str, Any]] = []
-        self._files: list[Location] = []  # of this write
-        self._committed = False
 
-    def __enter__(self) -> BatchFolder:
-        """Write the note. Raises OutputExists, Locked where another writer is at work."""
-        self._target.begin(self._options, overwrite=self._overwrite, resume=False)
-        return self
+@dataclass(slots=True, eq=False)
+class BatchFolder:
+    """What has been written; see `batch_folder`."""
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        try:
-            if self._target.is_held and not self._committed:
-                with self._target.guard():
-                    for file in self._files:
-                        with suppress(StorageNotFound):
-                            file.remove()
-                    self._target.leave_no_trace()
-        except StorageError as failed:
-            if error is None:
-                raise
-            error.add_note(f"cleaning up failed too: {failed}")
-        finally:
-            self._target.leave()
-        if isinstance(error, KeyboardInterrupt) and not self._committed:
-            what = "interrupted; no train batch was kept, and what was there before is untouched"
-            raise Interrupted(what, where=self._location.url, fix="run the command again") from error
+    location: Location
+    target: TargetFolder
+    batches: list[dict[str, Any]] = field(default_factory=list)
+    files: list[Location] = field(default_factory=list)
+    committed: bool = False
 
-    def write(self, batch: TrainBatch) -> dict[str, Any]:
-        """Write a batch; gives its path below the folder, rows, episodes, steps, bytes and sha256."""
-        path = batch_name(self._target.generation, len(self._batches), SUFFIXES[self._options["format"]])
-        self._batches.append({"path": path, **batch.counts, **self._write(path, batch.content)})
-        return self._batches[-1]
+    def write(self, batch: TrainBatch, suffix: str) -> int:
+        """Write a batch; gives its bytes."""
+        path = batch_name(self.target.generation, len(self.batches), suffix)
+        self.batches.append({"path": path, **batch.counts, **self._write(path, batch.content)})
+        return len(batch.content)
 
     def commit(self, document: Mapping[str, Any], *, state: bytes) -> str | None:
         """Write what the pieces learned (`state`; empty: nothing) and `batches.json`, and remove what they replace.
 
         `document`: all of `batches.json` but batches and state. Gives the path of the state.
         """
-        path = connector_state_name(self._target.generation) if state else None
+        path = connector_state_name(self.target.generation) if state else None
         kept = path and self._write(path, state)
-        whole = json.dumps({**document, "batches": self._batches, "state": kept}, default=str)  # TOML has dates
+        whole = json.dumps({**document, "batches": self.batches, "state": kept}, default=str)  # TOML has dates
         text = json.dumps(json.loads(whole, parse_constant=str), indent=1, ensure_ascii=False)  # and infinity
-        with self._target.guard():
-            self._committed = True  # whatever comes now, the files that the commit lists stay
-            write_whole(self._location.join(BATCHES), text.encode() + b"\n", folder=self._location)
-        names = [file.name for file in self._files]
-        others = [child for child in self._location.children() if child.name not in names and STATE.fullmatch(child.name)]
-        replaced = [state for state in others if is_regular(state)]  # a link is nobody's of ours
-        with self._target.guard():
-            for file in replaced:
+        with self.target.guard():
+            self.committed = True  # whatever comes now, the files that the commit lists stay
+            write_whole(self.location.join(BATCHES), text.encode() + b"\n", folder=self.location)
+        states = [child for child in self.location.children() if STATE.fullmatch(child.name) and child.name != path]
+        with self.target.guard():
+            for file in filter(is_regular, states):  # a link is nobody's of ours
                 file.remove()
-            self._target.finish()
+            self.target.finish()
         return path
 
     def _write(self, path: str, content: bytes) -> dict[str, Any]:
         """Write a file, and give what `batches.json` says of it."""
-        self._files.append(self._location.join(path))
-        with self._target.guard():
-            write_whole(self._files[-1], content, folder=self._location)
+        self.files.append(self.location.join(path))
+        with self.target.guard():
+            write_whole(self.files[-1], content, folder=self.location)
         return {"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -121,12 +121,6 @@ def apply(
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
     keep_invented: o.KeepInventedOption = False,
-    policy: Annotated[
-        str | None,
-        o.learning(help="Run folder whose network and learned pieces to use.", metavar="RUN", autocompletion=completion.runs),
-    ] = None,
-    plugins: o.PluginsOption = o.NO_VALUES,
-    network: o.RunNetworkOption = None,
     limit: o.LimitOption = None,
 ) -> None:
     """Run a learner pipeline over recordings and write its train batches.

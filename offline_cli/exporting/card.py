@@ -1,4 +1,4 @@
-"""The model card of an exported policy, as JSON and as Markdown: what it is, from which data, how good, and how to run it.
+"""What an export writes, and its model card, as JSON and as Markdown: what it is, from which data, how good, how to run it.
 
 `facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. What a run does
 not know (an unfinished one has no scores) is left out.
@@ -10,6 +10,7 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -25,15 +26,32 @@ from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location
 
-__all__ = ["FORMAT", "facts_of", "markdown"]
+__all__ = ["FORMAT", "Made", "facts_of", "form", "markdown"]
 
 FORMAT: Final = "offline-cli-export"
 OF_RESULT: Final = ("updates", "epochs", "loss", "val_loss", "val_accuracy", "val_accuracy_majority", "val_recall", "val_mse")
-OF_POLICY: Final = ("policy_update", "stopped_by")
+OF_POLICY: Final = ("policy_update", "stopped_by", "checkpoint")
 OF_CONFIG: Final = ("algorithm", "network", "hidden", "activation", "batch_size", "lr", "seed")
 OF_SCORES: Final = ("eval_return_mean", "eval_return_ci95", "eval_episodes")
 OF_DATA: Final = ("module", "episodes", "steps", "sources")
 MARKUP: Final = re.compile(r"[\\|`*<>\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # within a word, an underscore is one
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Files of an export, and what the card says of them."""
+
+    files: Mapping[str, bytes]  # in order, by their paths below `out`; "" is `out` itself
+    inputs: Mapping[str, str]  # see `form`
+    outputs: Mapping[str, str]
+    how: str  # to run it, as Markdown
+    difference: float  # greatest, of `action_dist_inputs` to the run's policy
+    notes: tuple[str, ...] = ()
+
+
+def form(dtype: Any, shape: tuple[int, ...]) -> str:
+    """`float32 (B, 4)`: of an array with B rows of this shape."""
+    return f"{dtype} ({', '.join(map(str, ('B', *shape)))}{'' if shape else ','})"
 
 
 def facts_of(
@@ -41,10 +59,14 @@ def facts_of(
 ) -> dict[str, Any]:
     """JSON values by name. `spaces`: of the environment; `pieces`: of the user's around the policy."""
     state = _told(run.join(STATE))
-    seen = state["seen"] if isinstance(state.get("seen"), dict) else {}
-    result = {} if loaded.checkpoint is not None else _told(run.join(RESULT))
+    result = {"checkpoint": loaded.checkpoint} if loaded.checkpoint is not None else _told(run.join(RESULT))
     config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
     meanings = Meanings.of(loaded.description.get(MEANINGS, {}), run.url)
+    environments = known_environments(loaded.description)
+
+    def known(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        return {name: values[name] for name in names if values.get(name) is not None}
+
     return {
         "format": FORMAT,
         "version": 1,
@@ -56,12 +78,11 @@ def facts_of(
         "pieces": list(pieces),
         "environments": [
             {"id": one.id, "kwargs": blanked_values(one.kwargs), "wrappers": [*map(blanked_call, one.wrappers)]}
-            for one in known_environments(loaded.description)
+            for one in environments
         ],
-        "data": blanked_values(_known({**result, **seen}, OF_DATA)) | _known({"digest": state.get("data")}, ["digest"]),
-        "training": _known(config, OF_CONFIG)
-        | _known({**result, "checkpoint": loaded.checkpoint}, (*OF_RESULT, *OF_POLICY, "checkpoint")),
-        "scores": _known(result, OF_SCORES),
+        "data": blanked_values(known({**result, **(state.get("seen") or {}), "digest": state.get("data")}, *OF_DATA, "digest")),
+        "training": known(config, *OF_CONFIG) | known(result, *OF_RESULT, *OF_POLICY),
+        "scores": known(result, *OF_SCORES),
         "provenance": {
             "policy": fingerprint_of(loaded),
             "weights_sha256": hash_of_weights(loaded.module),
@@ -69,10 +90,6 @@ def facts_of(
             "torch": torch.__version__,
         },
     }
-
-
-def _known(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: values[name] for name in names if values.get(name) is not None}
 
 
 def _told(file: Location) -> dict[str, Any]:
@@ -103,8 +120,7 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
 
 def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]], action_space: Space) -> dict[str, str]:
     """By element, `obs[1]`: its name, unit and categories, numbered as actions are; of what nothing is known, no row."""
-    choices_of = discrete_elements(action_space, NO_MEANINGS)
-    found = {}
+    choices_of, found = discrete_elements(action_space, NO_MEANINGS), {}
     for path, elements in meanings.items():
         starts = [choice.start for choice in choices_of.get(path, ())] or [0] * len(elements)
         for number, (one, start) in enumerate(zip(elements, starts, strict=False)):

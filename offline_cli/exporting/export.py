@@ -20,8 +20,7 @@ from offline_cli.choices import ExportFormat
 from offline_cli.connectors.pipeline_spec import Given, Setting, added_pieces
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import OutputExists, UsageError
-from offline_cli.exporting.card import FORMAT, facts_of, markdown
-from offline_cli.exporting.made import Made
+from offline_cli.exporting.card import FORMAT, Made, facts_of, markdown
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.run_policy import environment_spaces, load_policy
 from offline_cli.storage.locations import Location, open_location
@@ -71,29 +70,37 @@ def export(
     Of a run that is not finished the policy of its last checkpoint. Raises what `load_policy` raises for the run; BadConfig,
     naming it, for a piece or a network that has no such form; MissingPackage, OutputExists, StorageError.
     """
-    known = storage_options
     where = [place.url if isinstance(place, Location) else os.fspath(place) for place in (run, out)]
-    place, folder = open_location(out, known, beside=where), open_location(run, known, beside=where)
-    card_file, readme = _free_places(place, to, overwrite=overwrite)
+    place, folder = (open_location(one, storage_options, beside=where) for one in (out, run))
+    beside = place if to == "rllib" else place.parent()
+    if beside is None:
+        raise UsageError("it names no file", where=place.url, fix="--out with the name of a file in it")
+    stem = place.name.removesuffix(".onnx")
+    names = ("card.json", "README.md") if to == "rllib" else (f"{stem}.card.json", f"{stem}.md")
+    card_file, readme = map(beside.join, names)
+    is_free = not any(one.exists() for one in (place, card_file, readme))
+    is_free = is_free or (to == "rllib" and place.is_dir() and not place.children())
+    if not is_free and not (card_file.is_file() and FORMAT.encode() in card_file.start(len(FORMAT) + 32)[0]):
+        raise OutputExists("something else is there already", where=place.url, fix="choose another --out")
+    if not is_free and not overwrite:
+        raise OutputExists("an export is there already", where=place.url, fix="--overwrite to replace it, or another --out")
     loaded = load_policy(folder, plugins=plugins, network=network)
     spaces = environment_spaces(loaded, folder.url)
-    spec = replace(PlaySpec.of(env_to_module), trained=loaded.trained)
-    pipeline = spec.build(Setting(*spaces)).env_to_module
+    pipeline = replace(PlaySpec.of(env_to_module), trained=loaded.trained).build(Setting(*spaces)).env_to_module
     facts = facts_of(folder, loaded, spaces, [name for name, _ in added_pieces(pipeline)], to=to)
     if to == "onnx":
         from offline_cli.exporting.onnx_file import onnx_export as made_of
     else:
         from offline_cli.exporting.rllib_checkpoint import rllib_export as made_of
     made: Made = made_of(loaded.module, pipeline, spaces[0], facts, name=place.name, where=folder.url)
-    card = {**facts, "inputs": made.inputs, "outputs": made.outputs, "notes": made.notes}
     if not dry_run:
-        contents = [(card_file, (json.dumps(card, indent=1) + "\n").encode())]
-        contents += [(readme, markdown(card, spaces, name=place.name, how=made.how).encode())]
-        contents += [(place.join(name) if name else place, part) for name, part in made.files.items()]
-        beside = _folder_of(card_file)
+        card = {**facts, "inputs": made.inputs, "outputs": made.outputs, "notes": made.notes}
+        contents = {card_file: json.dumps(card, indent=1) + "\n", readme: markdown(card, spaces, name=place.name, how=made.how)}
         beside.make_folder()
-        for target, content in contents:
-            write_whole(target, content, folder=beside)
+        for target, text in contents.items():
+            write_whole(target, text.encode(), folder=beside)
+        for name, content in made.files.items():
+            write_whole(place.join(name) if name else place, content, folder=beside)
         keep_names(beside)
     return ExportResult(
         out=place.url,
@@ -106,29 +113,3 @@ def export(
         notes=made.notes,
         dry_run=dry_run,
     )
-
-
-def _folder_of(file: Location) -> Location:
-    folder = file.parent()
-    if folder is None:
-        raise UsageError("it names no file", where=file.url, fix="--out with the name of a file in it")
-    return folder
-
-
-def _free_places(place: Location, to: str, *, overwrite: bool) -> tuple[Location, Location]:
-    """Where the card goes, as JSON and as Markdown.
-
-    Raises OutputExists where something is in the way: an earlier export without `overwrite`, or anything else.
-    """
-    if to == "rllib":
-        card, readme = place.join("card.json"), place.join("README.md")
-        is_free = not place.exists() or (place.is_dir() and not place.children())
-    else:
-        folder, stem = _folder_of(place), place.name.removesuffix(".onnx")
-        card, readme = folder.join(f"{stem}.card.json"), folder.join(f"{stem}.md")
-        is_free = not any(one.exists() for one in (place, card, readme))
-    if not is_free and not (card.is_file() and FORMAT.encode() in card.start(len(FORMAT) + 32)[0]):
-        raise OutputExists("something else is there already", where=place.url, fix="choose another --out")
-    if not is_free and not overwrite:
-        raise OutputExists("an export is there already", where=place.url, fix="--overwrite to replace it, or another --out")
-    return card, readme

@@ -1,7 +1,12 @@
 """Writes a policy as an ONNX model: one graph, its weights inside, facts of the model card among its metadata.
 
-The graph comes from `torch.onnx.export`, which traces `WholePolicy` through torch.export, so that a network of any package can
-be exported. What it notes of this machine (paths of source files, stack traces) is removed: one policy gives the same bytes.
+The graph comes from `torch.onnx.export`, which traces `WholePolicy`: the policy with its env-to-module pieces and its action
+scale as one torch module. Inputs are the raw observations of the environment, a leaf each, and what the policy remembers;
+outputs are the likeliest actions as the environment takes them, the inputs of their distribution, and what to remember next.
+Every input and output has an axis of B rows first. The arithmetic is that of the pieces: a filter computes in float64.
+
+Memory is explicit, because a graph has none: each `state_in/NAME` has a `state_out/NAME` of the same shape, and is zeros where
+an episode begins. So are the rewards that a piece looks at.
 """
 
 from __future__ import annotations
@@ -15,23 +20,28 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.pipeline_spec import added_pieces
+from offline_cli.connectors.torch_forms import RememberingForm, State
+from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, MissingPackage, causes
-from offline_cli.exporting.made import Made, form
-from offline_cli.exporting.whole_policy import INPUTS, WholePolicy
+from offline_cli.exporting import card
+from offline_cli.modules.action_units import span_of
 from offline_cli.modules.rl_module import RLModule, evaluating
-from offline_cli.policies.onnx_policy import INSTALL, MAX_BYTES, OnnxModel, model_of
+from offline_cli.policies.onnx_policy import INSTALL, MAX_BYTES, STATE_IN, STATE_OUT, OnnxModel, model_of
 from offline_cli.policies.policy import sampled
-from offline_cli.spaces import Space
-from offline_cli.trees import leaves
+from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
+from offline_cli.trees import flatten, leaves, map_leaves, unflatten_like
 
-__all__ = ["onnx_export"]
+__all__ = ["WholePolicy", "onnx_export"]
 
+INPUTS: Final = Columns.ACTION_DIST_INPUTS
 ROWS: Final = 64  # that the file is tried with before it is written
 TRACED: Final = 2  # rows while tracing: of one row torch takes the axis for a constant
-NOISY: Final = ("torch.__trace", "torch.onnx", "torch.export", "onnxscript", "onnx_ir")
 HOW: Final = """
 ```python
 import numpy as np
@@ -52,7 +62,7 @@ Each `state_in/NAME` is the `state_out/NAME` of the call before, and zeros where
 
 def onnx_export(
     module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, facts: Mapping[str, Any], *, name: str, where: str
-) -> Made:
+) -> card.Made:
     """The file, tried. `observations`: the space before `pipeline`; `facts`: JSON values by name.
 
     Raises MissingPackage, and BadConfig for a network or a piece that has no form in ONNX.
@@ -60,16 +70,112 @@ def onnx_export(
     policy = WholePolicy(module, pipeline, observations, where=where)
     content = _onnx_bytes(policy, facts, where=where)
     model = model_of(content, where="the exported file")
-    inputs, outputs = ({port: form(*one) for port, one in ports.items()} for ports in (model.inputs, model.outputs))
+    inputs, outputs = ({port: card.form(*one) for port, one in ports.items()} for ports in (model.inputs, model.outputs))
     given = []
     for port, one in model.inputs.items():
         zeros = f'np.zeros({(1, *one.shape)}, "{one.dtype}")'
         given.append(f"    {json.dumps(port)}: {'observation[None]' if port == Columns.OBS else zeros},")
     how = HOW.format(file=json.dumps(name), given="\n".join(given))
-    return Made({"": content}, inputs, outputs, how, _difference(policy, model, observations))
+    return card.Made({"": content}, inputs, outputs, how, _difference(policy, model, observations))
+
+
+class WholePolicy(nn.Module):
+    """See the module. `input_names`, `output_names`: of the tensors that `forward` takes and gives, in order."""
+
+    def __init__(self, module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, *, where: str) -> None:
+        """`pipeline`: env-to-module, built for `observations`, with what its pieces learned.
+
+        Raises BadConfig, naming every piece that has no form here.
+        """
+        super().__init__()
+        forms = {name: piece.to_torch() for name, piece in added_pieces(pipeline)}
+        if lacking := [f"piece {name} has no torch form" for name, form in forms.items() if form is None]:
+            fix = "a `to_torch` in the class of the piece, or train without it (docs/export.md)"
+            raise BadConfig.of(lacking, where=where, fix=fix)
+        acted = leaf_spaces(module.action_space, Columns.ACTIONS)
+        self.policy, self.forms = module, nn.ModuleList(forms.values())
+        self.for_environment = nn.ModuleList(map(_ForEnvironment, acted.values()))
+        self._parts, self._like = leaf_spaces(observations, Columns.OBS), space_tree(observations)
+        self._remembering = [form for form in self.forms if isinstance(form, RememberingForm)]
+        self.wants_rewards = any(form.wants_rewards for form in self._remembering)
+        self._state_like = module.get_initial_state()
+        known = [(name, np.asarray(torch.as_tensor(leaf))) for name, leaf in flatten(self._state_like)]
+        for form in self._remembering:
+            known += [(name, np.zeros(shape, dtype)) for name, (shape, dtype) in form.states().items()]
+        self._states = dict(known)
+        if any(first.any() for _, first in known) or len(self._states) < len(known):
+            what = f"{type(module).__name__} or a piece has a state that is not zeros at first, or of another one's name"
+            raise BadConfig(what, where=where, fix="zeros at first: whoever runs the exported file begins with them")
+        rewards = [Columns.REWARDS] if self.wants_rewards else []
+        self.input_names = [*self._parts, *rewards, *(f"{STATE_IN}{name}" for name in self._states)]
+        self.output_names = [*acted, INPUTS, *(f"{STATE_OUT}{name}" for name in self._states)]
+
+    def zeros(self, rows: int) -> tuple[Tensor, ...]:
+        """Inputs of so many rows, for tracing."""
+        given = [np.zeros(space.shape or (), space.dtype) for space in self._parts.values()]
+        given += [np.zeros((), np.float32)] * self.wants_rewards + [*self._states.values()]
+        return tuple(torch.from_numpy(np.broadcast_to(one, (rows, *one.shape)).copy()) for one in given)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Tensors by `input_names`, (B, ...) each; gives those of `output_names`."""
+        count = len(self._parts)
+        observations = unflatten_like(self._like, list(inputs[:count]))
+        rewards = inputs[count] if self.wants_rewards else None
+        state = dict(zip(self._states, inputs[count + self.wants_rewards :], strict=True))
+        after: State = {}
+        for form in self.forms:
+            remembers = isinstance(form, RememberingForm)
+            observations = form(observations, state, rewards, after) if remembers else form(observations)
+        batch: dict[str, Any] = {Columns.OBS: tree_from_lists(observations, self.policy.observation_space)}  # in its order
+        if self._state_like:  # a policy with memory takes sequences, here of one step
+            batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
+            batch[Columns.STATE_IN] = unflatten_like(self._state_like, [state[name] for name, _ in flatten(self._state_like)])
+        outputs = self.policy.forward_inference(batch)
+        if self._state_like:
+            after |= flatten(outputs[Columns.STATE_OUT])
+        dist_inputs = outputs[INPUTS][:, 0] if self._state_like else outputs[INPUTS]
+        chosen = self.policy.action_head.greedy(dist_inputs)
+        for form in self._remembering:
+            form.chose(chosen, state, after)
+        actions = [fit(leaf) for fit, leaf in zip(self.for_environment, leaves(chosen), strict=True)]
+        return (*actions, dist_inputs, *(after[name] for name in self._states))
+
+
+class _ForEnvironment(nn.Module):
+    """One leaf of actions as the environment takes it (`modules/action_units.py`), (B, ...): boxes stretched to their bounds,
+    where these are finite, and clipped; others in their dtype."""
+
+    def __init__(self, space: Space) -> None:
+        super().__init__()
+        self._dtype, self._rounds = getattr(torch, str(space.dtype)), np.dtype(space.dtype).kind in "iu"
+        self._is_box = isinstance(space, spaces.Box)
+        self._span = span = span_of(space) if isinstance(space, spaces.Box) else None
+        if span is not None:
+            dtype = np.result_type(np.float32, span.low)
+            self._keep(low=span.low.astype(dtype), width=span.width.astype(dtype))
+        if isinstance(space, spaces.Box):
+            wide = np.result_type(np.float32, space.low, *([] if span is None else [span.low]))
+            self._keep(least=space.low.astype(wide), most=space.high.astype(wide))
+
+    def _keep(self, **arrays: Any) -> None:
+        for name, array in arrays.items():
+            self.register_buffer(name, torch.from_numpy(np.array(array)))
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self._is_box:
+            return values.to(self._dtype)
+        held: dict[str, Any] = dict(self.named_buffers())
+        if self._span is not None:
+            values = held["low"] + (values + 1.0).to(held["low"].dtype) * held["width"] / 2.0
+        values = torch.minimum(torch.maximum(values.to(held["least"].dtype), held["least"]), held["most"])
+        return (torch.round(values) if self._rounds else values).to(self._dtype)
+
+
+# ---- the file ----
 
 
 def _onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> bytes:
+    """What torch notes of this machine (paths of source files, stack traces) is removed: one policy gives the same bytes."""
     try:
         import onnx
         import onnxruntime  # noqa: F401  the file is tried with it
@@ -122,13 +228,11 @@ def _difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> f
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Within it torch says nothing of its progress, nor of packages that are not needed here."""
-    levels = {name: logging.getLogger(name).level for name in NOISY}
-    for name in NOISY:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
+        logging.disable(before)

@@ -1,9 +1,8 @@
 """Writes a policy as a checkpoint of the RLModule that RLlib's PPO has by default: RLlib makes it, and saves it itself.
 
-Layers are copied in their order, and stay as they are but for images: RLlib's convolutions neither scale bytes nor flatten in
-our order, so that the first convolution's weights take up the scale, and the columns of the layer after the last one are
-reordered. The value function is new: it gives 0 everywhere. Afterwards both modules are asked the same; a network that
-RLlib's has no shape for, or that puts out other numbers there, is BadConfig.
+Layers are copied in their order, and the value function is new: it gives 0 everywhere. Afterwards both modules are asked the
+same; a network that RLlib's has no shape for, or that puts out other numbers there, is BadConfig. Images are too: RLlib's
+convolutions take no bytes.
 
 Pieces are no part of an RLModule. FlattenObservations has a counterpart in RLlib, to be put before the module; any other is
 BadConfig.
@@ -19,17 +18,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from gymnasium import spaces
-from torch import Tensor, nn
+from torch import nn
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.common.flattening import FlattenObservations
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.pipeline_spec import added_pieces
 from offline_cli.errors import BadConfig, MissingPackage
-from offline_cli.exporting.made import Made, form
-from offline_cli.modules.encoders import ImageEncoder
-from offline_cli.modules.images import HWC
-from offline_cli.modules.policy_modules import FeedForwardPolicy, RecurrentPolicy
+from offline_cli.exporting.card import Made, form
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space, describe
@@ -37,9 +33,8 @@ from offline_cli.spaces import Space, describe
 __all__ = ["rllib_export"]
 
 ACTIVATIONS: Final = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.SiLU: "silu", nn.GELU: "GELU", nn.Identity: "linear"}
-CONVOLUTIONS: Final = ([32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"])
 ROWS: Final = 64  # that both modules are asked
-CLOSE: Final = 1e-4  # bytes are scaled within the weights
+CLOSE: Final = 1e-4
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
 HOW: Final = """
 `RLModule.from_checkpoint("/absolute/path/to/this/folder")` of RLlib loads it. PPO goes on from it with this model config, as
@@ -62,13 +57,13 @@ def rllib_export(
         fix = "pip install 'offline-cli[ray]'"
         raise MissingPackage(f"the package {err.name} is missing", where="--to rllib", fix=fix) from err
     kind: Any = DefaultPPOTorchRLModule
-    pieces = added_pieces(pipeline)
+    pieces, seen = added_pieces(pipeline), module.observation_space
     try:
         if others := [name for name, piece in pieces if type(piece) is not FlattenObservations or piece.keys_to_remove]:
             raise ValueError(f"an RLModule has no pieces, and the policy plays through {', '.join(others)}")
         config = _config(module)
         theirs = kind(
-            observation_space=module.observation_space,
+            observation_space=seen,
             action_space=module.action_space,
             inference_only=False,
             model_config=vars(DefaultModelConfig(**config)),
@@ -90,45 +85,39 @@ def rllib_export(
     for low, high in (one.log_std for one in module.action_head.forms()):
         if high < -low:
             notes.append(f"log standard deviations are limited to [{low:g}, {-low:g}], and here to [{low:g}, {high:g}]")
-    if _images(module):
-        notes.append("images go to the module as float32 from 0 to 255: RLlib's convolutions take no bytes")
-    seen, states = module.observation_space, module.get_initial_state().items()
     inputs = {"obs": form(seen.dtype, seen.shape or ())}
-    inputs |= {f"state_in/{state}": form("float32", tuple(part.shape[1:])) for state, part in states}
+    inputs |= {f"state_in/{name}": form("float32", tuple(part.shape[1:])) for name, part in module.get_initial_state().items()}
     outputs = {"action_dist_inputs": form("float32", (module.action_head.size,))}
     how = HOW.format(config=", ".join(f"{option}={value!r}" for option, value in config.items()))
     return Made(files, inputs, outputs, how, difference, tuple(notes))
 
 
-def _images(module: RLModule) -> list[ImageEncoder]:
-    return [part for part in module.modules() if isinstance(part, ImageEncoder)]
-
-
 def _config(module: RLModule) -> dict[str, Any]:
-    """The model config in which RLlib's module has this one's shape. Raises ValueError where there is none."""
+    """The model config in which RLlib's module may have this one's shape. Raises ValueError where there is none."""
     seen, acted = module.observation_space, module.action_space
     is_vector = isinstance(acted, spaces.Box) and np.dtype(acted.dtype).kind == "f" and len(acted.shape) == 1
     is_choice = isinstance(acted, spaces.Discrete) or (isinstance(acted, spaces.MultiDiscrete) and acted.nvec.ndim == 1)
-    if not isinstance(module, (FeedForwardPolicy, RecurrentPolicy)) or not isinstance(seen, spaces.Box):
-        raise ValueError(f"this is {type(module).__name__}, of observations {describe(seen)}")
-    if len(seen.shape) not in (1, 3) or not (is_vector or is_choice) or np.any(getattr(acted, "start", 0)):
+    if (
+        not isinstance(seen, spaces.Box)
+        or len(seen.shape) != 1
+        or not (is_vector or is_choice)
+        or np.any(getattr(acted, "start", 0))
+    ):
         raise ValueError(f"observations are {describe(seen)}, actions {describe(acted)}")
-    network = module.tokens if isinstance(module, RecurrentPolicy) else module.network
-    layers = [part.out_features for part in network.modules() if isinstance(part, nn.Linear)]
-    hidden = layers if isinstance(module, RecurrentPolicy) else layers[:-1]
-    activation = next((ACTIVATIONS[type(part)] for part in network.modules() if type(part) in ACTIVATIONS), "relu")
     config: dict[str, Any] = {}
     for one in module.action_head.forms():
         config["log_std_clip_param"] = -float(one.log_std[0])
         if one.mean != "linear" or not 0 < max(-one.log_std[0], one.log_std[1]) == -one.log_std[0]:
             raise ValueError(f"a mean through {one.mean}, log standard deviations in {list(one.log_std)}")
-    if _images(module):
-        config |= {"conv_filters": [list(one) for one in CONVOLUTIONS], "conv_activation": "relu"}
-        return config | {"head_fcnet_hiddens": hidden, "head_fcnet_activation": activation}
-    if isinstance(module, RecurrentPolicy):
-        config |= {"use_lstm": True, "lstm_cell_size": module.memory.hidden_size}
-        config |= {"max_seq_len": int(module.model_config["max_seq_len"])}
-    return config | {"fcnet_hiddens": hidden, "fcnet_activation": activation}
+    for memory in (part for part in module.modules() if isinstance(part, nn.LSTM)):
+        config |= {
+            "use_lstm": True,
+            "lstm_cell_size": memory.hidden_size,
+            "max_seq_len": int(module.model_config["max_seq_len"]),
+        }
+    layers = [part.out_features for part in module.modules() if isinstance(part, nn.Linear)]
+    activation = next((ACTIVATIONS[type(part)] for part in module.modules() if type(part) in ACTIVATIONS), "relu")
+    return config | {"fcnet_hiddens": layers[:-1], "fcnet_activation": activation}
 
 
 def _weighted(module: nn.Module) -> list[Any]:
@@ -138,18 +127,8 @@ def _weighted(module: nn.Module) -> list[Any]:
 @torch.no_grad()
 def _copy(module: RLModule, theirs: Any) -> None:
     """Raises ValueError, RuntimeError where layers do not fit each other."""
-    targets = [*_weighted(theirs.encoder), *_weighted(theirs.pi)]
-    for own, target in zip(_weighted(module), targets, strict=True):
+    for own, target in zip(_weighted(module), [*_weighted(theirs.encoder), *_weighted(theirs.pi)], strict=True):
         target.load_state_dict(own.state_dict())
-    for image in _images(module):
-        convolutions = [part for part in targets if isinstance(part, nn.Conv2d)]
-        if not convolutions or image.layout != HWC or (image.low is not None and (image.low.any() or image.factor.std())):
-            raise ValueError("images in another form")
-        scale = 1.0 if image.low is None else float(image.factor.flatten()[0])
-        convolutions[0].weight.copy_((convolutions[0].weight.double() * scale).float())
-        first = targets[len(convolutions)]  # whose columns are (C, H, W) here, and (H, W, C) there
-        columns = np.arange(first.in_features).reshape(convolutions[-1].out_channels, -1).T.ravel()
-        first.weight.copy_(first.weight[:, torch.from_numpy(columns.copy())])
     *hidden, last = _weighted(theirs.vf)
     for target, own in zip(hidden, _weighted(theirs.pi), strict=False):
         target.load_state_dict(own.state_dict())
@@ -159,15 +138,14 @@ def _copy(module: RLModule, theirs: Any) -> None:
 
 def _difference(module: RLModule, theirs: Any) -> float:
     """The greatest difference of what both put out for made-up observations, within the limits of the policy's action head."""
-    seen = torch.from_numpy(np.ascontiguousarray(sampled(module.observation_space, ROWS)))
-    here: dict[str, Any] = {Columns.OBS: seen}
-    there: dict[str, Any] = {Columns.OBS: seen.float()}
+    batch: dict[str, Any] = {
+        Columns.OBS: torch.from_numpy(np.ascontiguousarray(sampled(module.observation_space, ROWS))).float()
+    }
     if module.is_stateful():
         state = {name: first.expand(ROWS, *first.shape) for name, first in module.get_initial_state().items()}
-        here = there = {Columns.OBS: seen.float()[:, None], Columns.STATE_IN: state}
+        batch = {Columns.OBS: batch[Columns.OBS][:, None], Columns.STATE_IN: state}
     with evaluating(module), torch.inference_mode():
-        wanted: Tensor = module.forward_inference(here)[Columns.ACTION_DIST_INPUTS]
-        found: Tensor = theirs.forward_inference(there)[Columns.ACTION_DIST_INPUTS]
+        wanted, found = (one.forward_inference(dict(batch))[Columns.ACTION_DIST_INPUTS] for one in (module, theirs))
         if found.shape != wanted.shape:
             raise ValueError(f"it puts out {tuple(found.shape[1:])}, and the policy {tuple(wanted.shape[1:])}")
         return float((module.action_head.limited(found) - wanted).abs().max())

@@ -57,7 +57,7 @@ def open_agents(
         if key not in shared:
             shared[key] = opened(text, agent, agents[agent])
         policies[agent] = shared[key]
-    outputs = {}
+    outputs = dict[str, dict[str, Tree]]()
     for agent, spaces in agents.items():
         is_there = agent in shown and shown[agent][STATE][ACTS]
         observation = shown[agent][OBS] if is_there else rows_of(zero_rows(spaces[0], 1), 0)
@@ -75,9 +75,9 @@ def _assigned(texts: Sequence[str], agents: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     wrong = []
     for text in texts:
-        pattern, equals, value = text.partition("=")
+        pattern, _, value = text.partition("=")
         chosen = [pattern] if pattern in agents else [agent for agent in agents if fnmatchcase(agent, pattern)]
-        if equals and chosen and value:
+        if chosen and value:
             found |= dict.fromkeys(chosen, value)
         elif len(texts) == 1:
             found = dict.fromkeys(agents, text)
@@ -93,19 +93,23 @@ def _assigned(texts: Sequence[str], agents: Sequence[str]) -> dict[str, str]:
 
 
 def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
-    """By agent, the outputs that all agents of its spaces give in one form; a note names the others."""
+    """By agent, the outputs that all agents of equal spaces give in one form, since they share a dataset; a note names the
+    others."""
 
-    def form(agent: str, name: str) -> list[Any]:
-        return [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(outputs[agent].get(name, {}))]
+    def forms(agent: str) -> set[tuple[str, str]]:
+        told = {name: [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(tree)] for name, tree in outputs[agent].items()}
+        return {(name, str(form)) for name, form in told.items()}
 
-    found, left = {}, set[str]()
+    kept = dict[str, dict[str, Tree]]()
     for agent, own in outputs.items():
-        alike = [one for one in spaces if all(map(same_space, spaces[one], spaces[agent]))]
-        found[agent] = {name: zero for name, zero in own.items() if all(form(one, name) == form(agent, name) for one in alike)}
-        left |= own.keys() - found[agent].keys()
-    if left:
-        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(sorted(left)))
-    return found
+        shared = {
+            name
+            for name, _ in set.intersection(*(forms(one) for one in spaces if all(map(same_space, spaces[one], spaces[agent]))))
+        }
+        kept[agent] = {name: zero for name, zero in own.items() if name in shared}
+    if left := sorted({name for agent, own in outputs.items() for name in own.keys() - kept[agent].keys()}):
+        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(left))
+    return kept
 
 
 class AgentsPolicy(Policy):
@@ -132,10 +136,9 @@ class AgentsPolicy(Policy):
         actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
         for number, (agent, policy) in enumerate(self.of_agents.items()):
             seen = observations[agent]
-            own = dict(memory.get(agent) or {"t": np.zeros(count, np.int64), "policy": {}})
+            own = memory[agent] = dict(memory.get(agent) or {"t": np.zeros(count, np.int64), "policy": {}})
             own["t"] = np.where(state.t == 0, 0, own["t"])
-            memory[agent] = own
-            actions[agent] = for_env[agent] = zero_rows(policy.spaces[1], count)
+            actions[agent], for_env[agent] = zero_rows(policy.spaces[1], count), zero_rows(policy.spaces[1], count)
             extras[agent] = map_leaves(lambda leaf: np.repeat(leaf, count, axis=0), self._outputs[agent])
             rows = np.flatnonzero(seen[STATE][:, ACTS])
             if not len(rows):
@@ -147,18 +150,12 @@ class AgentsPolicy(Policy):
             acted = policy.act(rows_of(seen[OBS], rows), held, explore)
             own["t"][rows] += 1
             own["policy"] = with_rows(own["policy"], rows, acted.memory, count)
-            for_env[agent] = _put(for_env[agent], rows, acted.for_env)
-            actions[agent] = _put(actions[agent], rows, acted.for_env if self._is_mixed else acted.actions)
-            extras[agent] = _put(extras[agent], rows, {name: acted.extras[name] for name in extras[agent]})
+            _put(for_env[agent], rows, acted.for_env)
+            _put(actions[agent], rows, acted.for_env if self._is_mixed else acted.actions)
+            _put(extras[agent], rows, {name: acted.extras[name] for name in extras[agent]})
         return Acted(actions, for_env, extras if any(extras.values()) else {}, memory)
 
 
-def _put(zeros: Tree, rows: NDArray[np.int64], new: Tree) -> Tree:
-    """A copy of `zeros` (count, ...) with `new` in these rows."""
-
-    def put(leaf: NDArray[Any], part: NDArray[Any]) -> NDArray[Any]:
-        leaf = leaf.copy()
-        leaf[rows] = part
-        return leaf
-
-    return map_leaves(put, zeros, new)
+def _put(whole: Tree, rows: NDArray[np.int64], new: Tree) -> None:
+    """Write `new` into these rows of `whole`, leaves (count, ...)."""
+    map_leaves(lambda leaf, part: leaf.__setitem__(rows, part), whole, new)

@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.module_to_env.default_pipeline import NormalizeAndClipActions
@@ -24,7 +23,6 @@ from offline_cli.connectors.pipeline_player import PipelinePlayer, RecordedActio
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadEpisode, BadPiece
@@ -33,7 +31,7 @@ from offline_cli.modules.distributions import ActionHead
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded
-from offline_cli.spaces import Space, only_discrete
+from offline_cli.spaces import only_discrete
 from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ModulePolicy", "PolicyForPieces", "module_policy", "open_module"]
@@ -58,8 +56,7 @@ def open_module(
     if options.pieces.is_default and trained is None and not module.is_stateful():
         environment = fitting((module.observation_space, module.action_space), name, environment)
         play = play if module.in_rllibs_manner else None
-    elif environment is None:
-        environment = fitting((None, None), name, None)
+    environment = environment or fitting((None, None), name, None)
     return module_policy(module, play, environment, device=torch.device(options.device), fingerprint=fingerprint, name=name)
 
 
@@ -74,14 +71,14 @@ def module_policy(
         return ModulePolicy(module, environment, device=device, fingerprint=fingerprint)
     place, own = f"--policy {name} in {environment.name}", (module.observation_space, module.action_space)
     pipelines = pieces.build_in(environment, *own, where=place, device=device)
-    head = getattr(module, "action_head", None)
+    every, head = pipelines.pieces(), getattr(module, "action_head", None)
     head = head if isinstance(head, ActionHead) else None
-    stretching = [piece for piece in pipelines.module_to_env.pieces() if isinstance(piece, NormalizeAndClipActions)]
+    stretching = [piece for piece in every if isinstance(piece, NormalizeAndClipActions)]
     if head is not None and not misfits(own[1], environment.action_space, inferred=False, what="actions"):
         for piece in stretching:  # by the bounds that the module learned actions by, which may be others
             piece.stretched_by = head.stretched_by(environment.action_space)
-    are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in pipelines.pieces())
-    back = max((piece.looks_back for piece in pipelines.pieces()), default=0)
+    are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in every)
+    back = max((piece.looks_back for piece in every), default=0)
     policy = PolicyForPieces(
         PipelinePlayer(module.to(device).eval(), pipelines.env_to_module, pipelines.module_to_env),
         environment,
@@ -92,7 +89,7 @@ def module_policy(
         device=device,
     )
     policy.looks_back = not are_ours or back > 0 or module.is_stateful()
-    policy.reads_rewards = any(getattr(piece, "n_prev_rewards", 0) for piece in pipelines.env_to_module.pieces())
+    policy.reads_rewards = any(getattr(piece, "n_prev_rewards", 0) for piece in every)
     policy.needs_finite = are_ours  # pieces of the user's own may fill in NaN
     return policy
 
@@ -107,7 +104,7 @@ class ModulePolicy(Policy):
         super().__init__(environment, fingerprint)
         self._module, self._device, self._head = module.to(device).eval(), device, module.action_head
         self._for_env = ForEnvironment(self.spaces[1], self._head.stretched_by(self.spaces[1]))
-        self._like, self._is_choice = space_tree(self.spaces[1]), isinstance(self.spaces[1], spaces.Discrete)
+        self._recorded, self._is_choice = RecordedActions(self.spaces[1]), isinstance(self.spaces[1], spaces.Discrete)
         self.action_scale = "env" if only_discrete(self.spaces[1]) else "normalized"
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
@@ -127,13 +124,7 @@ class ModulePolicy(Policy):
             actions = acted.cpu().numpy().astype(self.spaces[1].dtype, copy=False)
             return Acted(actions, actions, extras)
         arrays = map_leaves(lambda leaf: leaf.cpu().numpy(), acted)
-        for_env = self._for_env(arrays)
-        return Acted(map_leaves(_recorded, self._like, arrays, for_env), for_env, extras)
-
-
-def _recorded(space: Space, raw: NDArray[Any], for_env: NDArray[Any]) -> NDArray[Any]:
-    is_of_floats = isinstance(space, spaces.Box) and np.dtype(space.dtype).kind == "f"
-    return raw.astype(space.dtype, copy=False) if is_of_floats else for_env
+        return Acted(*self._recorded(arrays, self._for_env(arrays)), extras)
 
 
 class PolicyForPieces(Policy):
@@ -188,8 +179,10 @@ class PolicyForPieces(Policy):
 
     def piece_names(self) -> dict[str, list[str]]:
         """Of the pieces, by side."""
-        sides = {"env_to_module": self.player.env_to_module, "module_to_env": self.player.module_to_env}
-        return {side: _names(pipeline) for side, pipeline in sides.items()}
+        sides: dict[str, Any] = {"env_to_module": self.player.env_to_module, "module_to_env": self.player.module_to_env}
+        if self._is_ours:
+            return {side: [name for name, _ in pipeline.named()] for side, pipeline in sides.items()}
+        return {side: [type(piece).__name__ for piece in pipeline.connectors] for side, pipeline in sides.items()}
 
     def _grown(self, observations: Tree, state: State) -> list[Any]:
         """The B episodes, with what was seen."""
@@ -209,11 +202,6 @@ class PolicyForPieces(Policy):
                     episode = episode.cut(len_lookback_buffer=self._lookback)
             grown.append(episode)
         return grown
-
-
-def _names(pipeline: Any) -> list[str]:
-    named = getattr(pipeline, "named", None)  # RLlib's pipelines have none
-    return [type(piece).__name__ for piece in pipeline.connectors] if named is None else [name for name, _ in named()]
 
 
 def _as_rows(items: Any, name: str) -> Tree:

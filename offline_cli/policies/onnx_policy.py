@@ -11,7 +11,6 @@ may take time or memory is for who names the file to know.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,14 +26,13 @@ from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting
 from offline_cli.safe_json import from_json
 from offline_cli.spaces import Space, leaf_spaces, space_from_json
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.locations import open_location
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["INSTALL", "MAX_BYTES", "ONNX", "OnnxModel", "OnnxPolicy", "model_of", "open_onnx"]
-__all__ += ["read_model"]
 
 ONNX: Final = "onnx:"
-OBS, ACTIONS, REWARDS, INPUTS = Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.ACTION_DIST_INPUTS
+INPUTS = Columns.ACTION_DIST_INPUTS
 STATE_IN, STATE_OUT = f"{Columns.STATE_IN}/", f"{Columns.STATE_OUT}/"
 INSTALL: Final = "pip install 'offline-cli[onnx]'"
 FIX: Final = "export it again: offline-cli export RUN --to onnx --out FILE"
@@ -71,14 +69,6 @@ class OnnxModel:
             return None if told is None else space_from_json(told, where=self.where)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedSpace) as err:
             raise BadData(f"its metadata {name!r} cannot be read: {err}", where=self.where, fix=FIX) from err
-
-
-def read_model(file: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> OnnxModel:
-    """The model in `file`, a path or URL. Raises StorageNotFound, and as `model_of` does."""
-    place = open_location(file, storage_options)
-    if place.start(1)[1] > MAX_BYTES:
-        raise UnsafeData(f"an ONNX file of more than {MAX_BYTES:,} bytes", where=place.url, fix=FIX)
-    return model_of(place.read_bytes(), where=place.url)
 
 
 def model_of(content: bytes, *, where: str) -> OnnxModel:
@@ -123,9 +113,13 @@ def _port(port: Any) -> Port:
 
 
 def open_onnx(name: str, environment: Environment | None, options: PolicyOptions) -> OnnxPolicy:
-    """The policy of the model in `onnx:FILE`. Raises what `read_model` raises, SpaceMismatch, BadConfig where it explores."""
+    """The policy of the model in `onnx:FILE`, a path or URL. Raises StorageNotFound, what `model_of` raises, SpaceMismatch, and
+    BadConfig where it explores."""
     options.refuse_pieces(name)
-    model = read_model(name.removeprefix(ONNX), options.storage_options)
+    place = open_location(name.removeprefix(ONNX), options.storage_options)
+    if place.start(1)[1] > MAX_BYTES:
+        raise UnsafeData(f"an ONNX file of more than {MAX_BYTES:,} bytes", where=place.url, fix=FIX)
+    model = model_of(place.read_bytes(), where=place.url)
     if options.explore:
         fix = "--no-explore, or the run folder it was exported from"
         raise BadConfig("an ONNX model gives its likeliest actions", where=model.where, fix=fix)
@@ -140,14 +134,18 @@ class OnnxPolicy(Policy):
         super().__init__(environment, model.fingerprint)
         self._model = model
         self._states = {name.removeprefix(STATE_IN): port for name, port in model.inputs.items() if name.startswith(STATE_IN)}
-        self.reads_rewards = REWARDS in model.inputs
+        self.reads_rewards = Columns.REWARDS in model.inputs
         self.looks_back = bool(self._states) or self.reads_rewards
         self._like = [*map(space_tree, self.spaces)]
-        self._seen, self._acts = (_ports(space, name) for space, name in zip(self.spaces, (OBS, ACTIONS), strict=True))
-        seen = {name: port for name, port in model.inputs.items() if name != REWARDS and not name.startswith(STATE_IN)}
+        seen, acts = (leaf_spaces(space, name) for space, name in zip(self.spaces, (Columns.OBS, Columns.ACTIONS), strict=True))
+        self._seen, self._acts = (
+            {path: Port(np.dtype(leaf.dtype), tuple(leaf.shape or ())) for path, leaf in parts.items()}
+            for parts in (seen, acts)
+        )
+        takes = {name: port for name, port in model.inputs.items() if name != Columns.REWARDS and not name.startswith(STATE_IN)}
         gives = self._acts | {STATE_OUT + name: port for name, port in self._states.items()}
-        if seen != self._seen or not gives.items() <= model.outputs.items():
-            what = f"it takes {seen} and gives {model.outputs}; here a policy takes {self._seen} and gives {gives}"
+        if takes != self._seen or not gives.items() <= model.outputs.items():
+            what = f"it takes {takes} and gives {model.outputs}; here a policy takes {self._seen} and gives {gives}"
             raise SpaceMismatch(what, where=model.where, fix="an environment that it was exported for, wrapped as it was")
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
@@ -156,7 +154,7 @@ class OnnxPolicy(Policy):
         ordered = map_leaves(lambda _, leaf: leaf, self._like[0], observations)
         inputs: dict[str, Any] = dict(zip(self._seen, leaves(ordered), strict=True))
         if self.reads_rewards:
-            inputs[REWARDS] = state.rewards
+            inputs[Columns.REWARDS] = state.rewards
         for name, port in self._states.items():
             held = inputs[STATE_IN + name] = np.zeros((rows, *port.shape), port.dtype)
             if (going := state.t > 0).any():
@@ -165,8 +163,3 @@ class OnnxPolicy(Policy):
         extras = {INPUTS: outputs[INPUTS], Columns.ACTION_LOGP: np.zeros(rows, np.float32)} if INPUTS in outputs else {}
         actions = unflatten_like(self._like[1], [outputs[name] for name in self._acts])
         return Acted(actions, actions, extras, {name: outputs[STATE_OUT + name] for name in self._states})
-
-
-def _ports(space: Space, name: str) -> dict[str, Port]:
-    parts = leaf_spaces(space, name).items()
-    return {path: Port(np.dtype(leaf.dtype), tuple(leaf.shape or ())) for path, leaf in parts}

@@ -2,8 +2,7 @@
 
 A policy that was trained through a learner pipeline plays through the pieces of it that work on both sides, with the state they
 had after training, frozen. A file for the env-to-module side that a user names replaces those pieces; states of the same names
-are given to it nevertheless. What neither training nor a file determines is an error, and so are pipelines that do not return
-what the policy takes, before anything is played.
+are given to it nevertheless. What neither training nor a file determines is an error before anything is played.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -21,7 +19,7 @@ from offline_cli.connectors.piece_makers import own_pieces, snake
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, PlayPipelines, Setting
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData, BadPiece, SpaceMismatch, UnknownPiece
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space
 
 __all__ = ["PlaySpec", "beside_learner"]
@@ -65,63 +63,64 @@ class PlaySpec:
     # ---- built ----
 
     def build(self, setting: Setting) -> PlayPipelines:
-        """The pipelines for an environment, frozen. `setting.action_scale` None: actions as our action heads put them out.
+        """The pipelines for these spaces, with what their pieces learned, frozen.
 
         Raises BadConfig for a run trained with code where no file is given, and for a filter without a state; SpaceMismatch,
         MissingPackage; UnknownPiece for a trained state that the file has no piece for, BadData for one that its piece cannot
         take.
         """
-        return self._with_state(PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting)))
+        return self._with_state(self._built(setting))
 
     def build_in(
         self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
     ) -> PlayPipelines:
-        """The pipelines between that environment and a policy over these spaces. Raises as `build` and `check` do."""
+        """The same between that environment and a policy over these spaces. Raises as `build` and `check` do."""
         found = self.check(environment, observations, actions, where=where, device=device)
         return self._with_state(found) if self.trained is None else found
 
     def check(
         self, environment: Environment, observations: Space, actions: Space, *, where: str, device: Any = None
     ) -> PlayPipelines:
-        """The pipelines, before their pieces get what they learned; of a trained policy they could. Raises SpaceMismatch unless
-        a policy over these spaces can play through them; BadConfig for a lookback that is too short for a piece.
+        """The pipelines, without what is not trained yet. Raises SpaceMismatch unless a policy over these spaces can play
+        through them; BadConfig for a lookback that is too short for a piece.
 
         Actions are checked against the environment's only where no pieces of the user's lie between.
         """
         spaces = environment.observation_space, environment.action_space
-        setting = Setting(*spaces, env=environment.singles(1)[0], device=device)
-        pipelines = PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
+        pipelines = self._built(Setting(*spaces, env=environment.singles(1)[0], device=device))
         back, name = max(((piece.looks_back, type(piece).__name__) for piece in pipelines.pieces()), default=(0, ""))
         if self.lookback is not None and back > self.lookback:
             fix = f"--lookback {back}, or none: the whole episode"
             raise BadConfig(f"piece {name} looks back {back} steps, and may only {self.lookback}", where=where, fix=fix)
         given = pipelines.env_to_module.observation_space or spaces[0]
+        problems = misfits(observations, given, inferred=False, what="observations")
         problems = [
             text.replace("the data has", "the policy takes").replace("the environment", "the env-to-module pipeline gives")
-            for text in misfits(observations, given, inferred=False, what="observations")
+            for text in problems
         ]
         if self.module_to_env.is_default:
-            found = misfits(actions, spaces[1], inferred=False, what="actions")
-            problems += [text.replace("the data", "the policy") for text in found]
+            problems += misfits(actions, spaces[1], inferred=False, what="actions")
         if problems:
             fix = f"{FIX}, and the environment it was trained for, wrapped as it was"
-            raise SpaceMismatch.of(problems, where=where, fix=fix)
+            raise SpaceMismatch.of([text.replace("the data", "the policy") for text in problems], where=where, fix=fix)
         return pipelines if self.trained is None else self._with_state(pipelines)
 
+    def _built(self, setting: Setting) -> PlayPipelines:
+        return PlayPipelines(self._beside().build(setting), self.module_to_env.build(setting))
+
     def _beside(self) -> PipelineSpec:
+        """The env-to-module side."""
         trained = self.trained
         if trained is None or not self.env_to_module.is_default:
             return self.env_to_module.beside_environment()
+        what = f"pieces that Python code made: {', '.join(trained.names) or 'of unknown names'}"
+        if trained.document is not None:
+            try:
+                return trained.beside_environment()
+            except BadConfig as err:
+                what = f"pieces of other code: {err.what_in_one_line}"
         fix = "name a file of those that belong beside the environment: --env-to-module FILE"
-        if trained.document is None:
-            names = ", ".join(trained.names) or "of unknown names"
-            what = f"the policy was trained through pieces that Python code made: {names}"
-            raise BadConfig(what, where=trained.where, fix=fix)
-        try:
-            return trained.beside_environment()
-        except BadConfig as err:
-            what = f"the policy was trained through pieces of other code: {err.what_in_one_line}"
-            raise BadConfig(what, where=trained.where, fix=fix) from err
+        raise BadConfig(f"the policy was trained through {what}", where=trained.where, fix=fix)
 
     def _with_state(self, pipelines: PlayPipelines) -> PlayPipelines:
         """Give pieces what they had learned in training, and freeze them.
@@ -131,13 +130,12 @@ class PlaySpec:
         """
         learned, beside = {} if self.trained is None else self.trained.state, dict(pipelines.env_to_module.named())
         where = (self.trained or self.env_to_module).where
-        lost = [name for name, state in learned.items() if name not in beside and _is_our_own(name, state)]
-        if lost:
+        if lost := [name for name in learned if name not in beside and snake(re.sub(r"_\d+$", "", name)) in own_pieces()]:
             what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
             raise UnknownPiece(what, where=where, fix=FIX)
         try:
             pipelines.env_to_module.set_state({name: state for name, state in learned.items() if name in beside})
-        except (BadPiece, ValueError, TypeError, KeyError, AttributeError) as err:  # of user code, maybe
+        except Exception as err:  # of user code, maybe
             what = f"what the pieces learned in training cannot be given to them: {err!r}"
             raise BadData(what, where=where, fix="train again") from err
         new = [name for name, piece in beside.items() if isinstance(piece, MeanStdFilter) and not piece.get_state()]
@@ -146,13 +144,6 @@ class PlaySpec:
             raise BadConfig(what, where=where, fix=f"{FIX}; or a piece whose state is set, in Python")
         pipelines.freeze()
         return pipelines
-
-
-def _is_our_own(name: str, state: Any) -> bool:
-    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
-    if snake(re.sub(r"_\d+$", "", name)) in own_pieces():
-        return True
-    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())
 
 
 def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySpec:
@@ -166,8 +157,7 @@ def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySp
         fix = "give env_to_module as well ([] where none belong there), or a pipeline file for both"
         raise BadConfig(what, where="pipeline", fix=fix)
     ours = set(own_pieces().values())
-    alone = [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]
-    if alone:  # if they change observations, they should play, too
+    if alone := [one.label for one in learner.entries() if not one.signature.takes_as_learner and one.maker not in ours]:
         what = "note: for the learner alone: %s of %s; pieces that change observations take as_learner_connector, and play too"
         _log.warning(what, ", ".join(alone), learner.where)
     return PlaySpec(learner)

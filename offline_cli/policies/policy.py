@@ -7,6 +7,7 @@ of the observations; a policy that puts out no memory remembers nothing.
 
 from __future__ import annotations
 
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,31 +24,30 @@ from numpy.typing import NDArray
 from offline_cli.connectors.piece_options import piece_of
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
-from offline_cli.episodes.episode_spaces import space_tree
+from offline_cli.episodes.episode_spaces import category_bounds, space_tree
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.modules.devices import choose_device, seed_generators
 from offline_cli.plugins import with_network
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.seeds import uniform
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, map_leaves, stacked_rows
+from offline_cli.trees import Tree, leaves, map_leaves, stacked_rows, unflatten_like
 
 if TYPE_CHECKING:
     from offline_cli.policies.run_policy import LoadedPolicy
 
-__all__ = ["RAISED", "Acted", "Policy", "PolicyOptions", "RandomPolicy", "State"]
-__all__ += ["blamed", "fitting", "sampled", "seeded", "stand_in"]
+__all__ = ["RAISED", "Acted", "Policy", "PolicyOptions", "RandomPolicy", "State", "blamed", "fitting", "sampled"]
+__all__ += ["seeded", "stand_in"]
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
-Index = NDArray[np.int64]
 
 
 @dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
 class State:
     """What B episodes have come to, beside their observations."""
 
-    episodes: Index  # (B,) their numbers
-    t: Index  # (B,) steps so far; 0: the episode begins, and what is remembered of that row is of another one
+    episodes: NDArray[np.int64]  # (B,) their numbers
+    t: NDArray[np.int64]  # (B,) steps so far; 0: the episode begins, and what is remembered of that row is of another one
     rewards: NDArray[np.float64]  # (B,) of the last action; 0 where the episode begins
     key: int = 0  # what is drawn follows from it, the episode and the step
     infos: Sequence[Mapping[str, Any]] | None = None  # (B,) that came with the observations; None: there are none
@@ -152,19 +152,19 @@ def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None)
 
     Raises SpaceMismatch, with every difference, and BadConfig where neither says the spaces.
     """
+    known = [isinstance(space, gym.Space) for space in theirs]
     if environment is None:
-        if not all(isinstance(space, gym.Space) for space in theirs):
+        if not all(known):
             fix = "load_policy(..., env=...) with the environment it acts in"
             raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
         return stand_in("the spaces it was trained with", theirs)
     ours = environment.observation_space, environment.action_space
-    problems = [
+    if problems := [
         text.replace("the data has", "the policy has", 1)
-        for space, own, what in zip(theirs, ours, ("observations", "actions"), strict=True)
-        if isinstance(space, gym.Space)
+        for is_known, space, own, what in zip(known, theirs, ours, ("observations", "actions"), strict=True)
+        if is_known
         for text in misfits(space, own, inferred=False, what=what)
-    ]
-    if problems:
+    ]:
         fix = "an environment that the policy was trained for, wrapped as it was"
         raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
     return environment
@@ -180,54 +180,11 @@ def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
     return Environment(name, lambda: _SpacesAlone(spaces))
 
 
-# ---- what is drawn ----
-
-
-class RandomPolicy(Policy):
-    """Samples actions as the space does, and ignores observations; of each episode from a generator of its own."""
-
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment, "random")
-        self._space = space_tree(environment.action_space)
-
-    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy."""
-        generators = state.memory.get("generator", np.empty(len(state.t), object)).copy()
-        if (beginning := np.flatnonzero(state.t == 0)).size:
-            seeds = state.seeds()
-            for row in beginning.tolist():
-                generators[row] = np.random.default_rng(seeds[row])
-        drawn = [map_leaves(lambda leaf: _sample(leaf, generator), self._space) for generator in generators]  # noqa: B023
-        actions = stacked_rows(drawn)
-        return Acted(actions, actions, memory={"generator": generators})
-
-
-def _sample(space: Space, generator: np.random.Generator) -> NDArray[Any]:
-    """A value of a leaf space by gymnasium's own rule, drawn from `generator`."""
-    if type(space) is spaces.Discrete:  # the usual one, at every step
-        return np.asarray(int(space.start) + generator.integers(int(space.n)), space.dtype)
-    space._np_random = generator  # seeding the space would cost more than the draw
-    return np.asarray(space.sample())
-
-
-def sampled(space: Space, count: int) -> Tree:
-    """`count` typical values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
-    rng = np.random.default_rng(0)
-
-    def typical(leaf: Space) -> NDArray[Any]:
-        if isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f":
-            return np.clip(rng.normal(size=(count, *leaf.shape)), leaf.low, leaf.high).astype(leaf.dtype)
-        return np.stack([_sample(leaf, rng) for _ in range(count)])
-
-    return map_leaves(typical, space_tree(space))
-
-
 @contextmanager
 def seeded(state: State) -> Iterator[int]:
     """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row's episode and
     step. Gives that seed."""
-    seed = state.seeds()[0]
-    before = random.getstate(), np.random.get_state()
+    seed, before = state.seeds()[0], (random.getstate(), np.random.get_state())
     with torch.random.fork_rng(devices=[]):
         seed_generators(seed)
         random.seed(seed)
@@ -237,3 +194,52 @@ def seeded(state: State) -> Iterator[int]:
         finally:
             random.setstate(before[0])
             np.random.set_state(before[1])
+
+
+# ---- what is drawn ----
+
+
+class RandomPolicy(Policy):
+    """Ignores observations. What it draws follows from the episode and its step."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment, "random")
+        self._like = space_tree(environment.action_space)
+        sizes = [math.prod(leaf.shape or ()) for leaf in leaves(self._like)]
+        self._total, self._cuts = sum(sizes), np.cumsum(sizes)[:-1]
+
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """See Policy."""
+        parts = np.split(state.chance(self._total), self._cuts, axis=1)
+        drawn = [_drawn(leaf, part) for leaf, part in zip(leaves(self._like), parts, strict=True)]
+        actions = unflatten_like(self._like, drawn)
+        return Acted(actions, actions)
+
+
+def _drawn(space: Space, chance: NDArray[np.float64]) -> NDArray[Any]:
+    """Values (B, *shape) of a leaf space from uniform numbers (B, n): uniform between two bounds, exponential from one, else
+    normal."""
+    bounds = (space.low, space.high) if isinstance(space, spaces.Box) else category_bounds(space)
+    low, high = (np.asarray(bound, np.float64) for bound in bounds)
+    chance = chance.reshape(-1, *(space.shape or ()))
+    if np.dtype(space.dtype).kind != "f":
+        return np.floor(low + chance * (high - low + 1.0)).astype(space.dtype)
+    from_low, from_high = np.isfinite(low), np.isfinite(high)
+    with np.errstate(invalid="ignore", over="ignore"):
+        choices = [low + chance * (high - low), low - np.log1p(-chance), high + np.log1p(-chance)]
+        normal = torch.special.ndtri(torch.from_numpy(np.maximum(chance, 2.0**-54))).numpy()
+    values = np.select([from_low & from_high, from_low & ~from_high, from_high & ~from_low], choices, normal)
+    found: NDArray[Any] = np.clip(values.astype(space.dtype), *bounds)
+    return found
+
+
+def sampled(space: Space, count: int) -> Tree:
+    """`count` typical values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
+    rng = np.random.default_rng(0)
+
+    def typical(leaf: Space) -> NDArray[Any]:
+        if isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f":
+            return np.clip(rng.normal(size=(count, *leaf.shape)), leaf.low, leaf.high).astype(leaf.dtype)
+        return _drawn(leaf, rng.random((count, math.prod(leaf.shape or ()))))
+
+    return map_leaves(typical, space_tree(space))

@@ -10,7 +10,6 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -24,7 +23,7 @@ from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.meanings import Meanings
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
-from offline_cli.policies.action_names import DiscreteElement, discrete_elements, with_names
+from offline_cli.policies.action_names import discrete_elements, with_names
 from offline_cli.policies.by_name import is_named, open_policy
 from offline_cli.policies.policy import Policy, PolicyOptions, State
 from offline_cli.policies.run_files import POLICY
@@ -85,7 +84,9 @@ class PolicyInUse:
         self.run = run  # `run.trained`: the pieces it was trained through, and what they learned
         self._policy, self._explore = policy, explore
         self._like = space_tree(self.observation_space)
-        self._lock = threading.Lock()
+        told = {} if run is None else run.description.get(run_policy.MEANINGS, {})
+        self._names = discrete_elements(self.action_space, Meanings.of(told, POLICY))
+        self._lock = threading.RLock()
         self._state: State | None = None  # None: new episodes begin with the next observations
         self.reset(seed=seed)
 
@@ -98,17 +99,6 @@ class PolicyInUse:
     def has_memory(self) -> bool:
         """Whether an action may depend on earlier observations of the episode: a state, stacked frames, last actions."""
         return self._policy.looks_back
-
-    @cached_property
-    def _names(self) -> dict[str, list[DiscreteElement]]:
-        """What is known of the numbers of an action that are choices, by leaf. Raises BadConfig where none is named."""
-        told = {} if self.run is None else self.run.description.get(run_policy.MEANINGS, {})
-        found = discrete_elements(self.action_space, Meanings.of(told, POLICY))
-        if any(one.texts for elements in found.values() for one in elements):
-            return found
-        what = f"actions {describe(self.action_space)} have no names: the data of the policy does not say what its choices mean"
-        fix = "a run folder trained on data with [categories] of a mapping, or write_dataset(..., meanings=...); or no names"
-        raise BadConfig(what, where="act(names=True)", fix=fix)
 
     def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None, names: bool = False) -> Tree:
         """The action for one observation; actions (B, ...) for a batch, whose leaves have an axis of B rows before their own.
@@ -124,23 +114,28 @@ class PolicyInUse:
         the middle of episodes that are remembered, without rewards that pieces look at, and for `names` of actions that have
         none; BadPiece for pieces that give no actions. What a user's pieces or function raise passes.
         """
-        known_names = self._names if names else {}
-        rows, count = self._rows(observation)
-        size = 1 if count is None else count
+        if names and not any(one.texts for elements in self._names.values() for one in elements):
+            what = f"actions {describe(self.action_space)} have no names: the policy's data does not say what its choices mean"
+            fix = (
+                "a run folder trained on data with [categories] of a mapping, or write_dataset(..., meanings=...); or no names"
+            )
+            raise BadConfig(what, where="act(names=True)", fix=fix)
+        rows, is_one = self._rows(observation)
+        size = len(leaves(rows)[0])
         if not size:
-            return with_names(zero_rows(self.action_space, 0), known_names)
+            return zero_rows(self.action_space, 0)
         with self._lock:
-            state = self._state = self._going_on(size)
+            state = self._state = self._continued(size)
             if reward is None and self._policy.reads_rewards and state.t.any():
                 what, fix = "no rewards, and what plays looks at them", "act(observation, reward=...), that of the last action"
                 raise BadConfig(what, where=WHERE, fix=fix)
             known = np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)  # NaN: pieces of the user's own
             state.rewards = np.where(state.t == 0, 0.0, known)
-            state.infos = [info] if count is None and info is not None else info
+            state.infos = [info] if is_one and info is not None else info
             acted = self._policy.act(rows, state, self._explore)
             self._state = State(state.episodes, state.t + 1, state.rewards, state.key, memory=acted.memory)
-        actions = with_names(acted.for_env, known_names) if names else acted.for_env
-        return rows_of(actions, 0) if count is None else actions
+        actions = with_names(acted.for_env, self._names) if names else acted.for_env
+        return rows_of(actions, 0) if is_one else actions
 
     def reset(self, rows: ArrayLike | None = None, *, seed: int | None = None) -> None:
         """New episodes begin with the next observations: of all rows, however many come; or of `rows` alone, indices or a mask.
@@ -160,7 +155,7 @@ class PolicyInUse:
                 raise BadConfig(str(err), where="reset(rows)", fix=f"indices below {held}, or a mask of as many") from err
             self._state.episodes[new], self._state.t[new], self._state.key = self._numbers(len(new)), 0, self._key
 
-    def _going_on(self, size: int) -> State:
+    def _continued(self, size: int) -> State:
         """What the rows have come to. Raises BadConfig for another number of them, where they are remembered."""
         held = self._state
         if held is not None and len(held.t) == size:
@@ -176,8 +171,8 @@ class PolicyInUse:
         self._begun += count
         return np.arange(self._begun - count, self._begun)
 
-    def _rows(self, observation: Any) -> tuple[Tree, int | None]:
-        """Leaves (B, ...) in the space's dtypes, and B; None: it is one observation. Raises SpaceMismatch, BadData."""
+    def _rows(self, observation: Any) -> tuple[Tree, bool]:
+        """Leaves (B, ...) in the space's dtypes, and whether it is one observation. Raises SpaceMismatch, BadData."""
         try:
             given = tree_from_lists(observation, self.observation_space)
             tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # as torch takes it
@@ -196,4 +191,4 @@ class PolicyInUse:
                 row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
                 raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
-        return tree, None if is_one else sizes.pop()
+        return tree, is_one

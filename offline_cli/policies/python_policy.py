@@ -18,27 +18,31 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
+import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.environments import Environment
+from offline_cli.episodes.episode_spaces import space_tree
+from offline_cli.episodes.value_fitting import category_check, fitted
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.import_path import PYTHON, named_object
 from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
-from offline_cli.policies.function_policy import FunctionPolicy
 from offline_cli.policies.module_policy import open_module
-from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, fitting
-from offline_cli.policies.sb3_policy import fitting_model, model_policy
-from offline_cli.spaces import tree_from_lists
-from offline_cli.trees import Tree, map_leaves, rows_of, stacked_rows
+from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, fitting, seeded
+from offline_cli.spaces import Space, describe, tree_from_lists
+from offline_cli.trees import Tree, leaves, map_leaves, rows_of, stacked_rows
 
-__all__ = ["open_python"]
+__all__ = ["FunctionPolicy", "model_policy", "open_python"]
 
-THREE = np.zeros(3, np.int64)
+Function = Callable[[Tree, State, bool], Any]
+THREE: Final = np.zeros(3, np.int64)  # rows that a user's function is tried with
 
 
 def open_python(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
@@ -76,8 +80,50 @@ def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
         raise BadData(f"making the policy raised {err!r}", where=f"--policy {name}", fix=fix) from err
 
 
+# ---- functions ----
+
+
+class FunctionPolicy(Policy):
+    """A function of observations (B, ...), the state and `explore`. It gives actions (B, ...) in the environment's units, or a
+    dict of these (`actions`) and of extra model outputs by name.
+    """
+
+    def __init__(self, function: Function, environment: Environment, fingerprint: str, name: str) -> None:
+        """`name`: for messages."""
+        super().__init__(environment, fingerprint)
+        self.function, self.where = function, f"--policy {name}"
+        self._like, self._check = space_tree(self.spaces[1]), category_check(self.spaces[1], "the action")
+
+    def act(self, observations: Tree, state: State, explore: bool) -> Acted:
+        """See Policy. Raises SpaceMismatch for actions that are not the space's; what the function raises passes."""
+        answer = self.function(map_leaves(np.array, observations), state, explore)  # copies: it may write into them
+        count, extras = len(state.t), dict[str, Tree]()
+        of_space = isinstance(self._like, dict) and Columns.ACTIONS in self._like
+        if isinstance(answer, Mapping) and Columns.ACTIONS in answer and not of_space:
+            extras = {str(key): map_leaves(np.asarray, value) for key, value in answer.items() if key != Columns.ACTIONS}
+            answer = answer[Columns.ACTIONS]
+
+        def typed(space: Space, leaf: Any) -> NDArray[Any]:
+            values = np.asarray(leaf)
+            if values.shape != (count, *(space.shape or ())):
+                raise ValueError(f"actions of shape {values.shape} for {count} observations")
+            return fitted(values, space.dtype, "actions")
+
+        try:
+            actions = map_leaves(typed, self._like, tree_from_lists(answer, self.spaces[1]))
+            self._check(actions)
+            if any(leaf.shape[:1] != (count,) for leaf in leaves(extras)):
+                raise ValueError("extra model outputs of another length than its actions")
+        except ValueError as err:
+            what = f"the policy gives {err}, the environment takes {describe(self.spaces[1])}"
+            fix = "a policy that gives actions of the environment's action space"
+            raise SpaceMismatch(what, where=self.where, fix=fix) from err
+        return Acted(actions, actions, extras)
+
+
 class UserFunction(FunctionPolicy):
-    """A function of a user's, of a batch or of one observation."""
+    """A function of a user's, of a batch or of one observation, which is found out at its first call; maybe with parameters
+    `explore` and `rng`."""
 
     def __init__(self, user: Callable[..., Any], environment: Environment, name: str) -> None:
         super().__init__(self._at_once, environment, name, name)
@@ -90,46 +136,71 @@ class UserFunction(FunctionPolicy):
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy. Raises BadData where the function raises for a batch and for one observation."""
         if not self._is_known:
-            self._find_out(rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore)
+            three = rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore
+            try:
+                super().act(*three)
+            except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way for a batch
+                self.function = self._one_by_one
+                try:
+                    super().act(*three)
+                except SpaceMismatch:
+                    raise
+                except Exception as alone:
+                    what = f"the policy raises for a batch of observations ({batched!r}) and for one ({alone!r})"
+                    raise BadData(what, where=self.where, fix="check the policy by itself, in Python") from alone
             self._is_known = True
         return super().act(observations, state, explore)
 
-    def _find_out(self, three: Tree, state: State, explore: bool) -> None:
-        """Whether it takes three observations at once."""
-        errors: list[Exception] = []
-        for function in (self._at_once, self._one_by_one):
-            self.function = function
-            try:
-                super().act(three, state, explore)
-            except Exception as err:  # noqa: BLE001  a function of one observation may fail in any way for a batch
-                errors.append(err)
-            else:
-                return
-        if isinstance(errors[1], SpaceMismatch):
-            raise next(err for err in errors if isinstance(err, SpaceMismatch))
-        what = f"the policy raises for a batch of observations ({errors[0]!r}) and for one ({errors[1]!r})"
-        raise BadData(what, where=self.where, fix="check the policy by itself, in Python") from errors[1]
-
     def _at_once(self, observations: Tree, state: State, explore: bool) -> Any:
-        return self._user(observations, **self._options(explore, self._generators(state)))
+        return self._call(observations, explore, self._generators(state))
 
     def _one_by_one(self, observations: Tree, state: State, explore: bool) -> Any:
-        answers = [
-            self._user(rows_of(observations, row), **self._options(explore, rng))
-            for row, rng in enumerate(self._generators(state))
-        ]
-        if isinstance(answers[0], Mapping) and Columns.ACTIONS in answers[0]:
-            columns = {key: [answer[key] for answer in answers] for key in answers[0]}
-            extras = {key: stacked_rows([np.asarray(value) for value in column]) for key, column in columns.items()}
-            return {**extras, Columns.ACTIONS: self._stacked(columns[Columns.ACTIONS])}
-        return self._stacked(answers)
-
-    def _stacked(self, actions: list[Any]) -> Tree:
-        return stacked_rows([map_leaves(np.asarray, tree_from_lists(action, self.spaces[1])) for action in actions])
+        generators = self._generators(state)
+        return stacked_rows([self._call(rows_of(observations, row), explore, rng) for row, rng in enumerate(generators)])
 
     def _generators(self, state: State) -> list[Any]:
         wanted = "rng" in self._wanted
         return [np.random.default_rng(seed) for seed in state.seeds()] if wanted else [None] * len(state.t)
 
-    def _options(self, explore: bool, rng: Any) -> dict[str, Any]:
-        return {name: value for name, value in (("explore", explore), ("rng", rng)) if name in self._wanted}
+    def _call(self, observations: Tree, explore: bool, rng: Any) -> Any:
+        options = {"explore": explore, "rng": rng}
+        return self._user(observations, **{name: value for name, value in options.items() if name in self._wanted})
+
+
+# ---- models with `predict` ----
+
+
+def model_policy(model: Any, environment: Environment | None, fingerprint: str, name: str) -> FunctionPolicy:
+    """The policy of a model with `predict`. Where it explores, its libraries' generators draw. Raises SpaceMismatch."""
+
+    def act(observations: Tree, state: State, explore: bool) -> Any:
+        if not explore:
+            return model.predict(observations, deterministic=True)[0]
+        with seeded(state) as seed:
+            if isinstance(drawn_from := getattr(model, "action_space", None), gym.Space):  # DQN draws from its space
+                drawn_from.seed(seed % (1 << 31))
+            return model.predict(observations, deterministic=False)[0]
+
+    policy = FunctionPolicy(act, fitting_model(model, name, environment), fingerprint, name)
+    policy.needs_finite = True
+    return policy
+
+
+def fitting_model(model: Any, name: str, environment: Environment | None) -> Environment:
+    """As `fitting`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
+    seen = getattr(model, "observation_space", None)
+    if isinstance(seen, gym.Space) and environment is not None:
+        seen = _with_channels_last(seen, environment.observation_space)
+    return fitting((seen, getattr(model, "action_space", None)), name, environment)
+
+
+def _with_channels_last(model: Space, environment: Space) -> Space:
+    """The model's space; the environment's own for images whose channels stable-baselines3 put first, also by key of a Dict."""
+    if isinstance(model, spaces.Dict) and isinstance(environment, spaces.Dict):
+        ours = environment.spaces
+        return spaces.Dict({key: _with_channels_last(one, ours[key]) if key in ours else one for key, one in model.items()})
+    if not (isinstance(model, spaces.Box) and isinstance(environment, spaces.Box)) or len(environment.shape) != 3:
+        return model
+    height, width, channels = environment.shape
+    is_turned = model.shape == (channels, height, width) and model.dtype == environment.dtype == np.uint8
+    return environment if is_turned else model

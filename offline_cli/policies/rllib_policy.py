@@ -12,7 +12,6 @@ have: a filter counts no further observations. An RLModule alone plays between R
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,10 +63,14 @@ def open_checkpoint(name: str, environment: Environment | None, options: PolicyO
     except Exception as err:  # the files decide what runs here, and so what is raised
         fix = "save it again with the installed version of RLlib"
         raise BadData(f"RLlib cannot load it: {type(err).__name__}: {err}"[:500], where=str(folder), fix=fix) from err
+    files = [
+        file for root in ([place] if runner is None else [place, runner / BESIDE, runner / AFTER]) for file in root.rglob("*")
+    ]
+    told = [[str(file.relative_to(folder)), hashlib.sha256(file.read_bytes()).hexdigest()] for file in files if file.is_file()]
     return PolicyForPieces(
         PipelinePlayer(module.to(options.device).eval(), beside, after),
         environment,
-        fingerprint=_fingerprint([place] if runner is None else [place, runner / BESIDE, runner / AFTER]),
+        fingerprint=hashlib.sha256(repr(sorted(told)).encode()).hexdigest(),
         is_normalized=any(getattr(piece, "normalize_actions", False) for piece in after.connectors),
         episode_kind=SingleAgentEpisode,
     )
@@ -93,14 +96,6 @@ def _connectors(runner: Path | None, environment: Environment, device: str) -> t
         if hasattr(piece, "_update_stats"):
             piece._update_stats = False
     return beside, after
-
-
-def _fingerprint(roots: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for root in roots:
-        for file in sorted(one for one in root.rglob("*") if one.is_file()):
-            digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
-    return digest.hexdigest()
 
 
 def _module_folder(folder: Path, where: str) -> Path:

@@ -14,7 +14,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -31,9 +31,9 @@ from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncom
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
 from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
-from offline_cli.modules.network import OURS, Network, PythonNetwork, network_kind
+from offline_cli.modules.network import OURS, PythonNetwork, network_kind
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
-from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, is_registered, with_network
+from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, package_of, with_network
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -83,18 +83,6 @@ class Described(pydantic.BaseModel):
     environments: list[EnvironmentSpec] = []
     gaussian: GaussianForm = CLONING
 
-    @classmethod
-    def of(cls, description: Mapping[str, Any]) -> Described:
-        """Raises ValueError, in one line."""
-        try:
-            found = cls.model_validate(dict(description))
-        except pydantic.ValidationError as err:
-            told = [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in err.errors(include_url=False)]
-            raise ValueError("; ".join(told)) from err
-        if not all(isinstance(found.network.get(key, default), str) for key, default in (("name", None), ("encoder", ""))):
-            raise ValueError("it names no network")
-        return found
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedPolicy:
@@ -133,18 +121,20 @@ def load_policy(
     if exists and not (folder.join(POLICY).is_file() and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
         raise Uncommitted("the run is not finished and holds no policy yet", where=where, fix=fix)
-    text = folder.join(POLICY).read_bytes()
-    learned = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None
-    update, weights = (None, folder.join(WEIGHTS).read_bytes()) if last is None else last
+    update, weights = last or (None, folder.join(WEIGHTS).read_bytes())
     code = with_network(plugins, network)
     with _reading(POLICY, where):
-        description = json_object(text)
-        told = Described.of(description)
+        description = json_object(folder.join(POLICY).read_bytes())
+        told = Described.model_validate(description)
     with _reading(WEIGHTS if update is None else TENSORS, where):
         tensors = load(weights) if update is None else part(load(weights), f"{MODULES}{OF_POLICY}")
     module = _module_of(told, tensors, where, code)
-    with _reading(LEARNED, where):
-        trained = _trained(description, learned, where, code)
+    learned, trained = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None, None
+    if learned is not None or "pipeline" in description:
+        with _reading(LEARNED, where):
+            state = state_from_bytes(check_learned(learned, description.get("pipeline")), where=f"{where}/{LEARNED}")
+            state = copy.deepcopy(state)  # arrays of a copy can be written to
+            trained = PipelineSpec.from_json(description["pipeline"], state, where=f"{where}/{POLICY}", plugins=code)
     if update is not None:
         what = "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d"
         _log.warning(what, where, update)
@@ -157,63 +147,48 @@ def _reading(file: str, where: str) -> Iterator[None]:
     try:
         yield
     except BROKEN as err:
-        raise BadData(f"the policy cannot be read: {file}: {err}", where=where, fix="train again") from err
+        lines = [line.strip() for line in str(err).splitlines() if "errors.pydantic.dev" not in line]
+        raise BadData(f"the policy cannot be read: {file}: {' '.join(lines)}", where=where, fix="train again") from err
 
 
-def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, plugins: Collection[str]) -> RLModule:
-    """The module with its weights."""
-    kind = _kind_of_network(told, where, plugins)
-    is_code = issubclass(kind, PythonNetwork)  # then mistakes are in what the user named
+def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, code: Collection[str]) -> RLModule:
+    """The module with its weights, of networks of ours and those that `code` names."""
     with _reading(POLICY, where):
+        name, encoder = str(told.network["name"]), str(told.network.get("encoder", NATURE))
         spaces = [space_from_json(one, where=where) for one in (told.observation_space, told.action_space)]
-    with nullcontext() if is_code else _reading(POLICY, where):
-        options = {name: value for name, value in told.network.items() if name != "name"}
-        if wrong := mistakes_by(options, {"additionalProperties": False, **kind.schema, "type": "object"}):
-            raise ValueError(f"options of its network: {'; '.join(wrong)}")
-        form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
-        module = kind(options).policy(*spaces, action_scale=told.action_scale, **form)
+    if name in OURS and any(one.startswith(PYTHON) for one in code):
+        fix = "leave --network out: the run says itself which network it has"
+        raise BadConfig(f"the run has the network {name}, and not code", where=where, fix=fix)
+    ours = {*OURS, *OUR_ENCODERS}
+    for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
+        if one not in ours and not one.startswith(PYTHON) and package_of(group, one) is None:
+            kind = "network" if group == NETWORKS else "encoder"
+            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
+            fix = f"install that package if you trust it, and give {OPTION} with its name"
+            raise MissingPackage(what, where=where, fix=fix)
+    encoder_kind(encoder, named=code)
+    made_by = network_kind(name, named=code)
+    options = {option: value for option, value in told.network.items() if option != "name"}
+    form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
+    if issubclass(made_by, PythonNetwork):  # mistakes are in what the user named
+        module = made_by(options).policy(*spaces, action_scale=told.action_scale, **form)
+    else:
+        with _reading(POLICY, where):
+            if wrong := mistakes_by(options, {"additionalProperties": False, **made_by.schema, "type": "object"}):
+                raise ValueError(f"options of its network: {'; '.join(wrong)}")
+            module = made_by(options).policy(*spaces, action_scale=told.action_scale, **form)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as err:
-        if is_code:
-            what = f"--network makes another network than the run's weights are of: {err}"
+        what = f"the weights are not those of its network {name}: {err}"
+        if issubclass(made_by, PythonNetwork):
             raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
-        raise BadData(f"the policy cannot be read: its weights: {err}", where=where, fix="train again") from err
+        raise BadData(f"the policy cannot be read: {what}", where=where, fix="train again") from err
     for name, parameter in module.named_parameters():  # buffers may hold them: a mask of -inf, for instance
         if not bool(torch.isfinite(parameter).all()):
             what = f"the weights hold NaN or infinity: {name}, so training diverged"
             raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return module
-
-
-def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> type[Network]:
-    """The class of its network; its encoder is imported, too."""
-    name, encoder = told.network["name"], told.network.get("encoder", NATURE)
-    code = next((one for one in plugins if one.startswith(PYTHON)), None)
-    if name in OURS and code is not None:
-        fix = "leave --network out: the run says itself which network it has"
-        raise BadConfig(f"the run has the network {name}, not {code}", where=where, fix=fix)
-    known = {*OURS, *OUR_ENCODERS}
-    for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
-        if one not in known and not one.startswith(PYTHON) and not is_registered(group, one):
-            kind = "network" if group == NETWORKS else "encoder"
-            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
-            fix = f"install that package if you trust it, and give {OPTION} with its name"
-            raise MissingPackage(what, where=where, fix=fix)
-    encoder_kind(encoder, named=plugins)
-    return network_kind(name, named=plugins)
-
-
-def _trained(
-    description: Mapping[str, Any], learned: bytes | None, where: str, plugins: Collection[str]
-) -> PipelineSpec | None:
-    """What the description and `LEARNED` say of the pipeline. Raises ValueError, KeyError, BadData where they are broken."""
-    if learned is None and "pipeline" not in description:
-        return None
-    told: Any = description.get("pipeline")
-    content = check_learned(learned, told)
-    state = copy.deepcopy(state_from_bytes(content, where=f"{where}/{LEARNED}"))  # arrays of a copy can be written to
-    return PipelineSpec.from_json(told, state, where=f"{where}/{POLICY}", plugins=plugins)
 
 
 # ---- what a run says of itself ----
@@ -227,7 +202,7 @@ def described_form(head: ActionHead) -> dict[str, Any]:
 
 def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
     """Where a run was measured, and what its data is of. Raises ValueError for a broken description."""
-    return Described.of(description).environments if description.get(ENVIRONMENTS) else []
+    return Described.model_validate(description).environments if description.get(ENVIRONMENTS) else []
 
 
 def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:

@@ -1,4 +1,4 @@
-"""Models of stable-baselines3 (`sb3:FILE`), and all else that has `predict(observations, deterministic=...)`.
+"""Models of stable-baselines3 (`sb3:FILE`), which play as all else that has `predict(observations, deterministic=...)`.
 
 A model file holds pickled Python objects, and loading one can run any code that its maker put in. One is loaded because the
 user named the file, and for no other reason: no dataset, manifest or run folder can bring one in.
@@ -11,20 +11,14 @@ import importlib
 import json
 import zipfile
 from pathlib import Path
-from typing import Any, Final
-
-import gymnasium as gym
-import numpy as np
-from gymnasium import spaces
+from typing import Final
 
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, StorageNotFound
-from offline_cli.policies.function_policy import FunctionPolicy
-from offline_cli.policies.policy import PolicyOptions, State, fitting, seeded
-from offline_cli.spaces import Space
-from offline_cli.trees import Tree
+from offline_cli.policies.policy import PolicyOptions
+from offline_cli.policies.python_policy import FunctionPolicy, model_policy
 
-__all__ = ["SB3", "fitting_model", "model_policy", "open_model"]
+__all__ = ["SB3", "open_model"]
 
 SB3: Final = "sb3:"
 ALGORITHMS: Final = {  # what loads and plays a model, by the module of its policy's class; DDPG's policies are TD3's
@@ -54,7 +48,12 @@ def open_model(name: str, environment: Environment | None, options: PolicyOption
     if home not in ALGORITHMS:
         what, fix = f"a policy of {home}, which is none of {', '.join(ALGORITHMS)}", "python:package.module:attribute"
         raise BadConfig(what, where=where, fix=f"load it in Python, and name it with {fix}")
-    _refuse_normalizing(path)
+    # In stable-baselines3's zoo ENV_1/ENV.zip lies beside ENV_1/ENV/vecnormalize.pkl.
+    beside = path.parent, path.parent / path.stem, path.parent / path.parent.resolve().name.rpartition("_")[0]
+    if found := [one for folder in beside for one in sorted(folder.glob(NORMALIZING))]:
+        what = f"{found[0]} lies beside the model: it was trained on normalised observations, and would see raw ones"
+        fix = "name a Python object whose predict() calls normalize_obs(), python:module:attribute; or move the file away"
+        raise BadConfig(what, where=where, fix=fix)
     try:
         kind = getattr(importlib.import_module("stable_baselines3"), ALGORITHMS[home])
         # A replay buffer of the size used in training takes gigabytes, and is not used here.
@@ -65,49 +64,3 @@ def open_model(name: str, environment: Environment | None, options: PolicyOption
         fix = "save it again with the installed version of stable-baselines3"
         raise BadData(f"the model cannot be loaded: {err!r}", where=where, fix=fix) from err
     return model_policy(model, environment, hashlib.sha256(path.read_bytes()).hexdigest(), name)
-
-
-def _refuse_normalizing(model: Path) -> None:
-    """Raise BadConfig where statistics of VecNormalize lie beside the model: it learned from observations divided by them."""
-    home = model.parent  # of the zoo: ENV_1/ENV.zip beside ENV_1/ENV/vecnormalize.pkl
-    folders = home, home / model.stem, home / home.resolve().name.rpartition("_")[0]
-    if found := [file for folder in folders for file in sorted(folder.glob(NORMALIZING))]:
-        what = f"{found[0]} lies beside the model: it was trained on normalised observations, and would see raw ones"
-        fix = "name a Python object whose predict() calls normalize_obs(), python:module:attribute; or move the file away"
-        raise BadConfig(what, where=str(model), fix=fix)
-
-
-def model_policy(model: Any, environment: Environment | None, fingerprint: str, name: str) -> FunctionPolicy:
-    """The policy of a model with `predict`. Where it explores, its libraries' generators draw. Raises SpaceMismatch."""
-
-    def act(observations: Tree, state: State, explore: bool) -> Any:
-        if not explore:
-            return model.predict(observations, deterministic=True)[0]
-        with seeded(state) as seed:
-            if isinstance(drawn_from := getattr(model, "action_space", None), gym.Space):  # DQN draws from its space
-                drawn_from.seed(seed % (1 << 31))
-            return model.predict(observations, deterministic=False)[0]
-
-    policy = FunctionPolicy(act, fitting_model(model, name, environment), fingerprint, name)
-    policy.needs_finite = True
-    return policy
-
-
-def fitting_model(model: Any, name: str, environment: Environment | None) -> Environment:
-    """As `fitting`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
-    seen = getattr(model, "observation_space", None)
-    if isinstance(seen, gym.Space) and environment is not None:
-        seen = _with_channels_last(seen, environment.observation_space)
-    return fitting((seen, getattr(model, "action_space", None)), name, environment)
-
-
-def _with_channels_last(model: Space, environment: Space) -> Space:
-    """The model's space; the environment's own for images whose channels stable-baselines3 put first, also by key of a Dict."""
-    if isinstance(model, spaces.Dict) and isinstance(environment, spaces.Dict):
-        ours = environment.spaces
-        return spaces.Dict({key: _with_channels_last(one, ours[key]) if key in ours else one for key, one in model.items()})
-    if not (isinstance(model, spaces.Box) and isinstance(environment, spaces.Box)) or len(environment.shape) != 3:
-        return model
-    height, width, channels = environment.shape
-    is_turned = model.shape == (channels, height, width) and model.dtype == environment.dtype == np.uint8
-    return environment if is_turned else model

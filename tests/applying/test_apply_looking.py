@@ -13,7 +13,7 @@ import pytest
 from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
-from offline_cli.applying.pipeline_view import PipelineView
+from offline_cli.applying.pipeline_run import PipelineView
 from offline_cli.connectors import MeanStdFilter, learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece
@@ -49,7 +49,7 @@ def test_pieces_are_shown_with_their_spaces_and_the_columns_that_a_batch_then_ha
 
 def test_an_environment_alone_is_enough_to_look(pipeline_file: Pipeline) -> None:
     found = view(env="CartPole-v1", pipeline=pipeline_file(FILTER_AND_STACK), show=True)
-    assert (found.sources, found.steps) == ((), 5)
+    assert (found.sources, found.steps) == ([], 5)
     assert {one["name"]: (one["held"], one["dtype"], one["shape"]) for one in found.pieces[-1]["columns"]} == {
         "obs": ("tensor", "float32", [16]),
         "actions": ("tensor", "int64", []),
@@ -63,7 +63,7 @@ def test_a_trace_tells_what_the_batch_holds_after_each_piece(
     episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline
 ) -> None:
     found = view(dataset(episodes), pipeline=pipeline_file(FILTER_AND_STACK), trace=2)
-    assert (found.episodes, found.steps) == (("episode-0", "episode-1"), 14)
+    assert (found.episodes, found.steps) == (["episode-0", "episode-1"], 14)
     np.testing.assert_allclose(found.start[0]["first"], episodes.obs.reshape(-1)[:8])
     filtered, stacked, last = found.pieces[0], found.pieces[1], found.pieces[-1]
     assert filtered["columns"] == []

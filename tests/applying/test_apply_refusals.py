@@ -23,10 +23,6 @@ PIECES = """
     import torch
     from offline_cli import ConnectorV2
 
-    class GivesNothing(ConnectorV2):
-        def __call__(self, *, batch, **kwargs):
-            pass
-
     class Trips(ConnectorV2):
         def __call__(self, *, batch, **kwargs):
             raise KeyError("no such thing")
@@ -53,8 +49,6 @@ PIECES = """
                 "a number": 3.0,
                 "a row less": torch.zeros(rows - 1),
                 "a set": {1, 2},
-                "complex numbers": np.zeros(rows, np.complex64),
-                "numbers in a list": [1] * rows,
                 "bfloat16": torch.zeros(rows, dtype=torch.bfloat16),
                 "no elements": torch.zeros(rows, 0),
                 "text": ["a"] * rows,
@@ -70,7 +64,7 @@ PIECES = """
         def get_state(self, components=None, **kwargs):
             return {"it": object()}
 """
-NO_COLUMNS = ("a number", "a row less", "a set", "complex numbers", "numbers in a list", "another dtype later")
+NO_COLUMNS = ("a number", "a row less", "a set", "bfloat16", "another dtype later")
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +83,6 @@ def use(name: str, options: str = 'after = "NumpyToTensor"\n') -> str:
 @pytest.mark.parametrize(
     ("piece", "kind"),
     [
-        (use("GivesNothing"), BadPiece),
         (use("Trips"), BadPiece),
         (use("Files"), BadPiece),
         (use("Narrows"), BadConfig),
@@ -111,7 +104,7 @@ def test_a_piece_that_gives_no_batch_for_files_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(("what", "format"), [("bfloat16", "columns"), ("no elements", "columns"), ("text", "safetensors")])
+@pytest.mark.parametrize(("what", "format"), [("no elements", "columns"), ("text", "safetensors")])
 def test_what_one_format_cannot_hold_the_other_can(
     what: str, format: Any, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
@@ -154,13 +147,9 @@ def test_box_actions_of_unknown_scale_are_refused_with_the_remedy(
         {},
         {"show": True, "trace": 1},
         {"show": True, "out": "out"},
-        {"trace": 1, "out": "out"},
         {"trace": 0},
         {"out": "out", "steps_per_batch": 0},
-        {"out": "out", "format": "csv"},
         {"out": "SOURCE/batches"},
-        {"out": "out", "network": "own.py:build"},
-        {"show": True, "policy": "random"},
     ],
 )
 def test_options_that_make_no_sense_are_refused(

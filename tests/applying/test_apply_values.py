@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from stored_steps import columns_in
 
-from offline_cli import apply, train
+from offline_cli import apply
 from offline_cli.applying.apply import ApplyResult
 from offline_cli.applying.learner_batches import in_learner_units
-from offline_cli.connectors import FrameStacking, GeneralAdvantageEstimation, MeanStdFilter, learner_pipeline
+from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipeline
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTruncate
 from offline_cli.connectors.pipeline_spec import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece
 from offline_cli.parquet.arrow_trees import space_field
-from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import no_progress
-from offline_cli.storage.locations import open_location
 from offline_cli.training.config import BCConfig
-from offline_cli.training.learner import policy_with_values
 from offline_cli.training.training_data import load_data
 from offline_cli.trees import flatten
 
@@ -120,89 +114,3 @@ def test_how_episodes_were_stored_does_not_change_a_byte(
     files = [{file.name: file.read_bytes() for file in (tmp_path / name / "data").iterdir()} for name in ("whole", "halves")]
     assert len(files[0]) == 3
     assert files[0] == files[1]
-
-
-# ---- with a run's network ----
-
-MEMORY = 'hidden = [8]\nbatch_size = 20\n[network]\nmemory = "lstm"\nmemory_size = 4\nmax_seq_len = 5\nburn_in = 2\n'
-DEFAULTS = (
-    *("add_observations_from_episodes_to_batch", "add_columns_from_episodes_to_batch", "add_time_dim_to_batch_and_zero_pad"),
-    *("add_states_from_episodes_to_batch", "batch_individual_items", "numpy_to_tensor"),
-)
-OF_VALUES = ("add_one_ts_to_episodes_and_truncate", *DEFAULTS, "general_advantage_estimation")
-VALUES = "".join(f'[[pieces]]\nname = "{name}"\n' for name in OF_VALUES) + "gamma = 0.9\nlambda_ = 0.8\n"
-ALL_PIECES = 'kind = "learner"\ndefaults = false'
-
-
-@pytest.fixture
-def run(dataset: Dataset, episodes: EpisodeBatch, tmp_path: Path) -> str:
-    """A run of MARWIL with a memory: its checkpoint has values."""
-    (tmp_path / "c.toml").write_text(MEMORY)
-    source = dataset(episodes, name="learned")
-    train(source, tmp_path / "run", algorithm="marwil", config=tmp_path / "c.toml", updates=6, device="cpu")
-    return str(tmp_path / "run")
-
-
-@pytest.mark.parametrize("format", ["columns", "safetensors"])
-def test_batches_are_the_sequences_that_the_pipeline_makes_with_this_network(
-    dataset: Dataset,
-    run: str,
-    episodes: EpisodeBatch,
-    pipeline_file: Pipeline,
-    tmp_path: Path,
-    stored: Stored,
-    format: Any,
-) -> None:
-    outs = {name: np.arange(40 * 4, dtype=np.float32).reshape(40, 1, 4) for name in ("h", "c")}
-    recorded = replace(episodes, extra={"state_out": outs})
-    done = apply(dataset(recorded), str(tmp_path / "out"), pipeline=pipeline_file(), policy=run, format=format)
-    assert isinstance(done, ApplyResult)
-    (found,) = stored(str(tmp_path / "out"))
-    wanted = learner(episodes)(rl_module=load_policy(run).module, episodes=recorded)
-    assert done.rows == len(wanted["seq_lens"])
-    assert {"state_in", "seq_lens", "loss_mask"} < wanted.keys()
-    mine, other = dict(flatten(found)), dict(flatten(wanted))
-    assert mine.keys() == other.keys()
-    for path, leaf in other.items():
-        np.testing.assert_array_equal(mine[path], leaf.numpy(), err_msg=path, strict=True)
-    assert mine["state_in.h"].any(), "states of the recording are in them"
-
-
-def test_values_are_those_of_the_runs_algorithm(
-    dataset: Dataset, run: str, episodes: EpisodeBatch, pipeline_file: Pipeline, tmp_path: Path, stored: Stored
-) -> None:
-    apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(VALUES, head=ALL_PIECES), policy=run)
-    (found,) = stored(str(tmp_path / "out"))
-    pipeline = learner(episodes)
-    pipeline.prepend(AddOneTsToEpisodesAndTruncate())
-    pipeline.append(GeneralAdvantageEstimation(gamma=0.9, lambda_=0.8))
-    wanted = pipeline(rl_module=policy_with_values(open_location(run), None).module, episodes=episodes)
-    for name in ("advantages", "value_targets"):
-        np.testing.assert_array_equal(found[name], wanted[name].numpy())
-    assert np.ptp(found["value_targets"][found["loss_mask"]]) > 0
-
-
-def test_pieces_keep_what_they_learned_in_a_run_and_values_that_it_has_not_are_refused(
-    dataset: Dataset, random_batch: Make, episodes: EpisodeBatch, pipeline_file: Pipeline, tmp_path: Path
-) -> None:
-    file = pipeline_file('[[pieces]]\nname = "mean_std_filter"\n')
-    train(dataset(episodes), tmp_path / "plain", hidden=[8], pipeline=file, updates=3, device="cpu")
-    other = random_batch(episodes.observation_space, episodes.action_space, lengths=(4, 4), seed=9)
-    source = dataset(other, name="other")
-    apply(source, str(tmp_path / "out"), pipeline=file, policy=tmp_path / "plain")
-    states = [(tmp_path / name / "connectors.msgpack").read_bytes() for name in ("plain", "out")]
-    assert states[0] == states[1]
-    with pytest.raises(BadPiece) as caught:
-        values = pipeline_file(VALUES, head=ALL_PIECES, name="values.toml")
-        apply(source, str(tmp_path / "none"), pipeline=values, policy=tmp_path / "plain")
-    assert "apply --policy" in caught.value.fix
-
-
-def test_a_network_of_other_spaces_is_exit_4(
-    dataset: Dataset, run: str, random_batch: Make, pipeline_file: Pipeline, call: Callable[..., Any], tmp_path: Path
-) -> None:
-    other = dataset(random_batch(BOX(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(3)), name="other")
-    for how in (("--out", tmp_path / "out"), ("--show",)):
-        code, found = call("apply", other, "--pipeline", pipeline_file(), "--policy", run, *how)
-        assert (code, found["error"]["code"]) == (4, "space-mismatch")
-        assert [word for word in ("the pipeline gives", "the network takes") if word not in found["error"]["what"]] == []

@@ -19,7 +19,7 @@ from json_schemas import mistakes
 from offline_cli import apply, convert, repair
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece, Interrupted, Locked, NoData, OfflineCliError, OutputExists, Uncommitted
+from offline_cli.errors import BadPiece, Interrupted, NoData, OfflineCliError, OutputExists, Uncommitted
 from offline_cli.formats.opening import open_sources
 
 FILTER = '[[pieces]]\nname = "mean_std_filter"\n'
@@ -136,21 +136,6 @@ def test_a_write_that_ends_early_leaves_what_was_there_before(
     with pytest.raises(kind):
         applied(out, piece=amid(do), overwrite=before)
     assert content(out) == was if before else not (tmp_path / "made").exists()
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_second_writer_gets_exit_5_and_the_first_goes_on(
-    overwrite: bool, applied: Callable[..., Any], amid: Callable[..., str], tmp_path: Path
-) -> None:
-    errors: list[Locked] = []
-
-    def second() -> None:
-        with pytest.raises(Locked) as caught:
-            applied(tmp_path / "out", overwrite=overwrite)
-        errors.append(caught.value)
-
-    assert applied(tmp_path / "out", piece=amid(second)).batches == 3
-    assert [error.exit_code for error in errors] == [5]
 
 
 def test_what_a_killed_writer_left_is_nobodys_data(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, StorageNotFound
+from offline_cli.errors import BadConfig, BadData, SpaceMismatch, StorageNotFound
 from offline_cli.policies.run_policy import load_policy
 
 Record = Callable[..., Path]
@@ -58,10 +58,6 @@ def test_a_function_gets_the_flag_and_the_chance_that_it_asks_for(recorded: Reco
     assert set(read(recorded(policy=policy, explore=True)).actions.tolist()) == {0, 1, 2}
 
 
-def test_a_class_with_predict_is_made_and_plays(recorded: Record, read: Read) -> None:
-    assert set(read(recorded(policy="python:recording_envs:Teacher")).actions.tolist()) == {2}
-
-
 def test_a_model_that_saw_images_of_a_dict_with_channels_first_plays(recorded: Record, read: Read) -> None:
     batch = read(recorded("recording_envs:Pictures-v0", policy="python:recording_envs:Viewer"))
     np.testing.assert_array_equal(batch.actions, batch.timesteps() % 3)
@@ -70,7 +66,7 @@ def test_a_model_that_saw_images_of_a_dict_with_channels_first_plays(recorded: R
 def test_a_policy_for_other_spaces_is_refused_with_both(recorded: Record, run_folder: Callable[..., Path]) -> None:
     cases = {
         "python:recording_envs:Stranger": r"Discrete\(4\).*Discrete\(3\)",
-        "python:recording_envs:too_many": r"\(3, 2\).*Discrete\(3\)",
+        "python:recording_envs:too_many": r"\(3, 3, 2\).*Discrete\(3\)",
     }
     cases[str(run_folder("CartPole-v1"))] = r"Box\(4, float32\).*Box\(3, float32\)"
     for policy, told in cases.items():
@@ -98,8 +94,6 @@ def test_a_policy_that_raises_is_named_with_the_episodes_it_was_asked_for(runner
     [
         ("python:recording_envs:nobody", BadConfig),
         ("python:nowhere_at_all:policy", BadConfig),
-        ("python:policy", BadConfig),
-        ("python:.:x", BadConfig),
         ("rllib:missing", StorageNotFound),
         ("onnx:missing.onnx", StorageNotFound),
         ("sb3:missing.zip", StorageNotFound),
@@ -112,34 +106,13 @@ def test_what_is_no_policy_is_refused_by_name(policy: str, error: type[Exception
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_no_model_is_bad_data(recorded: Record, tmp_path: Path) -> None:
-    (tmp_path / "model.zip").write_bytes(b"PK not really")
-    with pytest.raises(BadData, match="not a model"):
-        recorded(policy=f"sb3:{tmp_path / 'model.zip'}")
-
-
-def test_without_the_package_the_line_to_install_it_is_told(
-    recorded: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import json
-    import sys
-    import zipfile
-
-    with zipfile.ZipFile(tmp_path / "model.zip", "w") as archive:
-        archive.writestr("data", json.dumps({"policy_class": {"__module__": "stable_baselines3.common.policies"}}))
-    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
-    with pytest.raises(MissingPackage) as caught:
-        recorded(policy=f"sb3:{tmp_path / 'model.zip'}")
-    assert "offline-cli[sb3]" in caught.value.fix
-
-
-@pytest.mark.parametrize(("algorithm", "explore"), [("PPO", False), ("PPO", True), ("DQN", True), ("TD3", True)])
+@pytest.mark.parametrize(("algorithm", "explore"), [("PPO", False), ("DQN", True), ("TD3", True)])
 def test_models_of_stable_baselines3_play(
     algorithm: str, explore: bool, recorded: Record, read: Read, tmp_path: Path, same: Same
 ) -> None:
     sb3 = pytest.importorskip("stable_baselines3")
-    env = "recording_envs:Aim-v0" if algorithm in ("SAC", "TD3") else "recording_envs:Count-v0"
-    options = {"buffer_size": 100} if algorithm in ("DQN", "SAC", "TD3") else {}
+    env = "recording_envs:Aim-v0" if algorithm == "TD3" else "recording_envs:Count-v0"
+    options = {"buffer_size": 100} if algorithm != "PPO" else {}
     model = getattr(sb3, algorithm)("MlpPolicy", gym.make(env), device="cpu", seed=0, **options)
     model.save(tmp_path / "model")
     few, again = (read(recorded(env, policy=f"sb3:{tmp_path / 'model'}", explore=explore, num_envs=5)) for _ in range(2))

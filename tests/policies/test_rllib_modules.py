@@ -42,39 +42,18 @@ def test_a_class_that_puts_out_actions_or_names_its_distribution_plays(name: str
     assert set(read(recorded(policy=f"python:rllib_modules:{name}", episodes=2)).actions.tolist()) == {2}
 
 
-def test_a_distribution_class_of_its_own_draws_by_the_seed(recorded: Record, read: Read) -> None:
-    drawn = [read(recorded(policy="python:rllib_modules:DrawsItself", explore=True, seed=seed)) for seed in (3, 3, 4)]
-    np.testing.assert_array_equal(drawn[0].actions, drawn[1].actions)
-    assert drawn[0].actions.tolist() != drawn[2].actions.tolist()
-
-
 @pytest.mark.parametrize(
-    ("name", "explore", "said"),
+    ("name", "kind", "said"),
     [
-        ("Silent", False, "Silent does not say what it puts out"),
-        ("WantsCatalog", False, "WantsCatalog wants a catalog"),
-        ("TakesName", False, r"TakesName.setup\(\) makes a network called action_head"),
+        ("Silent", BadConfig, "Silent does not say what it puts out"),
+        ("WantsCatalog", BadConfig, "WantsCatalog wants a catalog"),
+        ("TakesName", BadConfig, r"TakesName.setup\(\) makes a network called action_head"),
+        ("Wordless", BadData, r"no actions among the columns \['thoughts'\]"),
+        ("Wide", BadConfig, "Wide puts out 'action_dist_inputs' of width 7.* takes width 3"),
     ],
 )
-def test_a_class_that_cannot_play_is_refused_by_what_it_lacks(name: str, explore: bool, said: str, recorded: Record) -> None:
-    with pytest.raises(OfflineCliError, match=said) as caught:
-        recorded(policy=f"python:rllib_modules:{name}", episodes=1, explore=explore)
-    assert isinstance(caught.value, BadConfig)
-    assert (caught.value.exit_code, bool(caught.value.fix)) == (4, True)
-
-
-def test_a_class_that_puts_out_nothing_to_act_on_is_found_before_anything_is_played(recorded: Record) -> None:
-    with pytest.raises(BadData, match=r"no actions among the columns \['thoughts'\]") as caught:
-        recorded(policy="python:rllib_modules:Wordless", episodes=1)
-    assert caught.value.where == "--policy python:rllib_modules:Wordless"
-
-
-@pytest.mark.parametrize("explore", [False, True])
-@pytest.mark.parametrize("name", ["Wide", "WideOfOurs"])
-def test_a_class_whose_outputs_do_not_fit_its_distribution_is_named_with_both_widths_and_nothing_is_played(
-    name: str, explore: bool, recorded: Record
+def test_a_class_that_cannot_play_is_refused_by_what_it_lacks_before_anything_is_played(
+    name: str, kind: type[OfflineCliError], said: str, recorded: Record
 ) -> None:
-    what = rf"^{name} puts out 'action_dist_inputs' of width 7.* takes width 3"
-    with pytest.raises(BadConfig, match=what) as caught:
-        recorded(policy=f"python:rllib_modules:{name}", explore=explore)
-    assert caught.value.where == f"module {name}"
+    with pytest.raises(kind, match=said):
+        recorded(policy=f"python:rllib_modules:{name}", episodes=1)

@@ -132,7 +132,7 @@ class GeneralAdvantageEstimation(ConnectorV2):
             (name, module, part) for name, part in parts if hasattr(module := module_of(rl_module, name), "compute_values")
         ]
         if not asked:
-            fix = "a module with compute_values(batch) -> (B,) or (B, T); in apply --policy RUN, of a run by marwil"
+            fix = "a module with compute_values(batch) -> (B,) or (B, T)"
             raise self.bad("no module here has values", fix=fix)
         for name, module, part in asked:
             part.update(self._columns(module, part, self._lengths(episodes, name)))
