@@ -70,7 +70,7 @@ WHOLE = "[columns]\nobs = 'x'\nactions = 'a'\n"
         (WHOLE + "[csv]\nencoding = 'letters'\n", "csv.encoding letters"),
         (WHOLE + "[categories]\na = []\n", "categories.a"),
         (WHOLE + "[units]\nz = 'm'\n", "units z"),
-        (WHOLE + "[fill]\nx = 'meen'\n", "fill.x mean"),
+        (WHOLE + "[fill]\nx = 'previos'\n", "fill.x previous"),
         (WHOLE + "[fill]\nx = inf\n", "fill.x"),
         (WHOLE + "[images]\na = 'blue'\n", "images.a"),
         ("[extra]\nlogp = 'l'\n", "columns"),

@@ -41,8 +41,8 @@ UNITS: Final = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "m": 60e9,
 MAX_DEPTH: Final = 64  # of tables and lists; a space is nested at most 16 deep
 FIX: Final = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 OF_PYTHON: Final = "(dict)"  # the name of a mapping that is no file
-PREVIOUS, MEAN = "previous", "mean"
-FILLS: Final = ("zero", PREVIOUS, MEAN)
+PREVIOUS: Final = "previous"
+FILLS: Final = ("zero", PREVIOUS)
 
 GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
 
@@ -148,13 +148,10 @@ class MappingDocument(_Form):
     names: dict[str, Word] = Field(default={}, description="By column: what it is called in the dataset.")
     units: dict[str, Word] = Field(default={}, description="By column: the unit of its numbers.")
     fill: dict[str, Fill] = Field(
-        default={}, description='By column: what a missing cell becomes: "zero", "previous", "mean" or a number.'
+        default={}, description='By column: what a missing cell becomes: "zero", "previous" or a number.'
     )
     images: dict[str, Literal["rgb", "gray"]] = Field(
         default={}, description="By column of PNG or JPEG bytes: what they are decoded to."
-    )
-    split_at_gaps: bool = Field(
-        default=False, description="Whether a missing cell without a fill ends the episode before its row."
     )
     dtypes: Dtypes = Dtypes()
     spaces: Spaces = Spaces()
@@ -407,8 +404,6 @@ def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[s
             yield f"fill.{column}: '{fill}' is not one of {', '.join(FILLS)}, and no number{nearest(fill, FILLS)}"
         elif isinstance(fill, float) and not math.isfinite(fill):
             yield f"fill.{column}: {fill} is no value of a step"
-        elif fill == MEAN and column in said.categories:
-            yield f"fill.{column}: categories have no mean"
     for part in parts:
         for column in said.images.keys() & part.columns:
             if part.stacked or part.role not in (*TREES, EXTRA) or column in said.categories:
