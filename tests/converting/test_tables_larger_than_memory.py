@@ -1,4 +1,4 @@
-"""A table of up to 1 GB, its rows in any order, is converted within half again of 1 GiB: the whole process, with all that it imports."""
+"""A table of up to 1 GB, its rows in any order, is converted within 1.5 GiB: the whole process, with all that it imports."""
 
 from __future__ import annotations
 

@@ -92,47 +92,45 @@ class ValueReader:
                 why = str(error)
             if why:
                 why, fix = f"column {self.layout.infos} is not JSON of a dict: {why}", "write infos as JSON objects"
-                rows[BAD][row] = self.reject(batch, row, why, fix) >= 0
+                self.reject(batch, row, why, fix)
+                rows[BAD][row] = True
         return infos
 
     def _values(self, leaf: Leaf, column: Column, number: int, batch: pa.RecordBatch, rows: Rows) -> NDArray[Any]:
         """(N, *shape) values of one column. Rows that have none are filled or rejected."""
-        cells, name, shape, is_flag = batch.column(f"v{number}"), column.name, self.shapes.get(number), leaf.role in FLAG_ROLES
-        raw = batch.column(f"r{number}") if f"r{number}" in batch.schema.names else None
+        name, shape, is_flag = column.name, self.shapes.get(number), leaf.role in FLAG_ROLES
+        cells, raw = batch.column(f"v{number}"), batch.column(f"r{number}") if f"r{number}" in batch.schema.names else None
+        if raw is not None and column.cells not in ("category", "time") and self.files.kind != "csv":
+            self.tally.assume(f"numbers-as-text:{name}", len(cells) - cells.null_count)
         values, bad = self._images(cells, column, shape) if column.image else array_of(cells, shape)
         if name in self.files.shapes and values.ndim == 2:
             values = values.reshape(len(values), *self.files.shapes[name])
-        if raw is not None and column.cells not in ("category", "time") and self.files.kind != "csv":
-            self.tally.assume(f"numbers-as-text:{name}", len(cells) - cells.null_count)
-        if shape is None and not (column.holds_arrays and bad is not None and bad.all()):
+        if shape is None and not (column.holds_arrays and bad.all()):
             self._check_shape(leaf, column, values.shape[1:], int(rows[POS][0]))
             self.shapes[number] = values.shape[1:]
-        if leaf.role in (*SCALARS, Columns.T) and values.ndim > 1:
+        if leaf.role in (*SCALARS, Columns.T):
             values = values.reshape(len(values))  # lists of one
-        nan = np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else None
-        missing = _mask(cells.is_null()) if cells.null_count else np.zeros(len(cells), np.bool_)
-        if raw is not None and cells.null_count:
+        nan = np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else np.zeros_like(bad)
+        missing = _mask(cells.is_null())
+        if raw is not None:
             missing &= _mask(raw.is_null())
-        if nan is not None and (is_flag or column.fill is not None):
+        if is_flag or column.fill is not None:
             missing |= nan
-        bad = missing if bad is None else bad | missing
         if missing.any():
             values, known = self._filled(leaf, column, values, missing, rows)
-            bad = bad & ~known
-        if leaf.role == Columns.T and nan is not None:
+            bad = (bad | missing) & ~known
+        if leaf.role == Columns.T:
             bad = bad | nan
         if is_flag and values.dtype.kind != "b":
             bad = bad | ((values != 0) & (values != 1))  # 2 may be a code, -1 missing
-        if not is_flag and leaf.dtype.kind != "f" and not np.can_cast(values.dtype, leaf.dtype):
+        elif leaf.dtype.kind != "f" and not np.can_cast(values.dtype, leaf.dtype):
             with np.errstate(invalid="ignore"):
-                lost = (values.astype(leaf.dtype) != values).reshape(len(values), -1).any(axis=1)
-            bad = bad | lost
+                bad = bad | (values.astype(leaf.dtype) != values).reshape(len(values), -1).any(axis=1)
         for row in np.flatnonzero(bad).tolist():
             value = cells[row].as_py() if raw is None or raw[row].as_py() is None else raw[row].as_py()
             why = f"column {name} {_why(value, leaf, column, values.shape[1:])}"
-            rows[BAD][row] = (
-                self.reject(batch, row, why, MISSING_FIX if missing[row] and leaf.role in FILLED_ROLES else FIX) >= 0
-            )
+            self.reject(batch, row, why, MISSING_FIX if missing[row] and leaf.role in FILLED_ROLES else FIX)
+        rows[BAD] |= bad
         return values.astype(leaf.dtype, copy=False)
 
     def _filled(self, leaf: Leaf, column: Column, values: NDArray[Any], missing: Mask, rows: Rows) -> tuple[NDArray[Any], Mask]:
@@ -203,39 +201,39 @@ def _why(value: Any, leaf: Leaf, column: Column, shape: Shape) -> str:
     return f"holds {text}, not {'a flag: 0 or 1, true or false, yes or no' if leaf.role in FLAG_ROLES else wanted}"
 
 
-def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask | None]:
+def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
     """(N, *shape) values with 0 in rows that are bad, and (N,) the mask of these; `shape`: None: that of most rows."""
-    bad = None
     if is_list(array.type):
         values, bad = _lists(array, shape)
     elif pa.types.is_null(array.type):
         values, bad = np.zeros(len(array)), np.ones(len(array), np.bool_)
     else:
-        if array.null_count:
-            bad = np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
-            array = array.fill_null(False if pa.types.is_boolean(array.type) else 0)
-        values = np.asarray(array.to_numpy(zero_copy_only=False))
+        bad = _mask(array.is_null())
+        filled = array.fill_null(False if pa.types.is_boolean(array.type) else 0) if array.null_count else array
+        values = np.asarray(filled.to_numpy(zero_copy_only=False))
     if shape is not None and values.shape[1:] != shape:
         return np.zeros((len(array), *shape), values.dtype), np.ones(len(array), np.bool_)
     return values, bad
 
 
-def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask | None]:
+def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
+    """As `array_of`, of lists that hold values or lists."""
     lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
     known = lengths[lengths >= 0]
     size = shape[0] if shape else int(np.bincount(known).argmax()) if len(known) else 0
     bad = np.asarray(lengths != size)
     kept = array.filter(pa.array(~bad)) if bad.any() else array
     inner, inner_bad = array_of(kept.flatten(), None if shape is None else shape[1:])
-    values = inner.reshape(len(kept), size, *inner.shape[1:])
-    of_kept = None if inner_bad is None else np.asarray(inner_bad.reshape(len(kept), size).any(axis=1))
-    if not bad.any():
-        return values, of_kept
-    whole = np.zeros((len(array), *values.shape[1:]), values.dtype)
-    whole[~bad] = values
-    if of_kept is not None:
-        bad[np.flatnonzero(~bad)[of_kept]] = True
-    return whole, bad
+    inner, inner_bad = (
+        inner.reshape(len(kept), size, *inner.shape[1:]),
+        np.asarray(inner_bad.reshape(len(kept), size).any(axis=1)),
+    )
+    if len(kept) == len(array):
+        return inner, inner_bad
+    values = np.zeros((len(array), *inner.shape[1:]), inner.dtype)
+    values[~bad] = inner
+    bad[~bad] = inner_bad
+    return values, bad
 
 
 # ---- images ----
