@@ -193,6 +193,8 @@ def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) 
     Where `t` is `counted` and half of the steps of an episode are 1: all others; else those of more than LONG_GAP times their
     median.
     """
+    if counted and (steps == 1).all():
+        return np.zeros(len(steps), np.bool_)
     import polars as pl
 
     step, usual = pl.col("step"), pl.col("step").median().over("episode")

@@ -312,7 +312,8 @@ class TableFiles:
             cursor.register(name, reader)
         self._readers = {}
         try:
-            yield from cursor.sql(sql, params=list(values) or None).to_arrow_reader(self._rows_at_once)
+            found = cursor.sql(sql, params=list(values) or None)
+            yield from () if found is None else found.to_arrow_reader(self._rows_at_once)
         except (duckdb.Error, pa.ArrowException) as error:
             self._raise(error)
 

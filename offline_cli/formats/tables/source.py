@@ -324,7 +324,6 @@ class TableSource(FileSource):
 
     def _batches(self, layout: Layout, *, in_order: bool) -> Iterator[pa.RecordBatch]:
         """All rows, together by key and in the order of `t`: key, values, and as `r<i>` the texts of cells that give none."""
-        inner, values = self._inner(layout.leaves, [] if layout.infos is None else [layout.infos])
         names = [POS, "key", *(f"v{i}" for i in range(len(layout.columns)))]
         for i, (_, column) in enumerate(layout.columns):
             if self.rows.holds_text(column.name) or column.cells == "category":
@@ -332,9 +331,16 @@ class TableSource(FileSource):
         if layout.infos is not None:
             names.append(f"CAST({self.rows.column(layout.infos)} AS VARCHAR) AS {Columns.INFOS}")
         by_t = [f"v{i}" for i, (leaf, _) in enumerate(layout.columns) if leaf.role == Columns.T and self._division.ends != "t"]
-        order = "" if in_order else f"ORDER BY {', '.join(f'{name} NULLS FIRST' for name in ('key', *by_t, POS))}"
+        if not in_order:  # episodes in the order of their first rows, rows without an id before them
+            keys, bound = self._inner([])
+            firsts = f"SELECT key AS id, min({POS}) AS begin FROM {keys} GROUP BY key"
+            list(self.rows.query(f"CREATE OR REPLACE TABLE firsts AS {firsts}", bound))
+        inner, values = self._inner(layout.leaves, [] if layout.infos is None else [layout.infos])
+        if not in_order:
+            order = ", ".join(f"{name} NULLS FIRST" for name in ("begin", *by_t, POS))
+            inner = f"{inner} LEFT JOIN firsts ON key = id ORDER BY {order}"
         at_once = IMAGES_AT_ONCE if any(column.image for _, column in layout.columns) else BATCH_ROWS
-        for batch in self.rows.query(f"SELECT {', '.join(names)} FROM {inner} {order}", values):
+        for batch in self.rows.query(f"SELECT {', '.join(names)} FROM {inner}", values):
             yield from (batch.slice(first, at_once) for first in range(0, batch.num_rows, at_once))
 
     def _in_order(self, layout: Layout) -> bool:
@@ -345,9 +351,9 @@ class TableSource(FileSource):
         for batch in self.rows.query(f"SELECT key, {'v0' if t else 'NULL'} AS t FROM {inner} WHERE key IS NOT NULL", values):
             rows = pl.concat([before, pl.DataFrame(batch)])
             begins = (rows["key"] != rows["key"].shift()).fill_null(before.is_empty())
-            falls = rows["t"] < rows["t"].shift()
-            known.extend(rows["key"].filter(begins).hash())
-            if (falls & ~begins).any() or known.n_unique() < len(known):
+            falls, runs = rows["t"] < rows["t"].shift(), rows["key"].filter(begins).hash()
+            if (falls & ~begins).any() or runs.n_unique() < len(runs):
                 return False
+            known.extend(runs)
             before = rows.tail(1)
-        return True
+        return known.n_unique() == len(known)
