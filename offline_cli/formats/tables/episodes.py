@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -40,16 +39,16 @@ from offline_cli.formats.step_rows import (
 )
 from offline_cli.formats.tables.files import POS, ROW_BITS, TableFiles
 from offline_cli.formats.tables.mapping import EXTRA, FILE_ID, STARTS, TableMapping, span_of
-from offline_cli.formats.tables.values import BAD, GAP, MISSING, Mask, Rows, ValueReader
+from offline_cli.formats.tables.values import BAD, BETWEEN, KEY_FIX, MISSING, NOTHING, Mask, Rows, ValueReader, WrongRow
 from offline_cli.storage.failures import storage_failures
-from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, OnError, Rejects, Tally
+from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
 RUN, EPISODE, NEXT = "__run", "__episode", "__next"
 HASHED_BYTES: Final = 64 << 10  # at each end of a file
 LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
-UNFILLED: Final = "fill it with zero, mean or a number; split_at_gaps = true; or --on-error skip to leave out the episode"
+UNFILLED: Final = "fill it with zero or a number, or --on-error skip to leave out the episode"
 TIE_FIX: Final = (
     "if several episodes share an id, set in the mapping `ids_per_file = true` where each file numbers them anew,"
     ' `episode_ends = "t"` where t begins anew, or `agent_id` where rows are of several agents; else correct t, or leave it out'
@@ -57,7 +56,6 @@ TIE_FIX: Final = (
 )
 END_FIX: Final = '`episode_ends = "flags"` in the mapping, where an id names more than an episode; else correct the flag'
 ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
-BETWEEN, NOTHING = "\x1f", "\x1e"  # parts of a key, in the column `key` of a query; a part that has no value
 
 
 # ---- ids ----
@@ -115,10 +113,9 @@ class Naming:
     _before: tuple[int, int] = (0, 0)  # a run, and the number of its last episode
     _passed: int = 0  # episodes named, of tables without ids
 
-    def runs(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """(N,) a number for each run of rows of one `key`."""
-        keys = batch.column("key")
-        same = np.ones(batch.num_rows, np.bool_)
+    def runs(self, keys: pa.Array) -> NDArray[np.int64]:
+        """(N,) a number for each run of rows of one key."""
+        same = np.ones(len(keys), np.bool_)
         same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
         same[0] = self._keys.get(self._run) == keys[0].as_py()
         self._keys |= dict(enumerate(keys.filter(pa.array(~same)).to_pylist(), self._run + 1))
@@ -177,31 +174,9 @@ def _same(rows: Rows) -> Mask:
     return np.asarray(rows[EPISODE][1:] == rows[EPISODE][:-1])
 
 
-def _changes_in(values: NDArray[Any], after: Mask) -> Mask:
-    """(N,) whether a row has another value than the row before, or stands `after` a row that is marked; the first one has."""
-    return np.concatenate([[True], (values[1:] != values[:-1]) | after[:-1]])
-
-
 def _latest(chosen: Mask) -> NDArray[np.int64]:
     """(N,) for each row the last one up to it that is `chosen`; -1: there is none."""
     return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
-
-
-def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) -> Mask:
-    """(K,) which of the differences `steps` (K,) of `t` are gaps; `episode` (K,): that of each.
-
-    Where `t` is `counted` and most steps of an episode are 1: all others. Where most lie within a half of their median: those
-    of more than LONG_GAP times that. Where steps are irregular, none is.
-    """
-    import polars as pl
-
-    step = pl.col("step")
-    usual = step.median().over("episode")
-    counts = pl.lit(counted) & ((step == 1).mean().over("episode") >= 0.5)
-    is_regular = (((step - usual).abs() <= usual / 2).mean().over("episode") >= 0.5) & (usual > 0)
-    gaps = pl.when(counts).then(step != 1).otherwise(is_regular & (step > LONG_GAP * usual))
-    found = pl.DataFrame({"step": steps, "episode": episode}).select(gaps.alias("gap"))
-    return np.asarray(found["gap"].to_numpy(), np.bool_)
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
@@ -210,6 +185,22 @@ def _joined(parts: Sequence[Rows]) -> Rows:
         return parts[0]
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: np.concatenate([part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]) for name in names}
+
+
+def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) -> Mask:
+    """(K,) which of the differences `steps` (K,) of `t` are gaps; `episode` (K,): that of each.
+
+    Where `t` is `counted` and half of the steps of an episode are 1: all others; else those of more than LONG_GAP times their
+    median.
+    """
+    if counted and (steps == 1).all():
+        return np.zeros(len(steps), np.bool_)
+    import polars as pl
+
+    step, usual = pl.col("step"), pl.col("step").median().over("episode")
+    counts = pl.lit(counted) & ((step == 1).mean().over("episode") >= 0.5)
+    gaps = pl.when(counts).then(step != 1).otherwise((usual > 0) & (step > LONG_GAP * usual))
+    return np.asarray(pl.DataFrame({"step": steps, "episode": episode}).select(gaps).to_series().to_numpy(), np.bool_)
 
 
 # ---- episodes ----
@@ -227,15 +218,12 @@ class Assembler:
     tally: Tally
     rejects: Rejects
     room: int  # bytes that one episode may take
-    declares_actions: bool = False
-    lost_keys: list[int] = field(default_factory=list)  # positions of good rows without an id
-    in_order: bool = True  # whether the rows of an episode stand together in the files
-    _kept: list[tuple[int, str, str]] = field(default_factory=list)  # rows to be kept, as `_reject` has them
+    in_order: bool  # whether the rows of an episode stand together in the files
+    declares_actions: bool
+    _gone: list[int] = field(default_factory=list)  # positions of rows that no parser could read, or without an id
     _reported: int = 0  # bad rows of files that were reported
-    _touched: bool = False  # whether bad rows of files cost an episode
+    _touched: bool = False  # whether such rows cost an episode
     _said_flags: bool = False
-    _looks: int = 0  # how often episodes were made
-    _next_keep: int = 1  # of these, the next after which rows that are kept are handed on
 
     def episodes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Fragments]:
         """The episodes of all rows."""
@@ -243,16 +231,18 @@ class Assembler:
         is_open = 0  # rows of it
         for batch in batches:
             self._report()
+            self.tally.rows_in += batch.num_rows
+            batch = self._with_keys(batch)
             if not batch.num_rows:
                 continue
-            held.append(self.reader.rows(batch) | {RUN: self.naming.runs(batch)})
-            self.tally.rows_in += batch.num_rows
+            held.append(self.reader.rows(batch) | {RUN: self.naming.runs(batch.column("key"))})
             if 2 * (sum(len(rows[POS]) for rows in held) - is_open) < is_open:
                 continue  # looking again would cost more than waiting
             rows = _joined(held)
             begins = self._begins(rows)
             last = len(begins) if self.division.each_row else int(np.flatnonzero(begins)[-1])
-            yield from self._made(_taken(rows, slice(0, last)), begins[:last])
+            if last:
+                yield from self._made(_taken(rows, slice(0, last)), begins[:last])
             held, is_open = [_taken(rows, slice(last, None))] if last < len(begins) else [], len(begins) - last
             for rows in held:
                 self._check_length(rows)
@@ -260,7 +250,12 @@ class Assembler:
         if held:
             rows = _joined(held)
             yield from self._made(rows, self._begins(rows))
-        self._finish()
+        if not self.in_order:
+            self.tally.assume(UNKNOWN_EPISODE, len(self._gone))
+        if self.division.each_row:
+            self.rejects.lose_episodes(Lost.BAD_ROW, len(self._gone))
+        elif self._gone and not self._touched:
+            self.rejects.lose_episodes(Lost.BAD_ROW)
 
     def _check_length(self, rows: Rows) -> None:
         others = (Columns.T, STARTS, *END_FLAGS, Columns.NEXT_OBS)
@@ -295,23 +290,17 @@ class Assembler:
         if ends in ("chain", "flags") and self.reader.layout.of(Columns.NEXT_OBS):
             chains = chained(self._tree(rows, Columns.OBS), self._tree(rows, Columns.NEXT_OBS))
             for name in rows:
-                if name in (BAD, GAP) or name.startswith(MISSING):
+                if name == BAD or name.startswith(MISSING):
                     chains = chains | rows[name][1:] | rows[name][:-1]  # a missing cell breaks none
             file = rows[POS] >> ROW_BITS
             goes_on &= chains if ends == "chain" else chains | (file[1:] == file[:-1])
         return np.concatenate([[True], ~goes_on])
 
-    @property
-    def _is_time(self) -> bool:
-        t = self.reader.layout.t
-        return t is not None and t.columns[0].cells == "time"
-
     def _span(self, given: str | float) -> Any:
         """Of a gap or period, in the units of `t`: nanoseconds of a time; a number without a unit is in seconds."""
         span, in_nanoseconds = span_of(given)
-        if in_nanoseconds == self._is_time:
-            return span
-        return span * 1e9 if self._is_time else span / 1e9
+        is_time = self.reader.layout.is_time
+        return span if in_nanoseconds == is_time else span * 1e9 if is_time else span / 1e9
 
     # ---- bad rows ----
 
@@ -322,36 +311,28 @@ class Assembler:
         for one in new:
             self.rejects.add(one.error, raw=one.raw)
             self.tally.rows_in += 1
+        self._gone += [(one.file << ROW_BITS) + one.row for one in new]
 
-    def lose_keys(self, positions: list[int], column: str) -> None:
-        """Set aside rows without an id."""
-        self.lost_keys = positions
-        fix = "delete the row if it is empty, or give it its id; --on-error skip leaves out the episodes beside it"
-        self._reject([(pos, f"column {column} has no value", fix) for pos in positions])
-        self.tally.rows_in += len(positions)
+    def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch without rows that have no id: these are set aside."""
+        nameless = batch.column("key").is_null()
+        if not batch.column("key").null_count:
+            return batch
+        why = f"column {self.mapping.names(Columns.EPS_ID)[0]} has no value"
+        for row in np.flatnonzero(nameless.to_numpy(zero_copy_only=False)).tolist():
+            self._gone.append(self.reader.reject(batch, row, why, KEY_FIX))
+            self._reject(self._gone[-1])
+        return batch.filter(pc.invert(nameless))
 
-    def _reject(self, found: Sequence[tuple[int, str, str]]) -> None:
-        """Set rows aside: position, what is wrong, and the remedy; those that are kept at once, when all are known."""
-        if self.rejects.on_error is OnError.QUARANTINE:
-            self._kept += found
-            found = []
-        for pos, why, fix in found:
-            self.rejects.add(BadEpisode(why, where=self.files.place(pos), fix=fix))
-
-    def _keep(self) -> None:
-        """Hand on the rows that are kept, as their files have them."""
-        kept, self._kept = self._kept, []
-        raws = self.files.raw_rows(sorted(pos for pos, _, _ in kept), self.mapping.names())
-        for pos, why, fix in kept:
-            error = BadEpisode(why, where=self.files.place(pos), fix=fix)
-            self.rejects.add(error, raw=json.dumps(raws.get(pos, {}), default=str))
+    def _reject(self, pos: int) -> None:
+        wrong = self.reader.wrong.pop(pos)
+        self.rejects.add(BadEpisode(wrong.why, where=self.files.place(pos), fix=wrong.fix), raw=wrong.raw)
 
     def _tell_losses(self, rows: Rows, names: Sequence[Name]) -> None:
         """Which episodes lost a row that has no columns, or no id: those of the rows beside it."""
-        gone = [*((one.file << ROW_BITS) + one.row for one in self.files.bad), *self.lost_keys]
-        if not gone or self.division.each_row:
+        if not self._gone or self.division.each_row:
             return
-        lost, pos = np.unique(self.files.numbers(gone), return_index=True)
+        lost, pos = np.unique(self.files.numbers(self._gone), return_index=True)
         numbers, ended = self.files.numbers(rows[POS]), _ended(rows)
         order = np.argsort(numbers)
         begins, ends = np.diff(lost, prepend=-2) > 1, np.diff(lost, append=lost[-1] + 2) > 1
@@ -360,18 +341,8 @@ class Assembler:
                 found = int(np.searchsorted(numbers, beside, sorter=order))
                 row = int(order[found]) if found < len(order) else -1
                 if row >= 0 and numbers[row] == beside and not (beside < first and ended[row]):
-                    self.rejects.lose(names[int(rows[EPISODE][row])].id, self.files.place(gone[at]))
+                    self.rejects.lose(names[int(rows[EPISODE][row])].id, self.files.place(self._gone[at]))
                     self._touched = True
-
-    def _finish(self) -> None:
-        self._keep()
-        count = len(self.files.bad) + len(self.lost_keys)
-        if not self.in_order:
-            self.tally.assume(UNKNOWN_EPISODE, count)
-        if self.division.each_row:
-            self.rejects.lose_episodes(Lost.BAD_ROW, count)
-        elif count and not self._touched:
-            self.rejects.lose_episodes(Lost.BAD_ROW)
 
     def _without_bad(self, rows: Rows, names: Sequence[Name]) -> Rows:
         """The rows that are whole; what is wrong with others goes to the rejects, and costs their episode."""
@@ -379,9 +350,9 @@ class Assembler:
         if not bad.any():
             return rows
         wrong, kept = _taken(rows, bad), _taken(rows, ~bad)
-        self._reject([(pos, *self.reader.reasons.pop(pos)) for pos in wrong[POS].tolist()])
         left = set(kept[EPISODE].tolist())
         for pos, e in zip(wrong[POS].tolist(), wrong[EPISODE].tolist(), strict=True):
+            self._reject(pos)
             if e in left:
                 self.rejects.lose(names[e].id, self.files.place(pos))
         self.rejects.lose_episodes(Lost.BAD_ROW, len(set(wrong[EPISODE].tolist()) - left))
@@ -401,10 +372,8 @@ class Assembler:
 
     def _made(self, rows: Rows, begins: Mask) -> Iterator[Fragments]:
         """The episodes that begin where `begins` says, but for those that are refused."""
-        if not len(begins):
-            return
-        division, names = self.division, self.naming.named(rows[RUN][begins].tolist())
-        rows = {name: values for name, values in rows.items() if name != RUN} | {EPISODE: np.cumsum(begins) - 1}
+        division, names = self.division, self.naming.named(rows.pop(RUN)[begins].tolist())
+        rows[EPISODE] = np.cumsum(begins) - 1
         t = rows.get(Columns.T)
         if t is not None and division.ends in ("flags", "chain") and not division.keyed:  # not in order, or without a flag
             falls: list[int] = rows[POS][1:][(t[1:] < t[:-1]) & _same(rows)].tolist()
@@ -418,16 +387,26 @@ class Assembler:
         if len(self.files.files) > 1:
             pieces = np.unique((rows[EPISODE] << ROW_BITS) + (rows[POS] >> ROW_BITS))
             self.tally.fragments_stitched += len(pieces) - len(np.unique(pieces >> ROW_BITS))
-        if GAP in rows:
-            rows, names = self._split(rows, names)
         if self.mapping.said.shift:
             rows = self._shifted(rows)
-        made = [self._fragments(rows, names)] if len(rows[POS]) else []
-        self._looks += 1
-        if self._kept and self._looks >= self._next_keep:  # each time a query of all rows: ever more seldom
-            self._keep()
-            self._next_keep = 2 * self._looks
-        yield from made
+        if len(rows[POS]):
+            yield self._fragments(rows, names)
+
+    def _filled(self, rows: Rows) -> Rows:
+        """Rows in which missing cells have the value of the row before in the episode; those without one are bad."""
+        columns = {leaf.array_of(column): column.name for leaf, column in self.reader.layout.columns}
+        for mark in [name for name in rows if name.startswith(MISSING)]:
+            missing, name = rows.pop(mark), mark.removeprefix(MISSING)
+            source = _latest(~missing)
+            found = missing & (source >= 0) & (rows[EPISODE] == rows[EPISODE][source])
+            rows[name] = rows[name].copy()
+            rows[name][found] = rows[name][source[found]]
+            self.tally.assume(f"filled-previous:{columns[name]}", int(found.sum()))
+            rows[BAD] = rows[BAD] | (missing & ~found)
+            why = f"column {columns[name]} has no value, and no row before it in the episode has one"
+            for pos in rows[POS][missing & ~found].tolist():
+                self.reader.wrong.setdefault(pos, WrongRow(why, UNFILLED, ""))
+        return rows
 
     def _without_ties(self, rows: Rows) -> Rows:
         """Each `t` of an episode once; an episode with different rows for one `t` is refused."""
@@ -462,9 +441,10 @@ class Assembler:
         return self._without_refused(rows, np.flatnonzero(_ended(rows)[:-1] & _same(rows)), Lost.STEPS_AFTER_END, error)
 
     def _time(self, rows: Rows, row: int) -> str:
-        """`t` of a row as people write it; times are nanoseconds since 1970."""
+        """`t` of a row as people write it."""
         t = rows[Columns.T][row]
-        return str(np.datetime64(int(t), "ns")).rstrip("0").rstrip(".").replace("T", " ") if self._is_time else str(t)
+        is_time = self.reader.layout.is_time
+        return str(np.datetime64(int(t), "ns")).rstrip("0").rstrip(".").replace("T", " ") if is_time else str(t)
 
     def _shifted(self, rows: Rows) -> Rows:
         """Steps of rows whose action led to their observation: that of the row after, and its observation as the next one."""
@@ -475,47 +455,6 @@ class Assembler:
         made = {name: values[led - 1] if name in of_row else values[led] for name, values in rows.items()}
         return made | {f"{NEXT}{name}": rows[name][led] for name in obs}
 
-    # ---- missing cells ----
-
-    def _filled(self, rows: Rows) -> Rows:
-        """Rows in which missing cells have the value of the row before in the episode, and in its part between gaps.
-
-        A part begins with the first row that needs no value from before; without `split_at_gaps` such a row is a bad one.
-        """
-        marks = {name.removeprefix(MISSING): values for name, values in rows.items() if name.startswith(MISSING)}
-        if not marks:
-            return rows
-        rows = {name: values for name, values in rows.items() if not name.startswith(MISSING)}
-        gap = rows.get(GAP, np.zeros(len(rows[POS]), np.bool_))
-        begins = _latest(_changes_in(rows[EPISODE], gap))
-        if GAP in rows:
-            ready = np.cumsum(~gap & ~np.logical_or.reduce(list(marks.values())))
-            rows[GAP] = gap = gap | (ready == np.concatenate([[0], ready])[begins])
-            begins = _latest(_changes_in(rows[EPISODE], gap))
-        for name, mark in marks.items():
-            missing, source = mark & ~gap, _latest(~mark)
-            found, column = missing & (source >= begins), self.reader.layout.names[name]
-            rows[name] = values = rows[name].copy()
-            values[found] = values[source[found]]
-            self.tally.assume(f"filled-previous:{column}", int(found.sum()))
-            why = f"column {column} has no value, and no row before it in the episode has one"
-            rows[BAD] = rows[BAD] | (missing & ~found)
-            self.reader.reasons |= dict.fromkeys(rows[POS][missing & ~found].tolist(), (why, UNFILLED))
-        return rows
-
-    def _split(self, rows: Rows, names: Sequence[Name]) -> tuple[Rows, list[Name]]:
-        """The parts of episodes between gaps, each with a name."""
-        kept = _taken(rows, ~rows[GAP])
-        first = np.diff(_latest(_changes_in(rows[EPISODE], rows[GAP]))[~rows[GAP]], prepend=-1) != 0
-        of, parts = kept[EPISODE][first], list[Name]()
-        for e, n in zip(of.tolist(), (np.arange(len(of)) - np.searchsorted(of, of)).tolist(), strict=True):
-            parts.append(names[e]._replace(id=f"{names[e].id}-gap{n}", shared=None) if n else names[e])
-            if names[e].id in self.rejects.incomplete:
-                self.rejects.lose(parts[-1].id, self.rejects.incomplete[names[e].id])
-        self.tally.assume("split-at-gap", int(rows[GAP].sum()))
-        self.tally.assume("zero-length-episode", len(np.unique(rows[EPISODE])) - len(np.unique(of)))
-        return kept | {EPISODE: np.cumsum(first) - 1}, parts
-
     # ---- batches ----
 
     def _fragments(self, rows: Rows, names: Sequence[Name]) -> Fragments:
@@ -525,13 +464,14 @@ class Assembler:
             self._said_flags = True
             self.tally.assume("missing-end-flags")
         terminateds, truncateds = end_flags(flags, count, self.tally)
-        numbers, code = np.unique(rows[EPISODE], return_inverse=True)
-        ids, theirs, agents, modules, shared = (tuple(one) for one in zip(*(names[e] for e in numbers.tolist()), strict=True))
+        first = np.concatenate([[True], ~_same(rows)])
+        code, mine = np.cumsum(first) - 1, [names[e] for e in rows[EPISODE][first].tolist()]
+        ids, theirs, agents, modules, shared = (tuple(one) for one in zip(*mine, strict=True))
         if Columns.REWARDS not in rows:
             self.tally.assume(MISSING_REWARDS, count)
         infos = rows.get(Columns.INFOS)
         steps = StepRows(
-            keys=Keys(code.astype(np.int64), ids, agents, modules, shared if any(shared) else None),
+            keys=Keys(code, ids, agents, modules, shared if any(shared) else None),
             obs=self._tree(rows, Columns.OBS),
             next_obs=self._next_obs(rows),
             actions=self._actions(rows),
@@ -543,13 +483,12 @@ class Assembler:
             infos=None if infos is None or not any(infos) else infos.tolist(),
             reset_infos=None,
             file=np.zeros(count, np.int64),
-            follows=False,
             where=lambda row: self.files.place(int(rows[POS][row])),
         )
         batch, begun = fragments_of_rows(steps, self.tally, lost=self.rejects.incomplete)
         if Columns.T in rows:
-            inside, leaf = code[1:] == code[:-1], layout.t
-            counted = leaf is not None and leaf.dtype.kind in "iu" and not self._is_time
+            inside = ~first[1:]
+            counted = rows[Columns.T].dtype.kind in "iu" and not layout.is_time
             gaps = np.flatnonzero(inside)[_gaps_in(np.diff(rows[Columns.T])[inside], code[1:][inside], counted=counted)] + 1
             self._assume_at("gap-in-t", rows, [(row, ids[int(code[row])]) for row in gaps.tolist()])
         is_ended, last = batch.terminated | batch.truncated, np.append(begun[1:], count) - 1

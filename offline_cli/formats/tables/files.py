@@ -1,11 +1,11 @@
 """Files of a table as one relation of DuckDB, rows in the order of the files.
 
-Whatever the files are, their rows come as Arrow batches; text (CSV, JSON) is parsed once, into a temporary file of such blocks.
-DuckDB never sees a name of the files: columns are called by number (`c0`, `c1`, ...). Each row has `__pos`: the number of its
-file times 2 ** 40, and its own number in that file, bad rows counted too.
+Whatever the files are, their rows come as numbered Arrow tables; text (CSV, JSON) is parsed once, into a temporary file of such
+blocks. DuckDB never sees a name of the files: columns are called by number (`c0`, `c1`, ...). Each row has `__pos`: the number
+of its file times 2 ** 40, and its own number in that file, bad rows counted too.
 
-What DuckDB has no type for is changed before: structs become columns with dotted names, dictionaries their values, decimals and
-half floats floats, durations and times of day microseconds, tensors lists, UUIDs text.
+What DuckDB has no type for is changed before: structs become columns with dotted names, dictionaries their values, decimals of
+256 bits and half floats floats, durations and times of day nanoseconds, tensors lists, UUIDs text.
 """
 
 # ruff: noqa: S608  names of our own alone become SQL, values are bound
@@ -69,22 +69,11 @@ def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
         return dtype_of(kind.storage_type)
     if is_list(kind):
         return dtype_of(kind.value_type)
-    if types.is_struct(kind):  # a ragged tensor of Ray's
-        return dtype_of(kind.field("data").type) if "data" in [part.name for part in kind] else None
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         return np.dtype(str(np.dtype(kind.to_pandas_dtype())))
     if types.is_decimal(kind):
         return np.dtype(np.float64)
     return np.dtype(np.int64) if types.is_temporal(kind) and not types.is_interval(kind) else None
-
-
-def flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Columns by dotted path, dictionaries as their values."""
-    if pa.types.is_struct(kind) and kind.num_fields:
-        for part in kind:
-            yield from flat_fields(f"{name}.{part.name}", part.type)
-    else:
-        yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -130,18 +119,14 @@ def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
     return pa.string()
 
 
-def plain(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Array:
+def plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column as `kind`, which a `plain_type` is. Raises as Arrow does."""
-    return _plain_array(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0), kind)
-
-
-def _plain_array(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if isinstance(array.type, pa.UuidType):
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], kind)
     if isinstance(array.type, pa.BaseExtensionType):
         array = array.storage
     if pa.types.is_dictionary(array.type):
-        return _plain_array(array.dictionary, kind).take(array.indices)
+        return plain(array.dictionary, kind).take(array.indices)
     if kind == pa.int64() and pa.types.is_temporal(array.type):
         return array.cast(pa.duration("ns") if pa.types.is_duration(array.type) else pa.time64("ns")).cast(kind)
     if is_text(kind) and not is_text(array.type) and not pa.types.is_null(array.type):  # files differ in its type
@@ -154,18 +139,27 @@ def json_texts(values: Iterable[Any]) -> pa.Array:
     return pa.array([None if value is None else json.dumps(value, default=str) for value in values], pa.large_string())
 
 
-def tensor_of(column: pa.ChunkedArray, named: pa.Field) -> tuple[pa.Array, tuple[int, ...]] | None:
+def _flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
+    """Columns by dotted path, dictionaries as their values."""
+    if pa.types.is_struct(kind) and kind.num_fields:
+        for part in kind:
+            yield from _flat_fields(f"{name}.{part.name}", part.type)
+    else:
+        yield name, kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _tensor_of(array: pa.Array, named: pa.Field) -> tuple[pa.Array, tuple[int, ...]] | None:
     """Arrays of one shape as flat lists, and the shape; None where neither type nor metadata says that these are any."""
     name = getattr(named.type, "extension_name", "") or (named.metadata or {}).get(b"ARROW:extension:name", b"").decode()
     if not (isinstance(named.type, pa.FixedShapeTensorType) or str(name).lower().startswith("ray.data.arrow")):
         return None
-    values = tree_of(column.drop_null(), named, where=lambda row: "a row")
+    values = tree_of(array.drop_null(), named, where=lambda row: "a row")
     shape = values.shape[1:]
-    array = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), int(np.prod(shape)))
-    if column.null_count:
-        places = np.cumsum(column.is_valid().to_numpy()) - 1
-        array = array.take(pa.array(places, mask=column.is_null().to_numpy()))
-    return array, shape
+    found = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), int(np.prod(shape)))
+    if array.null_count:
+        places = np.cumsum(array.is_valid().to_numpy(zero_copy_only=False)) - 1
+        found = found.take(pa.array(places, mask=array.is_null().to_numpy(zero_copy_only=False)))
+    return found, shape
 
 
 # ---- files ----
@@ -212,8 +206,7 @@ class TableFiles:
         self.counts, errors = [0] * len(self.files), list[BadData]()
         if self.kind == "json":
             self._stage()
-            if self.bad and not self._blocks:
-                raise self.bad[0].error
+            errors += [one.error for one in self.bad if not self._blocks][:1]
         for file in () if self.kind == "json" else self.files:
             try:
                 with text_files.damage(file.url), Scope() as held:
@@ -255,7 +248,7 @@ class TableFiles:
     def _fields(self, column: pa.Field) -> list[tuple[str, pa.DataType]]:
         if column.name == self.whole and pa.types.is_struct(column.type):
             return [(column.name, pa.large_string())]
-        return list(flat_fields(column.name, column.type))
+        return list(_flat_fields(column.name, column.type))
 
     def kind_of(self, name: str) -> pa.DataType:
         """The type of a column in all files together; of lists of steps, that of a step."""
@@ -346,36 +339,27 @@ class TableFiles:
             raise MemoryLimitExceeded(what, where=where, fix=fix) from error
         raise BadData(f"the table cannot be read: {text}", where=where, fix="write the file again from its source") from error
 
-    def relation(self, columns: Collection[str]) -> str:
-        """What a query reads from: the columns of these names, called as `column` says, and `__pos`; lists of steps as rows."""
-        found = self.every_row({*columns, *self.steps_in})
-        if self.first is not None:
-            found = f"(SELECT * FROM {found} LIMIT {int(self.first)})"
-        if self.steps_in:
-            others = [self.column(name) for name in dict.fromkeys(columns) if name not in self.steps_in]
-            steps = [f"unnest({self.column(name)}) AS {self.column(name)}" for name in self.steps_in]
-            found = f"(SELECT {', '.join([POS, *others, *steps])} FROM {found})"
-        return found
+    def relation(self, columns: Collection[str], *, as_steps: bool = True) -> str:
+        """What a query reads from: the columns of these names, called as `column` says, and `__pos`.
 
-    def every_row(self, columns: Collection[str]) -> str:
-        """As `relation`, all rows as they are in the files."""
+        Lists of steps are rows, unless `as_steps` is false.
+        """
         self._made += 1
         self.read = 0
-        name, wanted = f"reader{self._made}", [one for one in self.kinds if one in columns]
+        found, wanted = f"reader{self._made}", [one for one in self.kinds if one in columns or one in self.steps_in]
         schema = pa.schema([*((self.column(one), plain_type(self.kinds[one])) for one in wanted), (POS, pa.int64())])
-        self._readers[name] = pa.RecordBatchReader.from_batches(schema, self._batches(wanted, schema))
-        return name
+        self._readers[found] = pa.RecordBatchReader.from_batches(schema, self._batches(wanted, schema))
+        if self.first is not None:
+            found = f"(SELECT * FROM {found} LIMIT {int(self.first)})"
+        if self.steps_in and as_steps:
+            cells = [
+                self.column(one) if one not in self.steps_in else f"unnest({self.column(one)}) AS {self.column(one)}"
+                for one in wanted
+            ]
+            found = f"(SELECT {', '.join([POS, *cells])} FROM {found})"
+        return found
 
-    def raw_rows(self, positions: Sequence[int], names: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """Some columns of rows by position, as the files have them."""
-        places = {self.column(name): name for name in self.kinds if any(f"{name}.".startswith(f"{one}.") for one in names)}
-        if not positions:
-            return {}
-        sql = f"SELECT {', '.join([POS, *places])} FROM {self.every_row(places.values())} WHERE {POS} IN (SELECT unnest(?))"
-        rows = [row for batch in self.query(sql, [list(positions)]) for row in batch.to_pylist()]
-        return {row[POS]: {name: row[place] for place, name in places.items()} for row in rows}
-
-    # ---- Arrow batches ----
+    # ---- rows ----
 
     def _batches(self, wanted: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """An error of ours would come out of DuckDB as text: it is kept, and raised by `query`."""
@@ -454,10 +438,11 @@ class TableFiles:
                 text = pa.scalar(partitions[name]).cast(kind) if name in partitions else pa.scalar(None, kind)
                 arrays.append(pa.repeat(text, len(pos)))
                 continue
-            named = table.schema.field(name)
+            column, named = table.column(name), table.schema.field(name)
+            array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             try:
-                tensor = tensor_of(table.column(name), named)
-                arrays.append(plain(table.column(name), kind) if tensor is None else tensor[0].cast(kind))
+                tensor = _tensor_of(array, named)
+                arrays.append(plain(array, kind) if tensor is None else tensor[0].cast(kind))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 what = f"column {name} holds {named.type}, which is not supported: {str(error)[:200]}"
                 fix = "leave the column out of the mapping, or write it as numbers"
@@ -478,9 +463,8 @@ class TableFiles:
                     self._blocks.append((number, out.tell()))
                     schemas[table.schema] = None
                     rows += len(numbers)
-                    table = pa.table(
-                        [*table.columns, pa.array(numbers)], [*table.column_names, POS]
-                    )  # maybe of no other column
+                    names = [*table.column_names, POS]
+                    table = pa.table([*table.columns, pa.array(numbers)], names)
                     with pa.ipc.new_stream(out, table.schema) as writer:
                         writer.write_table(table)
                 if self.kind == "json":

@@ -18,7 +18,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, WithJsonSchema
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
@@ -41,8 +41,7 @@ UNITS: Final = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "m": 60e9,
 MAX_DEPTH: Final = 64  # of tables and lists; a space is nested at most 16 deep
 FIX: Final = "correct the mapping; docs/tables.md and schemas/mapping.v1.json say what it may hold"
 OF_PYTHON: Final = "(dict)"  # the name of a mapping that is no file
-PREVIOUS, MEAN = "previous", "mean"
-FILLS: Final = ("zero", PREVIOUS, MEAN)
+PREVIOUS: Final = "previous"
 
 GivenMapping = str | Mapping[str, Any]  # a file by path or URL, the name of a preset, or the mapping itself
 
@@ -53,11 +52,30 @@ COLUMN_S: Final = {"type": ["string", "array"], "items": {"type": "string"}, "mi
 Names = Annotated[str | Annotated[list[str], Field(min_length=1)], WithJsonSchema(COLUMN_S)]
 Texts = Annotated[list[str], Field(min_length=1)]
 Word = Annotated[str, Field(min_length=1)]
-Span = Annotated[str | float | None, WithJsonSchema({"type": ["string", "number"]})]
-Fill = Annotated[str | float, WithJsonSchema({"type": ["string", "number"]})]
+Fill = Annotated[FiniteFloat | Literal["zero", "previous"], WithJsonSchema({"type": ["string", "number"]})]
 Dtype = Literal[
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"
 ]  # fmt: skip
+
+
+def _span(given: str | float) -> str | float:
+    if isinstance(given, str) and not DURATION.fullmatch(given):
+        raise ValueError("a duration is written as 30min, 90s or 1d")
+    if isinstance(given, float | int) and not 0 < given < math.inf:
+        raise ValueError("a span is more than 0")
+    return given
+
+
+def _encoding(name: str) -> str:
+    try:
+        "a".encode(name)  # codecs of no text refuse it
+    except LookupError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+Span = Annotated[str | float, AfterValidator(_span), WithJsonSchema({"type": ["string", "number"]})]
+Encoding = Annotated[str, Field(min_length=1), AfterValidator(_encoding)]
 
 
 class _Form(BaseModel):
@@ -101,7 +119,7 @@ class CsvForm(_Form):
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1, description="Default: a comma, and a tab in .tsv.")
     decimal: Literal[".", ","] = Field(default=".", description="What stands before decimals.")
-    encoding: Word = Field(default="utf-8", description="How letters are written: any encoding of text that Python knows.")
+    encoding: Encoding = Field(default="utf-8", description="How letters are written: any encoding of text that Python knows.")
     nulls: list[str] = Field(default=[], description="Texts that mean: no value. An empty cell always does.")
     columns: Texts | None = Field(default=None, description="Names of the columns, for files that have no header.")
 
@@ -138,23 +156,20 @@ class MappingDocument(_Form):
     rows: Literal["steps", "episodes"] | None = Field(
         default=None, description="What a row is: a step, or an episode of lists of steps."
     )
-    gap: Span = Field(
+    gap: Span | None = Field(
         default=None, description="An episode begins after a longer step of `t`: a duration (`30min`) or a number."
     )
-    period: Span = Field(default=None, description="Every span of `t` of this length is an episode (`1d`).")
+    period: Span | None = Field(default=None, description="Every span of `t` of this length is an episode (`1d`).")
     shift: Literal[0, 1] = Field(default=0, description="1 where action, reward and flags of a row belong to the row before.")
     ids_per_file: bool = Field(default=False, description="Whether equal ids in two files are two episodes.")
     categories: dict[str, Texts] = Field(default={}, description="By column: its texts, in the order that numbers them from 0.")
     names: dict[str, Word] = Field(default={}, description="By column: what it is called in the dataset.")
     units: dict[str, Word] = Field(default={}, description="By column: the unit of its numbers.")
     fill: dict[str, Fill] = Field(
-        default={}, description='By column: what a missing cell becomes: "zero", "previous", "mean" or a number.'
+        default={}, description='By column: what a missing cell becomes: "zero", "previous" or a number.'
     )
     images: dict[str, Literal["rgb", "gray"]] = Field(
         default={}, description="By column of PNG or JPEG bytes: what they are decoded to."
-    )
-    split_at_gaps: bool = Field(
-        default=False, description="Whether a missing cell without a fill ends the episode before its row."
     )
     dtypes: Dtypes = Dtypes()
     spaces: Spaces = Spaces()
@@ -379,19 +394,11 @@ def _contradictions(said: MappingDocument, parts: Collection[Part]) -> Iterator[
     for name, given in (("gap", said.gap), ("period", said.period)):
         if given is not None and Columns.T not in roles:
             yield f"{name}: needs a column for t"
-        if isinstance(given, str) and not DURATION.fullmatch(given):
-            yield f"{name}: {given!r} is no duration, such as 30min, 90s or 1d"
-        elif isinstance(given, float | int) and not 0 < given < math.inf:
-            yield f"{name}: {given} is not more than 0"
     for name in said.optional:
         if name not in named:
             yield f"optional: '{name}' is named nowhere{nearest(name, named)}"
         elif name.partition(".")[0] in (Columns.OBS, Columns.ACTIONS):
             yield f"optional: there is no episode without '{name}'"
-    try:
-        "a".encode(said.csv.encoding)  # codecs of no text refuse it
-    except (LookupError, ValueError):
-        yield f"csv.encoding: there is no encoding {said.csv.encoding!r}"
 
 
 def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[str]:
@@ -402,13 +409,6 @@ def _wrong_columns(said: MappingDocument, parts: Collection[Part]) -> Iterator[s
             is_within = section in ("fill", "images") and any(column.startswith(f"{name}.") for name in values)
             if column not in values and not is_within:
                 yield f"{section}: column '{column}' is not mapped to values of a step{nearest(column, values)}"
-    for column, fill in said.fill.items():
-        if isinstance(fill, str) and fill not in FILLS:
-            yield f"fill.{column}: '{fill}' is not one of {', '.join(FILLS)}, and no number{nearest(fill, FILLS)}"
-        elif isinstance(fill, float) and not math.isfinite(fill):
-            yield f"fill.{column}: {fill} is no value of a step"
-        elif fill == MEAN and column in said.categories:
-            yield f"fill.{column}: categories have no mean"
     for part in parts:
         for column in said.images.keys() & part.columns:
             if part.stacked or part.role not in (*TREES, EXTRA) or column in said.categories:

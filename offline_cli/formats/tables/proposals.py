@@ -17,8 +17,6 @@ from typing import Any, Final
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping
 from offline_cli.formats.tables.columns import (
-    DAY_FIRST,
-    are_decimal_commas,
     columns_of,
     common_columns,
     first_url,
@@ -50,10 +48,17 @@ LIKELY: Final = (
 VECTORS: Final = (Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS)
 FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.DONES)
 FIRST: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.T, Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.NEXT_OBS)
+DECIMAL_COMMA: Final = re.compile(r"^\s*[+-]?\d*,\d+([eE][+-]?\d+)?\s*$")
 COSTS: Final = re.compile(r"^(costs?|penalt(y|ies)|loss(es)?|.*_(cost|penalty))$")
 COUNTER: Final = re.compile(r"^(t|k|step|steps|time_?step|tick|frame(_index)?|.*_step)$")
 ANY_ID: Final = re.compile(r"(^|[_.])(id|ids|uuid|guid|key|index|idx)$")
-WORDS: Final = {Columns.EPS_ID: "an id", Columns.AGENT_ID: "an agent", Columns.REWARDS: "a reward", STARTS: "a start"}
+WORDS: Final = {
+    Columns.EPS_ID: "an id",
+    Columns.AGENT_ID: "an agent",
+    Columns.T: "a time",
+    Columns.REWARDS: "a reward",
+    STARTS: "a start",
+}
 HOLDS: Final = {  # what cells of a role may hold; a column without any row may be anything
     Columns.EPS_ID: ("number", "bool", "time", "text"),
     Columns.AGENT_ID: ("number", "text"),
@@ -66,7 +71,6 @@ HOLDS: Final = {  # what cells of a role may hold; a column without any row may 
     **dict.fromkeys((STARTS, *FLAGS), ("number", "bool", "text", "")),
 }
 ROWS: Final = 1 << 16  # that a proposal rests on
-ALL_ROWS: Final = 1_000_000  # whose texts are named
 MOST_IMAGES: Final = 16  # cells of bytes that are looked at
 MOST_COLUMNS: Final = 64  # a longer list is of no use
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
@@ -110,56 +114,45 @@ class _Draft:
     """Roles of columns by their names and what their cells hold."""
 
     def __init__(self, files: TableFiles, names: Sequence[str], tried: Tried) -> None:
+        files.first = ROWS
         self.files, self.names, self.tried, self.decimal = files, names, tried, files.form.decimal
         self.roles: dict[str, list[str]] = {}
         self.why: dict[str, str] = {}  # by role: what its values show
         self.left_out: dict[str, str] = {}
         self.head: list[str] = []  # lines above [columns]
-        files.first = ROWS
         self.columns = columns_of(files, names, decimal=self.decimal, nulls=names)
-        commas = [one.samples[0] for one in self.columns.values() if self.decimal == "." and are_decimal_commas(one.samples)]
-        self.comma = next(iter(commas), "")
+        commas = [one.samples[0] for one in self.columns.values() if _are_decimal_commas(one.samples)]
+        self.comma = commas[0] if commas and self.decimal == "." else ""
         if self.comma:
             self.decimal = ","
             self.columns = columns_of(files, names, decimal=",", nulls=names)
         self.images = {name: kind for name in names if is_bytes(files.kind_of(name)) and (kind := self._image(name))}
-        files.first = ALL_ROWS
         mixed = [name for name, one in self.columns.items() if one.cells == "text" or len(one.kinds) > 1]
         self.texts = {name: texts_of(files, name) for name in mixed}
-        files.first = ROWS
         lists = [name for name, one in self.columns.items() if one.cells == "list" and one.depth == 1]
         self.row_is_episode = any(_role_of(name) in (Columns.REWARDS, *FLAGS) for name in lists)
 
     def text(self) -> str:
         """TOML that names every column once, those with unknown names as observations, and that the first rows fit."""
         times = [name for name in self.names if _role_of(name) == Columns.T and not self.row_is_episode]
-        by_rank = sorted(times, key=lambda name: (not COUNTER.match(name.lower()), self._cells(name) != "time"))
-        for name in [*by_rank, *(name for name in self.names if name not in times)]:
+        times.sort(key=lambda name: (not COUNTER.match(name.lower()), self._cells(name) != "time"))
+        for name in [*times, *(name for name in self.names if name not in times)]:
             self._place(name, _role_of(name))
-        if Columns.EPS_ID not in self.roles:
-            ids = [name for name in self.left_out if ANY_ID.search(name.lower())]
-            if not (self.roles.keys() & {STARTS, *FLAGS} or self.row_is_episode or len(self.files.files) > 1):
-                ids += [name for name in self.roles.get(Columns.OBS, ()) if self._is_discrete(name)]
-            if found := next(filter(self._is_in_runs, ids), None):
-                self.left_out.pop(found, "")
-                self.roles[Columns.OBS] = [name for name in self.roles.get(Columns.OBS, ()) if name != found]
-                self._take(Columns.EPS_ID, found, "rows of one value follow each other")
         self._divide()
         for needed in (Columns.OBS, Columns.ACTIONS):
             self.roles[needed] = self.roles.get(needed) or ["?"]
         if self.roles[Columns.ACTIONS] == ["?"]:
             self.why[Columns.ACTIONS] = "the column that was chosen or commanded; take it out of obs"
-        parts = [{ours.partition(".")[2] for ours, _ in self._parts() if ours.partition(".")[0] == role} for role in VECTORS]
-        if parts[2] and parts[2] != parts[0]:
+        obs, new_obs = (
+            {ours.partition(".")[2] for ours, _ in self._parts() if ours.partition(".")[0] == role}
+            for role in (Columns.OBS, Columns.NEXT_OBS)
+        )
+        if new_obs and new_obs != obs:
             lacks = "next observations lack parts of the observations"
             self.left_out |= dict.fromkeys(self.roles.pop(Columns.NEXT_OBS), lacks)
         return self._tried_text()
 
     # ---- what cells hold ----
-
-    def _one(self, sql: str) -> tuple[Any, ...]:
-        self.files.first = ROWS
-        return self.files.one(sql)
 
     def _image(self, name: str) -> str:
         """What bytes are decoded to, where the first of them are images."""
@@ -174,69 +167,65 @@ class _Draft:
             return "image"
         if column.held or not column.cells:
             return "nothing" if column.held else "" if column.rows else "unknown"
-        if name in self.texts:
-            return "text"
         is_step = self.row_is_episode and column.cells == "list" and column.depth == 1
-        return "number" if is_step else column.cells
-
-    def _is_discrete(self, name: str) -> bool:
-        return name in self.texts or (self._cells(name) == "number" and self.columns[name].dtype.kind in "iu")
+        return "text" if name in self.texts else "number" if is_step else column.cells
 
     def _is_in_runs(self, name: str) -> bool:
         """Whether the rows of each value stand together, two of them on average."""
-        place = self.files.column(name)
-        asked = (
-            f"SELECT {place} AS c, {place} IS DISTINCT FROM lag({place}) OVER () AS begins FROM {self.files.relation([name])}"
-        )
-        rows, runs, values = self._one(f"SELECT count(*), count(*) FILTER (WHERE begins), count(DISTINCT c) FROM ({asked})")
+        c = self.files.column(name)
+        asked = f"SELECT {c} AS c, {c} IS DISTINCT FROM lag({c}) OVER () AS begins FROM {self.files.relation([name])}"
+        sql = f"SELECT count(*), count(*) FILTER (WHERE begins), count(DISTINCT c) FROM ({asked})"
+        rows, runs, values = self.files.one(sql)
         return bool(2 <= runs <= rows / 2 and runs == values)
 
     # ---- rules ----
 
-    def _take(self, role: str, name: str, why: str = "") -> None:
-        """Name a column for a role; `why`: what its values show."""
-        self.roles.setdefault(role, []).append(name)
-        if why:
-            self.why[role] = why
-
     def _place(self, name: str, role: str) -> None:
         """Give a column the role that its name says; else it is an observation, or left out with the reason."""
         cells, texts = self._cells(name), self.texts.get(name)
+        may_be_obs = not (self.row_is_episode and self.columns[name].cells != "list")
         if role and (cells == "unknown" or cells in HOLDS[role]):
             if role in VECTORS or role not in self.roles:
-                self._take(role, name)
+                self.roles.setdefault(role, []).append(name)
             else:
-                self.left_out[name] = f"looks like {WORDS.get(role, 'a time' if role == Columns.T else 'an end')} too"
+                self.left_out[name] = f"looks like {WORDS.get(role, 'an end')} too"
         elif cells == "time" and Columns.T not in self.roles:
-            self._take(Columns.T, name, "a date or time")
+            self.roles[Columns.T], self.why[Columns.T] = [name], "a date or time"
         elif ANY_ID.search(name.lower()) and cells != "image":
             self.left_out[name] = "looks like an id"
         elif cells in ("number", "bool") and Columns.REWARDS not in self.roles and COSTS.match(name.lower()):
-            self._take(Columns.REWARDS, f"-{name}", "a cost is a negative reward")
-        elif self.row_is_episode and self.columns[name].cells != "list":
-            self.left_out[name] = "no list of a value a step"
-        elif cells in ("number", "bool", "list", "image", "unknown") or self._are_categories(name):
-            self._take(Columns.OBS, name)
+            self.roles[Columns.REWARDS], self.why[Columns.REWARDS] = [f"-{name}"], "a cost is a negative reward"
+        elif may_be_obs and (cells in ("number", "bool", "list", "image", "unknown") or self._are_categories(name)):
+            self.roles.setdefault(Columns.OBS, []).append(name)
         else:
             many = "many" if texts is None else len(texts)
             words = {"": "no value in any row", "time": "looks like a time", "text": f"text, with {many} different values"}
-            self.left_out[name] = words.get(cells, "holds neither numbers nor text")
+            self.left_out[name] = (
+                words.get(cells, "holds neither numbers nor text") if may_be_obs else "no list of a value a step"
+            )
 
     def _are_categories(self, name: str) -> bool:
-        """Whether so many different texts in so many rows may be, and are no dates."""
+        """Whether so many different texts in so many rows may be."""
         texts, rows = self.texts.get(name) or (), self.columns[name].rows
-        few = 0 < len(texts) <= MOST_TEXTS and (2 * len(texts) <= rows or rows <= 10)
-        return few and not any(map(DAY_FIRST.match, texts))
+        return 0 < len(texts) <= MOST_TEXTS and (2 * len(texts) <= rows or rows <= 10)
 
     def _divide(self) -> None:
-        """What ends an episode, where no column of ids or flags says it."""
+        """What divides rows into episodes: a column whose values stand together, lists, files, or gaps of time."""
+        obs = self.roles.get(Columns.OBS, [])
+        says, has_files = self.row_is_episode or self.roles.keys() & {STARTS, *FLAGS}, len(self.files.files) > 1
+        whole = [name for name in obs if name in self.texts or self.columns[name].dtype.kind in "iu"]
+        ids = [name for name in self.left_out if ANY_ID.search(name.lower())] + ([] if says or has_files else whole)
+        if Columns.EPS_ID not in self.roles and (found := next(filter(self._is_in_runs, ids), None)):
+            self.left_out.pop(found, "")
+            self.roles[Columns.OBS] = [name for name in obs if name != found]
+            self.roles[Columns.EPS_ID], self.why[Columns.EPS_ID] = [found], "rows of one value follow each other"
         if self.row_is_episode:
             self.head.append('rows = "episodes"  # cells hold lists, a value a step')
-        elif self.roles.keys() & {Columns.EPS_ID, STARTS, *FLAGS}:
+        elif says or Columns.EPS_ID in self.roles:
             return
-        elif len(self.files.files) > 1:
-            self._take(Columns.EPS_ID, FILE_ID, "each file is an episode")
-        elif Columns.T in self.roles and self.names:
+        elif has_files:
+            self.roles[Columns.EPS_ID], self.why[Columns.EPS_ID] = [FILE_ID], "each file is an episode"
+        elif Columns.T in self.roles:
             t = self.columns[self.roles[Columns.T][0]]
             sql, values = value_sql(self.files, Columns.OBS, t, self.decimal)
             order = "ORDER BY v" if t.cells == "time" else ""
@@ -256,50 +245,47 @@ class _Draft:
         """
         for _ in range(TRIES):
             text = "\n".join(self._lines()) + "\n"
-            if ["?"] in (self.roles[Columns.ACTIONS], self.roles[Columns.OBS]):
-                return text
-            error = self.tried(mapping_of(text, "proposal"), ROWS)
+            obs = self.roles[Columns.OBS]
+            error = None if ["?"] in (self.roles[Columns.ACTIONS], obs) else self.tried(mapping_of(text, "proposal"), ROWS)
             if error is None:
                 return text
-            said, obs = str(error), self.roles[Columns.OBS]
+            said = str(error).splitlines()[0].strip()
             named = [(role, name) for role, names in self.roles.items() for name in names if role != Columns.ACTIONS]
-            wrong = [one for one in named if re.search(rf"column '?{re.escape(one[1])}'?[ ,:]", said)]
+            wrong = [one for one in named if re.search(rf"column '?{re.escape(one[1])}'?[ ,:]", str(error))]
             if not wrong or obs == [wrong[0][1]]:
-                return f"# Not complete: {said.splitlines()[0]}\n{text}"
+                return f"# Not complete: {said}\n{text}"
             role, name = wrong[0]
             self.roles[role].remove(name)
             if not self.roles[role]:
                 del self.roles[role]
             if role in VECTORS or self._cells(name) not in HOLDS[Columns.OBS]:
-                self.left_out[name] = said.splitlines()[0].strip()
+                self.left_out[name] = said
             else:
                 obs.append(name)
         return text
 
     def _lines(self) -> Iterator[str]:
+        used = [(role, name) for role, names in self.roles.items() for name in names if name in self.columns]
+        texts = {name: known for role, name in used if role in VECTORS[:2] and (known := self.texts.get(name))}
+        gaps = {name: self.columns[name].nulls for role, name in used if role in (*VECTORS, Columns.REWARDS)}
         yield 'action_scale = "env"  # or "normalized": train-bc wants to know it'
         yield from (*self.head, "", "[columns]")
         for ours, names in self._parts():
             why = f"  # {self.why[ours]}" if ours in self.why else ""
             yield f"{toml_key(ours)} = {_quoted(names[0]) if len(names) == 1 else _array(names)}{why}"
         yield from (f"# left out: {_quoted(name)}: {why}" for name, why in self.left_out.items())
-        used = [(role, name) for role, names in self.roles.items() for name in names if name in self.columns]
-        texts = [(name, known) for role, name in used if role in VECTORS[:2] and (known := self.texts.get(name))]
         if texts:
-            yield from ("", "[categories]  # all texts", *(f"{toml_key(name)} = {_array(known)}" for name, known in texts))
+            yield from ("", "[categories]", *(f"{toml_key(name)} = {_array(known)}" for name, known in texts.items()))
         if images := [f"{toml_key(name)} = {_quoted(self.images[name])}" for _, name in used if name in self.images]:
             yield from ("", "[images]  # decoding needs pip install 'offline-cli[images]'", *images)
-        gaps = [(name, self.columns[name].nulls) for role, name in used if role in (*VECTORS, Columns.REWARDS)]
-        if any(nulls for _, nulls in gaps):
+        if any(gaps.values()):
             yield from ("", "# An empty cell costs its episode, unless it is filled (docs/tables.md):", "# [fill]")
             yield from (
-                f'# {toml_key(name)} = "previous"  # {nulls:,} of the cells seen are empty' for name, nulls in gaps if nulls
+                f'# {toml_key(name)} = "previous"  # {n:,} of the cells seen are empty' for name, n in gaps.items() if n
             )
         form = []
         if self.files.form.delimiter is not None:
             form.append(f"delimiter = {_quoted(self.files.form.delimiter)}  # the file's first line is one name otherwise")
-        if self.files.form.encoding != "utf-8":
-            form.append(f"encoding = {_quoted(self.files.form.encoding)}  # perhaps: the names are not UTF-8")
         if self.comma:
             form.append(f'decimal = ","  # as in {_quoted(self.comma)}')
         yield from ("", "[csv]", *form) if form else ()
@@ -309,12 +295,7 @@ class _Draft:
         deep = 2 if self.row_is_episode else 1
         for role in [name for name in FIRST if name in self.roles] + sorted(set(self.roles) - set(FIRST)):
             names = self.roles[role]
-            known = [name for name in names if name in self.columns]
-            apart = [
-                name
-                for name in known
-                if name in self.images or (self._cells(name) == "list" and self.columns[name].depth > deep)
-            ]
+            apart = [name for name in names if name in self.images or getattr(self.columns.get(name), "depth", 1) > deep]
             if not apart or len(names) == 1 or role not in VECTORS:
                 yield role, names
                 continue
@@ -322,13 +303,17 @@ class _Draft:
             called = short if len(set(short)) == len(apart) else [name.replace(".", "_") for name in apart]
             yield from ((f"{role}.{part}", [name]) for part, name in zip(called, apart, strict=True))
             if numbers := [name for name in names if name not in apart]:
-                vector = next(name for name in ("state", "numbers", "".join(called)) if name not in called)
-                yield f"{role}.{vector}", numbers
+                yield f"{role}.{next(name for name in ('state', 'numbers', ''.join(called)) if name not in called)}", numbers
 
 
 def _role_of(name: str) -> str:
     """The role that a column's name says; empty: none."""
     return next((ours for ours, pattern in LIKELY if re.search(pattern, name.lower())), "")
+
+
+def _are_decimal_commas(texts: Sequence[str]) -> bool:
+    """Whether four of five are numbers such as `0,5`."""
+    return bool(texts) and 5 * sum(map(bool, map(DECIMAL_COMMA.match, texts))) >= 4 * len(texts)
 
 
 def _array(texts: Sequence[str]) -> str:

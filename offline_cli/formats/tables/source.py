@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
 
+import polars as pl
 import pyarrow as pa
 
 from offline_cli.byte_sizes import byte_size
@@ -35,14 +36,13 @@ from offline_cli.formats.tables.columns import (
     meanings_of,
     value_sql,
 )
-from offline_cli.formats.tables.episodes import BETWEEN, NOTHING, ROW_ID, Assembler, Division, Naming, source_hash
+from offline_cli.formats.tables.episodes import ROW_ID, Assembler, Division, Naming, source_hash
 from offline_cli.formats.tables.files import BATCH_ROWS, POS, ROW_BITS, TableFiles, is_list, plain_type
 from offline_cli.formats.tables.mapping import (
     EXTRA,
     FILE_ID,
     FOLDER_ID,
     KEYS,
-    MEAN,
     TREES,
     CsvForm,
     GivenMapping,
@@ -52,8 +52,7 @@ from offline_cli.formats.tables.mapping import (
     mapping_text,
 )
 from offline_cli.formats.tables.proposals import default_mapping
-from offline_cli.formats.tables.text_files import NO_LETTER, likely_encoding
-from offline_cli.formats.tables.values import ValueReader
+from offline_cli.formats.tables.values import BETWEEN, NOTHING, ValueReader
 from offline_cli.storage.local_files import checked_folder
 from offline_cli.tally import Rejects, Tally
 
@@ -136,13 +135,10 @@ class TableSource(FileSource):
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self.info = SourceInfo(format=self.format, location=location)
-        self._open(CsvForm() if mapping is None else mapping.said.csv, Columns.INFOS if mapping is None else mapping.infos)
+        form, infos = (CsvForm(), Columns.INFOS) if mapping is None else (mapping.said.csv, mapping.infos)
+        self.rows = TableFiles(self.files, self.kind, form, self.options.memory_limit, self.options.temp_dir, infos)
         try:
-            if mapping is None and self.kind == "csv" and any(NO_LETTER in name for name in self.rows.kinds):
-                encodings = {likely_encoding(file) for file in self.files}
-                if len(encodings) == 1 and all(encodings):
-                    self.rows.close()
-                    self._open(CsvForm(encoding=encodings.pop()), None)
+            self.rows.open()
             mapping = mapping or default_mapping(self.rows, self._tried)
             self.mapping, self._spare, self._dropped = match(mapping, self.rows.columns)
             self._find_steps()
@@ -151,14 +147,6 @@ class TableSource(FileSource):
             self.rows.close()
             raise
         self.info = declared or self._info(location)
-
-    def _open(self, form: CsvForm, infos: str | None) -> None:
-        self.rows = TableFiles(self.files, self.kind, form, self.options.memory_limit, self.options.temp_dir, infos)
-        try:
-            self.rows.open()
-        except BaseException:
-            self.rows.close()
-            raise
 
     def _info(self, location: str) -> SourceInfo:
         mapping, said = self.mapping, self.mapping.said
@@ -252,17 +240,25 @@ class TableSource(FileSource):
         heads = [{name.partition(".")[0] for name in columns} for columns in self.rows.columns.values()]
         is_recorder = self.options.mapping is None and all(head >= RECORDED for head in heads)
         prefix = "" if is_recorder and division.keyed else f"{source_hash(self.files)}-"  # ids of RLlib's recorder are unique
-        reader = ValueReader(self.rows, layout, self.mapping.said.split_at_gaps, tally, self._means(layout))
-        room, declares = room_for_data(self.options.memory_limit), self.info.action_space is not None
-        naming = Naming(division, prefix, tally)
-        maker = Assembler(self.rows, reader, division, self.mapping, naming, tally, rejects, room, declares)
         if self.rows.steps_in:  # a row with shorter lists than others lacks cells; one without any has no steps
             sizes = ", ".join(f"len({self.rows.column(name)})" for name in self.rows.steps_in)
-            empty = f"coalesce(greatest({sizes}), 0) = 0"
-            sql = f"SELECT count(*) FROM {self.rows.every_row(self.rows.steps_in)} WHERE {empty}"
+            relation = self.rows.relation(self.rows.steps_in, as_steps=False)
+            sql = f"SELECT count(*) FROM {relation} WHERE coalesce(greatest({sizes}), 0) = 0"
             tally.assume("zero-length-episode", self.rows.one(sql)[0])
-        order = self._order(layout, maker) if division.keyed and not self.rows.steps_in else ""
-        yield from maker.episodes(self._counted(self._batches(layout, order)))
+        in_order = self.rows.steps_in or not division.keyed or self._in_order(layout)
+        maker = Assembler(
+            self.rows,
+            ValueReader(self.rows, layout, [theirs for _, theirs in division.keys], tally),
+            division,
+            self.mapping,
+            Naming(division, prefix, tally),
+            tally,
+            rejects,
+            room=room_for_data(self.options.memory_limit),
+            in_order=bool(in_order),
+            declares_actions=self.info.action_space is not None,
+        )
+        yield from maker.episodes(self._counted(self._batches(layout, in_order=bool(in_order))))
 
     def _counted(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -326,52 +322,38 @@ class TableSource(FileSource):
         relation = self.rows.relation([*(column.name for _, column in columns), *infos, *ids])
         return f"(SELECT {', '.join(chosen)} FROM {relation})", [value for _, bound in (*keys, *values) for value in bound]
 
-    def _batches(self, layout: Layout, order: str = "") -> Iterator[pa.RecordBatch]:
-        """All rows: keys, values, and as `r<i>` the texts of cells that give none; `order`: the end of the query."""
-        inner, values = self._inner(layout.leaves, [] if layout.infos is None else [layout.infos])
-        names = [POS, "s.key", *(f"v{i}" for i in range(len(layout.columns)))]
+    def _batches(self, layout: Layout, *, in_order: bool) -> Iterator[pa.RecordBatch]:
+        """All rows, together by key and in the order of `t`: key, values, and as `r<i>` the texts of cells that give none."""
+        names = [POS, "key", *(f"v{i}" for i in range(len(layout.columns)))]
         for i, (_, column) in enumerate(layout.columns):
             if self.rows.holds_text(column.name) or column.cells == "category":
                 names.append(f"CASE WHEN v{i} IS NULL THEN CAST({self.rows.column(column.name)} AS VARCHAR) END AS r{i}")
         if layout.infos is not None:
             names.append(f"CAST({self.rows.column(layout.infos)} AS VARCHAR) AS {Columns.INFOS}")
+        by_t = [f"v{i}" for i, (leaf, _) in enumerate(layout.columns) if leaf.role == Columns.T and self._division.ends != "t"]
+        if not in_order:  # episodes in the order of their first rows, rows without an id before them
+            keys, bound = self._inner([])
+            firsts = f"SELECT key AS id, min({POS}) AS begin FROM {keys} GROUP BY key"
+            list(self.rows.query(f"CREATE OR REPLACE TABLE firsts AS {firsts}", bound))
+        inner, values = self._inner(layout.leaves, [] if layout.infos is None else [layout.infos])
+        if not in_order:
+            order = ", ".join(f"{name} NULLS FIRST" for name in ("begin", *by_t, POS))
+            inner = f"{inner} LEFT JOIN firsts ON key = id ORDER BY {order}"
         at_once = IMAGES_AT_ONCE if any(column.image for _, column in layout.columns) else BATCH_ROWS
-        for batch in self.rows.query(f"SELECT {', '.join(names)} FROM {inner} AS s {order}", values):
+        for batch in self.rows.query(f"SELECT {', '.join(names)} FROM {inner}", values):
             yield from (batch.slice(first, at_once) for first in range(0, batch.num_rows, at_once))
 
-    def _order(self, layout: Layout, maker: Assembler) -> str:
-        """The end of the query: without rows that have no id, in order where rows are not.
-
-        They are where the rows of each key stand together, and none falls back in `t`.
-        """
+    def _in_order(self, layout: Layout) -> bool:
+        """Whether the rows of each key stand together, and none falls back in `t`; reads until one does not."""
         t = [leaf for leaf in layout.of(Columns.T) if self._division.ends != "t"]
         inner, values = self._inner(t)
-        chosen = f"SELECT {POS} AS pos, key, {'v0' if t else 'NULL'} AS t FROM {inner}"
-        list(self.rows.query(f"CREATE OR REPLACE TABLE keyed AS {chosen}", values))
-        asked = "SELECT *, key IS DISTINCT FROM lag(key) OVER () AS begins, t < lag(t) OVER () AS falls FROM keyed"
-        lost, runs, distinct, falls = self.rows.one(
-            "SELECT list(pos) FILTER (WHERE key IS NULL), count(*) FILTER (WHERE begins AND key IS NOT NULL),"
-            f" count(DISTINCT key) FILTER (WHERE begins), bool_or(falls AND NOT begins) FROM ({asked})"
-        )
-        where = "WHERE s.key IS NOT NULL" if lost else ""
-        if lost:
-            maker.lose_keys(sorted(lost), self.mapping.names(Columns.EPS_ID)[0])
-        if runs == distinct and not falls:
-            return where
-        maker.in_order = False
-        by_t = "".join(f"v{i} NULLS FIRST, " for i, (leaf, _) in enumerate(layout.columns) if leaf in t)
-        firsts = "(SELECT key, min(pos) AS first FROM keyed GROUP BY key) AS f"
-        return f"JOIN {firsts} ON s.key = f.key {where} ORDER BY f.first, {by_t}{POS}"
-
-    def _means(self, layout: Layout) -> Mapping[str, float]:
-        """Of columns that [fill] asks for them: over all finite numbers. Raises BadMapping where there is none."""
-        leaves = {column.name: replace(leaf, columns=(column,)) for leaf, column in layout.columns if column.fill == MEAN}
-        found: dict[str, float] = {}
-        for name, leaf in leaves.items():
-            inner, values = self._inner([leaf])
-            (mean,) = self.rows.one(f"SELECT avg(v0) FILTER (WHERE isfinite(CAST(v0 AS DOUBLE))) FROM {inner}", values)
-            if mean is None:
-                what = f"fill: no row has a number in column '{name}', so that there is no mean"
-                raise BadMapping.of([what], where=self._place, fix="fill it with a number, or leave it out")
-            found[name] = mean
-        return found
+        known, before = pl.Series(dtype=pl.UInt64), pl.DataFrame()  # hashes of the keys of all runs; the last row
+        for batch in self.rows.query(f"SELECT key, {'v0' if t else 'NULL'} AS t FROM {inner} WHERE key IS NOT NULL", values):
+            rows = pl.concat([before, pl.DataFrame(batch)])
+            begins = (rows["key"] != rows["key"].shift()).fill_null(before.is_empty())
+            falls, runs = rows["t"] < rows["t"].shift(), rows["key"].filter(begins).hash()
+            if (falls & ~begins).any() or runs.n_unique() < len(runs):
+                return False
+            known.extend(runs)
+            before = rows.tail(1)
+        return known.n_unique() == len(known)

@@ -49,7 +49,6 @@ PROSE: Final = (
 )
 MAX_NAME: Final = 64  # letters of the name of a column, in a file that may be prose
 BOM: Final = "\ufeff"
-NO_LETTER: Final = "\N{REPLACEMENT CHARACTER}"
 SAY_ENCODING: Final = 'set [csv] encoding = "cp1252", "latin-1" or "utf-16", as the file has it, in the mapping'
 PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
 ROW_FIX: Final = "correct the row, or --on-error skip to leave out its episode; converting with quarantine keeps the row"
@@ -191,7 +190,6 @@ def refuse_twins(names: Sequence[str], url: str, fix: str = "rename one of them"
     """Raise BadData where one name occurs twice."""
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        fix = f"{SAY_ENCODING}: this one is not that of the names" if NO_LETTER in twice[0] else fix
         raise BadData(f"two columns are called {twice[0]!r}", where=url, fix=fix)
 
 
@@ -200,12 +198,13 @@ def csv_header(file: Openable, form: CsvForm) -> list[str]:
     if form.columns is not None:
         return list(form.columns)
     with Scope() as scope:
-        head = next(line_blocks(file, None, HEAD_BYTES, CSV_BLOCK, scope), b"")
-    lines = io.StringIO(head.decode(form.encoding, "replace").removeprefix(BOM), newline="")
+        head = next(line_blocks(file, form.encoding, HEAD_BYTES, CSV_BLOCK, scope), b"").decode()
     try:
-        names = next(csv.reader(lines, delimiter=_delimiter_of(form, file.url)), [])
+        names = next(csv.reader(io.StringIO(head.removeprefix(BOM), newline=""), delimiter=_delimiter_of(form, file.url)), [])
     except csv.Error as error:
         raise BadData(f"no header can be read: {error}", where=file.url, fix="write the names of the columns first") from error
+    if any(UNREADABLE in name for name in names):
+        raise BadData(f"names of columns that are not {form.encoding}", where=file.url, fix=SAY_ENCODING)
     if not names:
         raise BadData("an empty file", where=file.url, fix="leave the file out")
     refuse_twins(names, file.url, "rename one of them; for a file without a header, [csv] columns in the mapping names all")
@@ -214,19 +213,6 @@ def csv_header(file: Openable, form: CsvForm) -> list[str]:
 
 def _delimiter_of(form: CsvForm, url: str) -> str:
     return form.delimiter or ("\t" if url.lower().endswith(NAMED[len(NAMED) // 2 :]) else ",")
-
-
-def likely_encoding(file: Openable) -> str:
-    """How the names in the first line seem to be written, as [csv] `encoding` has it; empty: in no way that it could be."""
-    data = unpacked_head(file)
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and not data.startswith(codecs.BOM_UTF32_LE):
-        return "utf-16"
-    line = data.partition(b"\n")[0]
-    for encoding in () if b"\0" in line else ("utf-8", "cp1252", "latin-1"):
-        with suppress(UnicodeDecodeError):
-            codecs.getincrementaldecoder(encoding)().decode(line, final=len(line) < len(data))
-            return encoding
-    return ""
 
 
 # ---- CSV ----
