@@ -59,7 +59,7 @@ def read(source: Any, **options: Any) -> tuple[EpisodeStream, EpisodeBatch]:
 @pytest.mark.parametrize("keep", [0, 400, 10_000])
 def test_inference_loses_no_episode_whatever_it_can_hold(keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers first: a space follows from their values, and then, from decimals, it does not any more."""
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.converting.reading.KEEP", keep)
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 3)
     files = [episode_columns(name, action=1 if name in "ab" else 0.5) for name in "abcdef"]
     stream, batch = read(recording(tmp_path / "r", *files))
@@ -208,7 +208,7 @@ def typed(dtype: Any) -> dict[str, Any]:
 def test_a_later_file_of_wider_numbers_widens_the_space_whatever_can_be_held(
     first: Any, keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.converting.reading.KEEP", keep)
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 3)
     files = [episode_columns("a", **typed(first)), episode_columns("b", **typed(np.float64))]
     stream, batch = read(recording(tmp_path / "r", *files))
@@ -222,7 +222,7 @@ def test_a_later_file_of_wider_numbers_widens_the_space_whatever_can_be_held(
 def test_a_later_source_that_no_dataset_can_hold_too_is_refused_before_anything_is_read(
     more: dict[str, Any], keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.converting.reading.KEEP", keep)
     sources = [flat_table(tmp_path / "one", np.float64), flat_table(tmp_path / "two", np.float64, **more)]
     with pytest.raises(BadEpisode, match="two kinds of episodes") as caught:
         read_episodes(sources, from_="table")

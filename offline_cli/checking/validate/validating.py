@@ -24,8 +24,7 @@ from offline_cli.checking.validate.structures import Structures
 from offline_cli.checking.validate.values import Dimensions, value_problems
 from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
 from offline_cli.converting.reset_rows import Resets
-from offline_cli.converting.stitching import Stitcher
-from offline_cli.converting.whole_episodes import stitched
+from offline_cli.converting.stitching import Stitcher, stitched
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
