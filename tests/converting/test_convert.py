@@ -16,14 +16,12 @@ from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
-    BadConfig,
     BadData,
     Interrupted,
     NoData,
     OfflineCliError,
     OutputExists,
     StorageNotFound,
-    UnknownEnvironment,
     UsageError,
 )
 from offline_cli.progress import Progress
@@ -163,32 +161,6 @@ def test_an_output_that_exists_is_not_touched_and_is_found_before_anything_is_re
         convert(source, str(tmp_path / "D"), on_progress=reports.append)
     assert everything_below(tmp_path) == before
     assert not reports
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"to": "flashbax"}, UsageError),
-        ({"limit": 0}, UsageError),
-        ({"action_scale": "raw"}, UsageError),
-        ({"compression": "rar"}, UsageError),
-        ({"env": "NoSuchEnv-v9"}, UnknownEnvironment),
-        ({"env": "Acrobot-v1"}, BadConfig),
-    ],
-)
-def test_options_that_make_no_sense_leave_nothing(
-    options: dict[str, object], error: type[OfflineCliError], tmp_path: Path
-) -> None:
-    source = recording(tmp_path / "r")
-    with pytest.raises(error):
-        convert(source, str(tmp_path / "D"), **options)  # type: ignore[arg-type]
-    assert not (tmp_path / "D").exists()
-
-
-def test_an_output_inside_its_source_is_refused(tmp_path: Path) -> None:
-    source = recording(tmp_path / "r")
-    with pytest.raises(UsageError, match="inside the source"):
-        convert(source, f"{source}/D")
 
 
 def interrupt_after(reports: int) -> Callable[[Progress], None]:
