@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -163,8 +163,8 @@ class Findings:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        texts = {} if code == OTHER_SHARD else {"example": error.what_in_one_line, "fix": error.fix}  # it advises to validate
-        self.add(source, Found(code, count, [error.where], **texts))
+        found = Found(code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
+        self.add(source, replace(found, example="", fix="") if code == OTHER_SHARD else found)  # whose text advises to validate
 
     def has(self, source: str, *codes: str) -> bool:
         """Whether any of these was found in `source`; without codes, whether any error was."""

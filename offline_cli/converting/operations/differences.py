@@ -232,7 +232,7 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
         left, right = mine.get(path), theirs.get(path)
         forms = [in_words(None if leaf is None else (leaf.dtype, leaf.shape[1:])) for leaf in (left, right)]
         if forms[0] != forms[1]:
-            found.append(_difference(0, path, *forms))
+            found.append(_difference(0, path, forms[0], forms[1]))
         if left is not None and right is not None and left.shape[1:] == right.shape[1:]:
             rows = min(len(left), len(right))
             unlike = ~equal_values(left[:rows], right[:rows])
@@ -245,9 +245,12 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
             found.append(_difference(max(lengths) - 1, name, *flags))
     beside = [_beside_steps(batch, everything)[0] for batch in (one, other)]
     infos: list[dict[int, Any]] = [each.pop(Columns.INFOS, {}) for each in beside]
-    named = [(None, name, *(each.get(name) for each in beside)) for name in {**beside[0], **beside[1]}]
-    named += [(step, Columns.INFOS, *(each.get(step, {}) for each in infos)) for step in {**infos[0], **infos[1]}]
-    found += [_difference(*one) for one in named if one[2] != one[3]]
+    for step, name, mine_is, other_is in (
+        *((None, name, beside[0].get(name), beside[1].get(name)) for name in {**beside[0], **beside[1]}),
+        *((step, Columns.INFOS, infos[0].get(step, {}), infos[1].get(step, {})) for step in {**infos[0], **infos[1]}),
+    ):
+        if mine_is != other_is:
+            found.append(_difference(step, name, mine_is, other_is))
     return min(found, key=lambda difference: np.inf if difference["step"] is None else difference["step"])
 
 
