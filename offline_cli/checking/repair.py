@@ -16,7 +16,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
@@ -126,12 +126,11 @@ def repair(
         removed = (folder.join(WRITING).url,) if unlock(folder, remove=True, dry_run=dry_run) else ()
         known: dict[str, Any] = {"dropped": len(removed), "changed": bool(removed), "removed": removed, "dry_run": dry_run}
         return RepairResult(out=folder.url, **known, seconds=time.monotonic() - began)
-    left = _Leftovers(folder)
-    plan = _chosen(left, asked_env)
-    _read_shards(plan, left, on_progress)
-    command_line = shlex.join(command) if command else this_command()
-    manifest = plan.kept(left) or plan.new_manifest(left, command_line)
-    result = _result(left, plan, manifest, dry_run=dry_run, began=began)
+    plan = _Repair(folder, shlex.join(command) if command else this_command())
+    plan.choose(asked_env)
+    plan.read(on_progress)
+    manifest = plan.kept or plan.new_manifest()
+    result = plan.result(manifest, dry_run=dry_run, seconds=time.monotonic() - began)
     if plan.broken and not (drop_broken and plan.sound):
         named = "; ".join(f"{place.name}: {why}" for place, why in plan.broken[:3]) + "; ..." * (len(plan.broken) > 3)
         what, fix = f"no shard is whole, and nothing would be left: {named}", RESTORE
@@ -140,7 +139,7 @@ def repair(
             fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
         raise BadData(what, where=folder.url, fix=fix, result={**result.as_dict(), "changed": False})
     if result.changed and not dry_run:
-        _act(left, plan, manifest, command_line)
+        plan.carry_out(manifest)
     elif not dry_run:
         keep_names(folder)  # who made it right may have been killed before that
     return result
@@ -149,12 +148,12 @@ def repair(
 # ---- what is in the folder ----
 
 
-class _Leftovers:
-    """What a writer, or damage, left in a folder."""
+class _Repair:
+    """One repair: what is in the folder, which shards are the dataset, what is wrong with them, and what is to be done."""
 
-    def __init__(self, folder: Location) -> None:
+    def __init__(self, folder: Location, command: str) -> None:
         """List the folder. Raises Locked where its writer is at work, NoData where nothing of ours is there, StorageError."""
-        self.folder = folder
+        self.folder, self.command, data = folder, command, folder.join(DATA)
         self.note_bytes, self.manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
         self.note = WritingNote.if_any(self.note_bytes, where=folder.join(WRITING).url)  # None also: it cannot be read
         if self.note is not None:
@@ -177,7 +176,6 @@ class _Leftovers:
                 raise folder.missing()
             fix = "name the folder of a dataset, the one with manifest.json or _writing.json in it; batches are written again"
             raise NoData("no dataset is here, nor anything left of one", where=folder.url, fix=fix)
-        data = folder.join(DATA)
         self.others = [  # in data/, that readers of it would include
             file
             for file in data_files(folder)
@@ -185,66 +183,108 @@ class _Leftovers:
             and not any(part.startswith((".", "_")) for part in file.path[len(data.path) :].split("/"))
         ]
         self.half_written, self.uploads = [*filter(is_own_part, folder.children())], open_uploads(data)
+        # by `choose`:
+        self.places: list[Location] = []  # the shards of the dataset, in reading order
+        self.facts: Mapping[str, Any] = {}  # FACTS by name
+        self.based_on = ""  # who says them: "note" | "manifest" | "shards"
+        self.resumes: WritingNote | None = None  # what --resume would continue from, if all of its shards are whole
+        # by `read`:
+        self.broken: list[tuple[Location, str]] = []  # shards that cannot be part of it, and why
+        self.sound: list[Adopted] = []
+        self.statistics = EpisodeStatistics()
 
-    def written_by(self, generation: str) -> list[Location]:
+    def choose(self, env: AskedEnvironment | None) -> None:
+        """Find the shards of the dataset, and what is known of it.
+
+        Raises NoData where no shard is there, UsageError where nothing says which are the dataset, and as `_facts_of_shards`.
+        """
+        note = self.note
+        if self.manifest is not None:
+            self.based_on, self.facts = "manifest", {name: getattr(self.manifest, name) for name in FACTS}
+            self.places = [self.folder.join(path) for path in self.listed]
+            if note is not None and (APPENDS_TO in note.options or note.generation in map(generation_of, self.listed)):
+                self.places += [one for one in self._written_by(note.generation) if _path(one) not in self.listed]
+                self.resumes = None if APPENDS_TO in note.options else note
+        elif note is not None and note.generation in self.shards:
+            self.places, self.resumes = self._written_by(note.generation), note
+            self.based_on, self.facts = "note", _facts_of_note(note, self.folder)
+        elif len(self.shards) == 1:
+            self.places = self._written_by(next(iter(self.shards)))
+            self.based_on, self.facts = "shards", _facts_of_shards(self.places, self.folder, env)
+        elif self.shards:
+            what = f"shards of {len(self.shards)} writes are here, and nothing readable tells which of them is the dataset"
+            fix = f"move all but one out of data/: shard-{', shard-'.join(sorted(self.shards))}"
+            raise UsageError(what, where=self.folder.url, fix=fix)
+        else:
+            what = "no complete shard is here, and no readable manifest: there is nothing to repair"
+            fix = "run the command that was writing here, with --resume or --overwrite"
+            raise NoData(what, where=self.folder.url, fix=fix)
+
+    def _written_by(self, generation: str) -> list[Location]:
         """The shards of one write, by number, those missing between them included."""
         files = self.shards.get(generation, {})
-        return [
-            files.get(number) or self.folder.join(shard_name(generation, number))
-            for number in range(max(files, default=-1) + 1)
-        ]
+        numbers = range(max(files, default=-1) + 1)
+        return [files.get(number) or self.folder.join(shard_name(generation, number)) for number in numbers]
 
+    def read(self, on_progress: OnProgress) -> None:
+        """Read each shard to its last episode: broken are those that cannot be read, are not the manifest's, or repeat one."""
+        rows, ids = row_format(*(self.facts[name] for name in FACTS[:3])), set[str]()
+        for number, place in enumerate(self.places):
+            check()
+            try:
+                adopted = adopt(place, rows, statistics := EpisodeStatistics(), lambda _: None)
+                said, have = self.listed.get(_path(place)), adopted.shard
+                if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
+                    what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
+                    raise BadData(what, where=place.url, fix="")
+                if again := ids.intersection(adopted.ids):
+                    raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
+            except StorageNotFound:
+                self.broken.append((place, "it is missing"))
+            except BadData as error:
+                self.broken.append((place, error.what))
+            else:
+                self.sound.append(adopted)
+                self.statistics.include(statistics)
+                ids.update(adopted.ids)
+            on_progress(Progress("reading shards", number + 1, len(self.places), "shards"))
 
-def _path(shard: Location) -> str:
-    return f"{DATA}/{shard.name}"
+    # ---- what is to be done ----
 
-
-# ---- which shards are the dataset, and what is known of it ----
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What the dataset will be."""
-
-    places: list[Location]  # its shards, in reading order
-    facts: Mapping[str, Any]  # FACTS by name
-    based_on: str  # who says them: "note" | "manifest" | "shards"
-    resumes: WritingNote | None = None  # what --resume would continue from, if all of its shards are whole
-    broken: list[tuple[Location, str]] = field(default_factory=list)  # shards that cannot be part of it, and why
-    sound: list[Adopted] = field(default_factory=list)
-    statistics: EpisodeStatistics = field(default_factory=EpisodeStatistics)  # of the sound ones
-
-    def kept(self, left: _Leftovers) -> Manifest | None:
+    @property
+    def kept(self) -> Manifest | None:
         """The manifest that is right as it is."""
-        is_right = not self.broken and [adopted.shard.path for adopted in self.sound] == list(left.listed)
-        return left.manifest if is_right else None
+        is_right = not self.broken and [adopted.shard.path for adopted in self.sound] == list(self.listed)
+        return self.manifest if is_right else None
 
-    def adopted(self, left: _Leftovers) -> int:
-        """How many shards no manifest listed before."""
-        return sum(one.shard.path not in left.listed for one in self.sound)
-
-    def resumable(self, left: _Leftovers) -> bool:
+    @property
+    def _resumable(self) -> bool:
         """Whether `--resume` of the command that began it would continue."""
-        if (kept := self.kept(left)) is not None:
-            return not kept.complete and UNFINISHED_WRITING in kept.provenance
+        if self.kept is not None:
+            return not self.kept.complete and UNFINISHED_WRITING in self.kept.provenance
         return self.resumes is not None and not self.broken
 
-    def aside(self, left: _Leftovers) -> list[Location]:
+    @property
+    def _adopted(self) -> int:
+        """How many shards no manifest listed before."""
+        return sum(one.shard.path not in self.listed for one in self.sound)
+
+    @property
+    def _aside(self) -> list[Location]:
         """Files in `data/` that go to quarantine."""
         sound = {adopted.shard.path for adopted in self.sound}
-        files = [*(file for files in left.shards.values() for file in files.values()), *left.others]
+        files = [*(file for files in self.shards.values() for file in files.values()), *self.others]
         return sorted((file for file in files if _path(file) not in sound), key=lambda file: file.path)
 
-    def new_manifest(self, left: _Leftovers, command: str) -> Manifest:
-        """Of the sound shards. `command`: for provenance."""
+    def new_manifest(self) -> Manifest:
+        """Of the sound shards."""
         facts, left_out = dict(self.facts), len(self.broken)
         assumptions = {**facts.pop("assumptions"), **({"broken-shard-left-out": left_out} if left_out else {})}
         provenance = {name: value for name, value in facts.pop("provenance").items() if name != UNFINISHED_WRITING}
-        repairs = provenance.get("repaired")
-        this = {"at": now(), "command": command, "based_on": self.based_on, "adopted": self.adopted(left)}
-        this["broken"] = [place.name for place, _ in self.broken]
+        repairs, broken = provenance.get("repaired"), [place.name for place, _ in self.broken]
+        this = {"at": now(), "command": self.command, "based_on": self.based_on, "adopted": self._adopted, "broken": broken}
         provenance["repaired"] = [*(repairs if isinstance(repairs, list) else []), this]
-        if self.resumes is not None and self.resumable(left):
+        if self.resumes is not None and self._resumable:
             environment = facts["environment"]
             provenance[UNFINISHED_WRITING] = self.resumes.within_manifest(environment and environment.as_json())
         lost = facts.pop("episodes_lost")
@@ -259,30 +299,65 @@ class _Plan:
             episodes_lost=None if left_out else lost,  # the ones in a shard that is gone are unknown
         )
 
-
-def _chosen(left: _Leftovers, env: AskedEnvironment | None) -> _Plan:
-    """Raises NoData where no shard is there, UsageError where nothing says which are the dataset, and as `_facts_of_shards`."""
-    note, manifest = left.note, left.manifest
-    if manifest is not None:
-        plan = _Plan(
-            [left.folder.join(path) for path in left.listed], {name: getattr(manifest, name) for name in FACTS}, "manifest"
+    def result(self, manifest: Manifest, *, dry_run: bool, seconds: float) -> RepairResult:
+        """The report to the caller."""
+        aside, removed = self._aside, (*(file.url for file in self.half_written), *map(str, self.uploads))
+        gone = {place.path for place, _ in self.broken} - {place.path for place in aside}
+        return RepairResult(
+            out=self.folder.url,
+            format=manifest.format,
+            episodes=manifest.counts.episodes,
+            steps=manifest.counts.steps,
+            shards=len(manifest.shards),
+            adopted=self._adopted,
+            dropped=len(removed) + len(aside) + len(gone),
+            changed=self.kept is None or self.note_bytes is not None or bool(aside or removed),
+            complete=manifest.complete,
+            resumable=self._resumable,
+            broken=tuple({"path": place.url, "why": why} for place, why in self.broken),
+            removed=removed,
+            set_aside=tuple(place.url for place in aside),
+            based_on=self.based_on,
+            dry_run=dry_run,
+            seconds=seconds,
         )
-        if note is not None and (APPENDS_TO in note.options or note.generation in map(generation_of, left.listed)):
-            plan.places += [one for one in left.written_by(note.generation) if _path(one) not in left.listed]
-            plan.resumes = None if APPENDS_TO in note.options else note
-        return plan
-    if note is not None and note.generation in left.shards:
-        return _Plan(left.written_by(note.generation), _facts_of_note(note, left.folder), "note", note)
-    if len(left.shards) > 1:
-        what = f"shards of {len(left.shards)} writes are here, and nothing readable tells which of them is the dataset"
-        fix = f"move all but one out of data/: shard-{', shard-'.join(sorted(left.shards))}"
-        raise UsageError(what, where=left.folder.url, fix=fix)
-    if not left.shards:
-        what = "no complete shard is here, and no readable manifest: there is nothing to repair"
-        fix = "run the command that was writing here, with --resume or --overwrite"
-        raise NoData(what, where=left.folder.url, fix=fix)
-    places = left.written_by(next(iter(left.shards)))
-    return _Plan(places, _facts_of_shards(places, left.folder, env), "shards")
+
+    def carry_out(self, manifest: Manifest) -> None:
+        """Write `manifest` where it is new, and tidy up. Raises Locked where another process was faster, StorageError."""
+        folder, note = self.folder, self.note
+        lock, data, quarantine = WritingLock(folder), folder.join(DATA), folder.join(QUARANTINE)
+        kept = ("", {}, 0) if note is None else (note.generation, note.options, note.first_quarantine)
+        lock.acquire(WritingNote.of_this_process(*kept, self.command), instead_of=self.note_bytes)
+        try:
+            for file in self.half_written:
+                file.remove()
+            for upload in self.uploads:
+                upload.abort()
+            if manifest is not self.manifest:
+                keep_names(data, quarantine)  # whose writer may have been killed before that
+                with lock.guard():  # shards may have taken long
+                    if self.manifest_bytes is not None:
+                        quarantine.make_folder()
+                        write_whole(free_place(folder, MANIFEST), self.manifest_bytes, folder=folder)
+                    write_whole(folder.join(MANIFEST), manifest.to_bytes(), folder=folder)
+                    write_card(folder, manifest)
+            for file in self._aside:
+                with lock.guard():
+                    set_aside(file, folder)
+            keep_names(quarantine, data)  # in this order
+            lock.release()
+        finally:
+            if lock.held and self.note_bytes is not None:
+                lock.leave()  # it describes the dataset as the one that it replaced
+            elif lock.held:
+                lock.release()
+
+
+def _path(shard: Location) -> str:
+    return f"{DATA}/{shard.name}"
+
+
+# ---- what shards do not record ----
 
 
 def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
@@ -308,13 +383,15 @@ def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedE
 
     Raises BadData where none can be read.
     """
-    readable = [place for place in places if _opens(place)]
-    if not readable:
+    packed: bool | None = None
+    for place in places:
+        with suppress(BadData, StorageNotFound), opened(place) as file:
+            packed = Columns.ITEM in file.schema_arrow.names
+            break
+    if packed is None:
         raise BadData("none of the shards can be read", where=folder.url, fix=RESTORE)
-    with opened(readable[0]) as file:
-        packed = Columns.ITEM in file.schema_arrow.names
     env = None if asked is None else asked.among([(folder.url, None)])
-    source = (RllibEpisodesSource if packed else RllibColumnsSource)(readable, folder.url)
+    source = (RllibEpisodesSource if packed else RllibColumnsSource)([place for place in places if place.exists()], folder.url)
     try:
         with read_episodes(opened=[source], on_error="skip", env=env) as stream:  # only its spaces are needed
             named = ("observation_space", "action_space", "spaces_inferred", "action_scale")
@@ -322,96 +399,3 @@ def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedE
     except NoData as err:
         raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
     return {**DEFAULTS, **known, "format": "episodes" if packed else "columns", "environment": Environment.of(env)}
-
-
-def _opens(place: Location) -> bool:
-    try:
-        with opened(place) as file:
-            return bool(file.metadata.num_rows > 0)
-    except BadData:
-        return False
-
-
-# ---- what is wrong with them ----
-
-
-def _read_shards(plan: _Plan, left: _Leftovers, on_progress: OnProgress) -> None:
-    """Read each shard to its last episode: broken are those that cannot be read, are not the manifest's, or repeat one."""
-    rows, ids = row_format(*(plan.facts[name] for name in FACTS[:3])), set[str]()
-    for number, place in enumerate(plan.places):
-        check()
-        try:
-            adopted = adopt(place, rows, statistics := EpisodeStatistics(), lambda _: None)
-            said, have = left.listed.get(_path(place)), adopted.shard
-            if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
-                what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
-                raise BadData(what, where=place.url, fix="")
-            if again := ids.intersection(adopted.ids):
-                raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
-        except StorageNotFound:
-            plan.broken.append((place, "it is missing"))
-        except BadData as error:
-            plan.broken.append((place, error.what))
-        else:
-            plan.sound.append(adopted)
-            plan.statistics.include(statistics)
-            ids.update(adopted.ids)
-        on_progress(Progress("reading shards", number + 1, len(plan.places), "shards"))
-
-
-# ---- what is done ----
-
-
-def _result(left: _Leftovers, plan: _Plan, manifest: Manifest, *, dry_run: bool, began: float) -> RepairResult:
-    aside = plan.aside(left)
-    removed = (*(file.url for file in left.half_written), *map(str, left.uploads))
-    gone = {place.path for place, _ in plan.broken} - {place.path for place in aside}
-    return RepairResult(
-        out=left.folder.url,
-        format=manifest.format,
-        episodes=manifest.counts.episodes,
-        steps=manifest.counts.steps,
-        shards=len(manifest.shards),
-        adopted=plan.adopted(left),
-        dropped=len(removed) + len(aside) + len(gone),
-        changed=plan.kept(left) is None or left.note_bytes is not None or bool(aside or removed),
-        complete=manifest.complete,
-        resumable=plan.resumable(left),
-        broken=tuple({"path": place.url, "why": why} for place, why in plan.broken),
-        removed=removed,
-        set_aside=tuple(place.url for place in aside),
-        based_on=plan.based_on,
-        dry_run=dry_run,
-        seconds=time.monotonic() - began,
-    )
-
-
-def _act(left: _Leftovers, plan: _Plan, manifest: Manifest, command: str) -> None:
-    """Carry the plan out. Raises Locked where another process was faster, StorageError."""
-    folder, note = left.folder, left.note
-    lock, data, quarantine = WritingLock(folder), folder.join(DATA), folder.join(QUARANTINE)
-    kept = ("", {}, 0) if note is None else (note.generation, note.options, note.first_quarantine)
-    lock.acquire(WritingNote.of_this_process(*kept, command), instead_of=left.note_bytes)
-    try:
-        for file in left.half_written:
-            file.remove()
-        for upload in left.uploads:
-            upload.abort()
-        if manifest is not left.manifest:
-            keep_names(data, quarantine)  # whose writer may have been killed before that
-            with lock.guard():  # shards may have taken long
-                if left.manifest_bytes is not None:
-                    quarantine.make_folder()
-                    write_whole(free_place(folder, MANIFEST), left.manifest_bytes, folder=folder)
-                write_whole(folder.join(MANIFEST), manifest.to_bytes(), folder=folder)
-                write_card(folder, manifest)
-        for file in plan.aside(left):
-            with lock.guard():
-                set_aside(file, folder)
-        keep_names(quarantine, data)  # in this order
-        lock.release()
-    finally:
-        if lock.held and left.note_bytes is not None:
-            lock.leave()  # it describes the dataset as the one that it replaced
-        elif lock.held:
-            lock.release()
