@@ -186,6 +186,13 @@ class TestOfADatasetThatWasBeingOverwritten:
 class TestOfADamagedDataset:
     """Committed once, and something happened since."""
 
+    def test_a_whole_one_is_left_alone_to_the_last_byte(self, folder: Folder) -> None:
+        folder.write()
+        before = folder.bytes()
+        found = folder.repair()
+        assert (found.changed, found.adopted, found.dropped, found.complete, found.episodes) == (False, 0, 0, True, 6)
+        assert folder.bytes() == before
+
     def test_a_lost_manifest_is_built_anew(self, folder: Folder) -> None:
         folder.write()
         statistics = folder.manifest()["statistics"]

@@ -124,3 +124,14 @@ def test_episodes_of_several_environments_whose_rows_alternate_are_seen(
     result = told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
     assert result["assumptions"][code] == np.count_nonzero(ends[:-1])
     assert warned(told, tmp_path / "d") == {}
+
+
+@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
+def test_episodes_that_a_dataset_has_without_their_resets_are_known_when_they_come_again(
+    told: Told, tmp_path: Path, mode: str
+) -> None:
+    source = written(tmp_path, one_after_the_other(recorded(AutoresetMode[mode])), "parquet")
+    words = ("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
+    episodes = told(*words)["episodes"]
+    again = told(*words, "--append")
+    assert (again["episodes_appended"], again["duplicates_dropped"]) == (0, episodes)

@@ -78,6 +78,16 @@ def test_the_result_has_the_documented_keys(tmp_path: Path) -> None:
     json.dumps(result)
 
 
+def test_a_dry_run_shows_the_first_episode_and_as_many_as_the_limit(tmp_path: Path) -> None:
+    result = convert(recording(tmp_path / "r"), str(tmp_path / "D"), dry_run=True, limit=2)
+    assert (result.episodes, result.steps, result.shards) == (2, 10, 0)
+    assert not (tmp_path / "D").exists()
+    assert result.preview is not None
+    first = result.preview["first_episode"]
+    assert (first["length"], first["return"], first["terminated"], first["truncated"]) == (5, 0.0, True, False)
+    assert [step["obs"] for step in first["first_steps"]] == [[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]]
+
+
 def test_a_dry_run_refuses_what_would_be_refused(tmp_path: Path) -> None:
     source = recording(tmp_path / "r")
     convert(source, str(tmp_path / "D"))
