@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -38,95 +37,87 @@ def columns_of(batch: EpisodeBatch) -> Iterator[tuple[str, NDArray[Any]]]:
         yield from ((path, leaf) for path, leaf in flatten(tree, name) if leaf.dtype.kind in "biuf" and leaf.size)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ColumnStatistics:
-    """Figures of one column: arrays (d,), one entry per element of a value, or one for all elements of a large leaf."""
+class _Column:
+    """Figures of one column so far: arrays (d,), an entry per element of a value, or one for all elements of a large leaf."""
 
-    dtype: str
-    shape: tuple[int, ...]  # of one value
-    count: int  # values per element, NaN and infinities included
-    nan: NDArray[np.int64]
-    infinite: NDArray[np.int64]
-    min: NDArray[Any]  # in the column's own dtype; NaN left out
-    max: NDArray[Any]
-    mean: NDArray[np.float64]  # 0 where no value is finite
-    m2: NDArray[np.float64]  # sum of squared distances from the mean
+    def __init__(self, leaf: NDArray[Any]) -> None:
+        elements = math.prod(leaf.shape[1:])
+        self.dtype, self.shape, self.is_pooled = leaf.dtype, leaf.shape[1:], elements > MAX_ELEMENTS
+        width = 1 if self.is_pooled else elements
+        self.count = 0  # values per element, NaN and infinities included
+        self.nan, self.finite = np.zeros(width, np.int64), np.zeros(width, np.int64)
+        self.low, self.high = np.zeros((2, 0), leaf.dtype)  # in the column's own dtype; NaN left out
+        self.mean, self.m2 = np.zeros((2, width))  # m2: sum of squared distances from the mean
+        self.spreads = [Spread() for _ in range(elements if elements <= MAX_SPREADS else 1)]
 
-    @property
-    def finite(self) -> NDArray[np.int64]:
-        """(d,) values that mean and std are of."""
-        return self.count - self.nan - self.infinite
+    def add(self, leaf: NDArray[Any]) -> None:
+        """Count the values (N, *shape) of one batch."""
+        self.dtype = np.result_type(self.dtype, leaf.dtype)
+        leaf = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
+        rows = leaf.reshape(-1, 1) if self.is_pooled else leaf.reshape(len(leaf), -1)
+        step = max(1, CHUNK // rows.shape[1])
+        for start in range(0, len(rows), step):
+            self._add_moments(rows[start : start + step])
+        rows = leaf.reshape(-1, len(self.spreads))
+        for number, spread in enumerate(self.spreads):
+            for start in range(0, len(rows), CHUNK):
+                spread.add(rows[start : start + CHUNK, number])
 
-    @staticmethod
-    def of(leaf: NDArray[Any]) -> ColumnStatistics:
-        """Figures of the values (N, *shape) of one leaf, N at least 1."""
-        rows = leaf.reshape(-1, 1) if math.prod(leaf.shape[1:]) > MAX_ELEMENTS else leaf.reshape(len(leaf), -1)
-        rows = rows.view(np.uint8) if rows.dtype == np.bool_ else rows
-        step = max(1, CHUNK // max(1, rows.shape[1]))
-        total, *parts = (_moments(rows[i : i + step], str(leaf.dtype), leaf.shape[1:]) for i in range(0, len(rows), step))
-        for part in parts:
-            total = total.merged(part)
-        return total
-
-    def merged(self, later: ColumnStatistics) -> ColumnStatistics:
-        """Figures of these values and the `later` ones together."""
-        finite = self.finite + later.finite
-        share = later.finite / np.maximum(finite, 1)
+    def _add_moments(self, rows: NDArray[Any]) -> None:
+        own = np.ascontiguousarray(rows.T)  # (d, N): sums along memory are pairwise
+        values = own.astype(np.float64)
+        good = np.isfinite(values)
+        known, self.count, self.nan = good.sum(1), self.count + len(rows), self.nan + np.isnan(values).sum(1)
+        total = self.finite + known
         with np.errstate(all="ignore"):  # values near the largest float64 may overflow: then there is no mean or std
-            delta = later.mean - self.mean
-            mean, m2 = self.mean + delta * share, self.m2 + later.m2 + delta * delta * self.finite * share
-        return replace(
-            self,
-            dtype=str(np.result_type(self.dtype, later.dtype)),
-            **{name: getattr(self, name) + getattr(later, name) for name in ("count", "nan", "infinite")},
-            min=np.fmin(self.min, later.min),
-            max=np.fmax(self.max, later.max),
-            mean=mean,
-            m2=m2,
-        )
+            mean = np.where(good, values, 0.0).sum(1) / np.maximum(known, 1)
+            m2 = np.square(np.where(good, values - mean[:, None], 0.0)).sum(1)
+            share, delta = known / np.maximum(total, 1), mean - self.mean
+            self.m2 = self.m2 + m2 + delta * delta * self.finite * share
+            self.mean, self.finite = self.mean + delta * share, total
+        low, high = np.fmin.reduce(own, axis=1), np.fmax.reduce(own, axis=1)
+        is_first = not len(self.low)
+        self.low, self.high = (low, high) if is_first else (np.fmin(self.low, low), np.fmax(self.high, high))
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; per-element figures nested like a value, numbers that JSON lacks as "inf", "-inf" or null."""
         with np.errstate(all="ignore"):
             std = np.sqrt(self.m2 / self.finite)
-        mean, pooled = np.where(self.finite > 0, self.mean, np.nan), math.prod(self.shape) > MAX_ELEMENTS
-        figures = {"nan": self.nan, "infinite": self.infinite, "min": self.min, "max": self.max, "mean": mean, "std": std}
-        shape = () if pooled else self.shape
+        mean, infinite = np.where(self.finite > 0, self.mean, np.nan), self.count - self.finite - self.nan
+        figures = {"nan": self.nan, "infinite": infinite, "min": self.low, "max": self.high, "mean": mean, "std": std}
+        shape = () if self.is_pooled else self.shape
         nested = {name: plain_numbers(values.reshape(shape).tolist()) for name, values in figures.items()}
-        return {"dtype": self.dtype, "shape": list(self.shape), "pooled": pooled, "count": self.count, **nested}
+        told = {"dtype": str(self.dtype), "shape": list(self.shape), "pooled": self.is_pooled, "count": self.count}
+        return {**told, **nested}
 
 
-def _moments(rows: NDArray[Any], dtype: str, shape: tuple[int, ...]) -> ColumnStatistics:
-    own = np.ascontiguousarray(rows.T)  # (d, N): sums along memory are pairwise
-    values, count = own.astype(np.float64), len(rows)
-    good = np.isfinite(values)
-    nan, known = np.isnan(values).sum(1), good.sum(1)
-    with np.errstate(all="ignore"):  # overflow, as above
-        mean = np.where(good, values, 0.0).sum(1) / np.maximum(known, 1)
-        m2 = np.square(np.where(good, values - mean[:, None], 0.0)).sum(1)
-    low, high = np.fmin.reduce(own, axis=1), np.fmax.reduce(own, axis=1)
-    return ColumnStatistics(dtype, shape, count, nan, count - known - nan, low, high, mean, m2)
-
-
-@dataclass(slots=True)
 class ColumnsBuilder:
-    """Collects the figures of all columns, batch by batch."""
+    """Collects figures and histograms of all columns, and histograms of returns and lengths, batch by batch."""
 
-    columns: dict[str, ColumnStatistics] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+        self._episodes = {"return": Spread(), "length": Spread()}
 
     def add(self, batch: EpisodeBatch) -> None:
         """Count `batch`. Raises BadEpisode where a column changes its shape."""
+        self._episodes["return"].add(batch.returns)
+        self._episodes["length"].add(batch.lengths)
         for path, leaf in columns_of(batch):
-            before, new = self.columns.get(path), ColumnStatistics.of(leaf)
-            if before is not None and before.shape != new.shape:
-                what = f"column {path!r} has values of shape {new.shape}, before of {before.shape}"
+            column = self._columns.setdefault(path, _Column(leaf))
+            if column.shape != leaf.shape[1:]:
+                what = f"column {path!r} has values of shape {leaf.shape[1:]}, before of {column.shape}"
                 fix = "write the two kinds into two datasets"
                 raise BadEpisode(what, where=f"batch from episode {batch.ids[0]}", fix=fix)
-            self.columns[path] = new if before is None else before.merged(new)
+            column.add(leaf)
 
     def as_json(self) -> dict[str, Any]:
         """Figures by path."""
-        return {path: column.as_json() for path, column in self.columns.items()}
+        return {path: column.as_json() for path, column in self._columns.items()}
+
+    def histograms(self) -> dict[str, Any]:
+        """`return`, `length` and `columns`; of a column a list, an entry per element, or one for a large leaf as a whole."""
+        columns = {path: [one.as_json() for one in column.spreads] for path, column in self._columns.items()}
+        return {**{name: one.as_json() for name, one in self._episodes.items()}, "columns": columns}
 
 
 # ---- how values are spread ----
@@ -168,42 +159,16 @@ class Spread:
         return {name: part.tolist() for name, part in zip(("low", "high", "counts"), found, strict=True)}
 
 
-@dataclass(slots=True)
-class SpreadBuilder:
-    """Collects how all columns are spread, by path: each element, or a large leaf as a whole."""
-
-    columns: dict[str, list[Spread]] = field(default_factory=dict)
-    episodes: dict[str, Spread] = field(default_factory=lambda: {"return": Spread(), "length": Spread()})
-
-    def add(self, batch: EpisodeBatch) -> None:
-        """Count `batch`: observations acted on, actions, rewards, extra model outputs."""
-        self.episodes["return"].add(batch.returns)
-        self.episodes["length"].add(batch.lengths)
-        for path, leaf in columns_of(batch):
-            rows = leaf.reshape(len(leaf), -1) if math.prod(leaf.shape[1:]) <= MAX_SPREADS else leaf.reshape(-1, 1)
-            found = self.columns.setdefault(path, [Spread() for _ in range(rows.shape[1])])
-            for number, one in enumerate(found):
-                for start in range(0, len(rows), CHUNK):
-                    one.add(rows[start : start + CHUNK, number])
-
-    def as_json(self) -> dict[str, Any]:
-        """`return`, `length` and `columns`; of a column a list."""
-        columns = {path: [one.as_json() for one in found] for path, found in self.columns.items()}
-        return {**{name: one.as_json() for name, one in self.episodes.items()}, "columns": columns}
-
-
 def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
     """Means of up to `parts` equal stretches of a leaf (T, *shape), NaN and infinities left out: of each element of a value, or
     of all together where it is large.
     """
-    edges = np.unique(np.linspace(0, len(leaf), parts + 1).astype(np.int64))
-    rows = leaf.reshape(len(leaf), -1)
-    elements = rows.T if rows.shape[1] <= MAX_SPREADS else [rows]
-    return [[_mean(values[start:stop]) for start, stop in pairwise(edges.tolist())] for values in elements]
+    rows = leaf.reshape(len(leaf), -1).astype(np.float64)
+    elements = rows.T if rows.shape[1] <= MAX_SPREADS else rows.reshape(1, -1)
+    return [[_mean(part) for part in np.array_split(values, min(parts, len(leaf)))] for values in elements]
 
 
-def _mean(values: NDArray[Any]) -> float | None:
-    known = values.astype(np.float64)
-    known = known[np.isfinite(known)]
+def _mean(values: NDArray[np.float64]) -> float | None:
+    known = values[np.isfinite(values)]
     largest = float(np.abs(known).max(initial=0.0)) or 1.0  # of large values the sum would overflow
     return float((known / largest).mean() * largest) if len(known) else None

@@ -270,10 +270,10 @@ class _CloserLook:
 
     def __init__(self, head: int | None, episode: str | None, *, is_deep: bool) -> None:
         """`head`: so many first episodes; `episode`: an id, ours or that in the table; `is_deep`: figures of all."""
-        from offline_cli.checking.column_statistics import ColumnsBuilder, SpreadBuilder
+        from offline_cli.checking.column_statistics import ColumnsBuilder
 
         self._head, self._episode, self.is_deep = head, episode, is_deep
-        self._spreads, self._figures = SpreadBuilder(), ColumnsBuilder()
+        self._figures = ColumnsBuilder()
         self._agents, self._modules = Counter[str](), Counter[str]()
         self._rows: list[dict[str, Any]] = []
         self._found: dict[str, Any] | None = None
@@ -295,7 +295,6 @@ class _CloserLook:
             self._rows += _rows(batch.select(slice(0, (self._head or 0) - len(self._rows))))
         if self.is_deep:
             self._figures.add(batch)
-            self._spreads.add(batch)
             self._agents.update(name for name in batch.agent_ids or () if name is not None)
             self._modules.update(name for name in batch.module_ids or () if name is not None)
 
@@ -306,7 +305,7 @@ class _CloserLook:
             raise UsageError(f"no episode is called {self._episode!r}", where=", ".join(found.sources), fix=fix)
         if self.is_deep:
             agents, modules = dict(self._agents), dict(self._modules)
-            deep: dict[str, Any] = {"columns": self._figures.as_json(), "histograms": self._spreads.as_json()}
+            deep: dict[str, Any] = {"columns": self._figures.as_json(), "histograms": self._figures.histograms()}
             found = replace(found, agents=agents, modules=modules, **deep)
         return replace(found, shown_episode=self._found, first_episodes=None if self._head is None else self._rows)
 

@@ -32,11 +32,11 @@ from offline_cli.choices import (
     Extras,
     OnBadRow,
 )
+from offline_cli.converting.extra_outputs import CHOSEN
 from offline_cli.converting.fitting import as_space, extra_dtypes
-from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.converting.reading import AddedTo, EpisodeStream, read_episodes
 from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink_named
-from offline_cli.converting.whole_episodes import CHOSEN, AddedTo
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.lock import unlock

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +34,6 @@ TWO_DATASETS = "convert the two kinds of recording into two datasets"
 OTHER_EXTRAS = f"convert or merge them with --extras common, which keeps what both have; or {TWO_DATASETS}"
 MOST_CHOICES: Final = 1 << 16  # different actions that are counted
 FEWEST_ACTIONS: Final = 64  # that a space has before those that never occur are worth a word
-SHOWN_CHOICES: Final = 256  # in a message
 SANE_ACTIONS: Final = 1 << 31  # that a space may have where it follows from the data
 
 _log = logging.getLogger(__name__)
@@ -120,10 +118,9 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
 
 
 def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo], ours: str) -> int:
-    """How many actions or observations (`ours`) of a table's inferred space occur in no row, where these are three of four.
+    """How many choices of a table's inferred space occur in no row, where these are three of four: ids, which a note says.
 
-    They are ids, then, and a note says how to number them. `choices`: (K,) that occur. Raises BadMapping for more
-    actions than a policy can have outputs.
+    `choices`: (K,) that occur; `ours`: obs or actions. Raises BadMapping for more actions than a policy can have outputs.
     """
     said, where = next(((source.columns, source.location) for source in sources if source.columns is not None), (None, ""))
     if said is None or choices is None or not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -131,11 +128,8 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
     count = int(space.n if isinstance(space, spaces.Discrete) else space.nvec.max())
     if count < FEWEST_ACTIONS or 4 * len(choices) > count:
         return 0
-    column, part = said.get(ours, ours), "action" if ours == Columns.ACTIONS else "observation"
-    key = column if column.isidentifier() else json.dumps(column, ensure_ascii=False)
-    names = ", ".join(f'"{choice}"' for choice in choices[:SHOWN_CHOICES]) + ", ..." * (len(choices) > SHOWN_CHOICES)
-    what = f"column {column}: {len(choices):,} {part}s occur of the {count:,} from 0 to {count - 1}"
-    fix = f"number them in the mapping: [categories] {key} = [{names}]; or say their space: [spaces] {part}"
+    what = f"column {said.get(ours, ours)}: {len(choices):,} values occur of the {count:,} from 0 to {count - 1}"
+    fix = "number them in the mapping ([categories]), or say their space ([spaces])"
     if count > SANE_ACTIONS and ours == Columns.ACTIONS:
         raise BadMapping(what, where=where, fix=fix)
     _log.warning("note: %s; if they are ids, %s", what, fix)
@@ -279,19 +273,19 @@ class Declared(NamedTuple):
 
 def declared(
     sources: Sequence[SourceInfo],
-    first: EpisodeBatch,
+    first: EpisodeBatch | None,
     env: str | None,
     env_spaces: tuple[Space, Space] | None,
     added_to: SourceInfo | None = None,
 ) -> Declared:
-    """What `sources`, their `first` episodes and `env` with its spaces declare, and the dataset that they are `added_to`.
+    """What `sources`, their `first` episodes (None: not read), `env` and the dataset that they are `added_to` declare.
 
     The space of an environment counts where nobody else declares one, or others differ. Raises SpaceMismatch.
     """
     alone = env_spaces is None and added_to is None
     certain = [one for one in sources if alone or not one.spaces_inferred]
     pairs = [(one.said_by, one.location, one.spaces) for one in (certain if added_to is None else [added_to, *certain])]
-    if not sources[0].spaces_inferred:
+    if first is not None and not sources[0].spaces_inferred:
         pairs.append((THE_SOURCE, sources[0].location, (first.observation_space, first.action_space)))
     chosen, said_by, by_env = list[Space | None](), list[str](), False
     for part, name in enumerate(("observation", "action")):

@@ -4,17 +4,18 @@ Decisions:
 
 * Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
 * All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs, unless the caller
-  names those that it uses (`ExtraOutputs` of `whole_episodes.py`).
+  names those that it uses (`extra_outputs.py`).
 * The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares, else
   the one that the caller gives, else `unknown`; sources of different scales raise.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -22,22 +23,35 @@ import numpy as np
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
-from offline_cli.converting.fitting import as_space, check_fits, declared, two_spaces, unused_choices
+from offline_cli.converting.extra_outputs import ExtraOutputs, Extras, first_batch
+from offline_cli.converting.fitting import (
+    Extremes,
+    as_space,
+    check_fits,
+    check_same_extra,
+    check_same_shapes,
+    declared,
+    extra_dtypes,
+    two_spaces,
+    unused_choices,
+)
 from offline_cli.converting.partition_reading import on_workers
-from offline_cli.converting.whole_episodes import AddedTo, Extras, WholeEpisodes
+from offline_cli.converting.reset_rows import Resets
+from offline_cli.converting.stitching import Stitcher, stitched
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
-from offline_cli.errors import BadConfig, BadEpisode, UsageError
+from offline_cli.episodes.known_episodes import EarlierEpisodes
+from offline_cli.errors import BadConfig, BadEpisode, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
-from offline_cli.meanings import Meanings, joined
+from offline_cli.meanings import NO_MEANINGS, Meanings, joined
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
@@ -46,6 +60,16 @@ from offline_cli.tally import INCOMPLETE, MISSING_REWARDS, T_FALLS, Lost, OnErro
 from offline_cli.trees import flatten
 
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
+KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the memory for data
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTo:
+    """The dataset that episodes are added to: as a source that all others must agree with, and that is not read."""
+
+    info: SourceInfo
+    episodes: EarlierEpisodes
+    first: EpisodeBatch | None  # of them, one or more; None: it has none
 
 
 @dataclass(slots=True)
@@ -53,20 +77,47 @@ class EpisodeStream:
     """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends.
 
     A context manager: its end, an error in reading and `close` close the sources. Without `with` files stay open halfway.
+    `read_episodes` makes it.
     """
 
-    observation_space: Space
-    action_space: Space
-    spaces_inferred: bool
-    action_scale: str  # "env" | "normalized" | "unknown"
-    meanings: Meanings  # of columns: what the sources say together
-    environment: EnvironmentSpec | None  # that was asked for, or what all sources agree in
-    sources: Sequence[SourceInfo]  # what each declares, in their order
-    _episodes: WholeEpisodes
-    _said_by: tuple[str, str]  # who declares each space
-    _all_say_spaces: bool  # a batch may declare no others
-    _held: Scope  # the sources, open
+    opened: Sequence[Source]
+    on_error: OnError
+    on_progress: OnProgress
+    limit: int | None  # episodes; nothing is read, counted or inferred beyond them
+    memory_limit: int  # bytes that the whole conversion may take
+    episode_limit: EpisodeLimit | None  # None: episodes are of any size
+    extras: ExtraOutputs | None  # None: all extra model outputs are kept
+    added_to: AddedTo | None  # the dataset that the episodes are added to
+    sources: Sequence[SourceInfo] = field(init=False)  # what each declares, in their order
+
+    observation_space: Space = field(init=False)
+    action_space: Space = field(init=False)
+    spaces_inferred: bool = False
+    action_scale: str = ""  # "env" | "normalized" | "unknown"
+    meanings: Meanings = NO_MEANINGS  # of columns: what the sources say together
+    environment: EnvironmentSpec | None = None  # that was asked for, or what all sources agree in
+    tally: Tally = field(default_factory=Tally)  # what reading has counted so far
+    rejects: Rejects = field(default_factory=Rejects)  # the bad rows so far
+
+    _location: str = ""  # the source of the batch that was passed on last
+    _said_by: tuple[str, str] = ("", "")  # who declares each space
+    _all_say_spaces: bool = False  # a batch may declare no others
+    _extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values
+    _assumed: Counter[str] = field(default_factory=Counter)  # of all the sources, whichever reading of them is the last
+    _ahead: deque[tuple[str, EpisodeBatch]] = field(default_factory=deque)  # read ahead, with their sources
+    _rest: Iterator[tuple[str, EpisodeBatch]] = field(default_factory=lambda: iter(()))
+    _stitcher: Stitcher = field(init=False)
+    _resets: dict[str, Resets] = field(default_factory=dict)  # by location; what is left out of each batch
+    _held: Scope = field(default_factory=Scope)  # the sources, open
     _started: bool = False
+
+    def __post_init__(self) -> None:
+        self.sources = [source.info for source in self.opened]
+        if self.episode_limit is not None:
+            one_heap_near(self.memory_limit)
+            for info in self.sources if self.limit is None else ():
+                self.episode_limit.check_longest(info.longest, info.spaces, info.location)
+        self._begin()
 
     def close(self) -> None:
         """Stop reading."""
@@ -84,44 +135,36 @@ class EpisodeStream:
         self._started = True
         first: EpisodeBatch | None = None
         with self:
-            for batch in iter(self._episodes):
+            for batch in self._unfitted():
                 fitted = self._fit(batch)
                 first = fitted if first is None else first
-                _check_structure(first, fitted)
+                if first is not fitted and (difference := first.structure_difference(fitted)):
+                    what = f"episodes of two structures cannot be in one dataset: {difference}"
+                    where, fix = (
+                        f"episodes {first.ids[0]} and {fitted.ids[0]}",
+                        "convert the two kinds of recording into two datasets",
+                    )
+                    raise BadEpisode(what, where=where, fix=fix)
                 yield fitted
                 del batch, fitted  # nothing is held while the next is read
-                self._episodes.give_back()
+                if self.episode_limit is not None:
+                    give_back_near(self.memory_limit)
         if falls := self.tally.assumptions[T_FALLS] - sum(one.inherited[T_FALLS] for one in self.sources):
             tell_falls(falls)
-
-    def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
-        spaces = self.observation_space, self.action_space
-        if self._all_say_spaces:
-            _check_same_spaces(batch, *spaces)
-        batch = _checked(batch, spaces, self._said_by, self._episodes.stitcher.place_of, self.meanings)
-        return conform(batch, *spaces, self._episodes.extra_dtypes)
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
         """Under `--on-error quarantine`, pass the rows set aside to `keep`, in groups, while the episodes are read.
 
         Reading starts anew. Without this call the rows are only counted.
         """
-        self._episodes.set_aside_to(keep)
-
-    @property
-    def tally(self) -> Tally:
-        """What reading has counted so far."""
-        return self._episodes.tally
-
-    @property
-    def rejects(self) -> Rejects:
-        """The bad rows so far."""
-        return self._episodes.rejects
+        if self.on_error is OnError.QUARANTINE:
+            self._begin(keep)
 
     def drawn_from(self) -> str:
         """Which of `locations` the batch at hand is of; of an episode with parts in several, the one that completes it."""
-        return self._episodes.location
+        return self._location
+
+    # ---- what the sources say together ----
 
     @property
     def locations(self) -> list[str]:
@@ -191,6 +234,175 @@ class EpisodeStream:
         before = [manifest.episodes_lost for manifest in self.manifests]
         return None if None in before else sum(filter(None, before)) + self.rejects.lost.total()
 
+    # ---- reading, and reading again ----
+
+    def _begin(self, keep: Callable[[list[Reject]], None] | None = None) -> None:
+        """Read from the start, in place of a reading that may have stopped in the middle. `keep`: gets the rows set aside."""
+        for source in self.opened:
+            source.close()
+        on_error = OnError.SKIP if keep is None and self.on_error is OnError.QUARANTINE else self.on_error
+        self.rejects, self._ahead = Rejects(on_error, keep=keep), deque()
+        self.tally.rows_in = self.tally.duplicates_dropped = self.tally.fragments_stitched = 0
+        self.tally.dropped_columns.clear()
+        self.tally.assumptions = self._assumed.copy()
+        for info in self.sources:
+            self.tally.assumptions += info.inherited
+            if info.manifest is not None and not info.manifest.complete:
+                self.tally.assume(INCOMPLETE)
+        earlier = None if self.added_to is None else self.added_to.episodes
+        self._stitcher = Stitcher(self.tally, self.rejects, self.episode_limit, earlier)
+        for resets in self._resets.values():
+            resets.look()
+        self._rest = self._read()
+
+    def _read(self) -> Iterator[tuple[str, EpisodeBatch]]:
+        """Each batch with its source, without resets."""
+        for batch in stitched(self.opened, self._stitcher, self.on_progress, self.extras, self.limit):
+            location = self.tally.location
+            resets = self._resets.get(location)
+            left = batch if resets is None else resets.without(batch, self.tally)
+            if len(left):
+                yield location, left
+            del batch, left  # nothing is held while the next is read
+
+    def _unfitted(self) -> Iterator[EpisodeBatch]:
+        """The batches that were read ahead, and the rest."""
+        while (one := self._ahead.popleft() if self._ahead else next(self._rest, None)) is not None:
+            self._location, batch = one
+            yield batch
+            del one, batch  # nothing is held while the next is read
+        self.rejects.hand_on()
+
+    def _drop_resets(self) -> None:
+        """Read all once to find resets that were recorded as steps, and begin again without them."""
+        found: dict[str, Resets] = {}
+        for batch in self._unfitted():
+            found.setdefault(self._location, Resets()).see(batch)
+        self._resets = found
+        self._begin()
+
+    def _first(self) -> EpisodeBatch:
+        """The first batch, which stays to be read; where all repeat the dataset that they are added to, the first of that.
+
+        Raises NoData where there is none.
+        """
+        if not self._ahead:
+            self._ahead.extend([one] if (one := next(self._rest, None)) is not None else [])
+        if self._ahead:
+            return self._ahead[0][1]
+        if self.tally.duplicates_dropped and self.added_to is not None and self.added_to.first is not None:
+            return self.added_to.first
+        lost = f": {self.rejects.count:,} rows could not be read, or are of such episodes" if self.rejects.count else ""
+        fix = "--on-error fail shows the first bad row" if lost else "check that the recording wrote any steps"
+        raise NoData(f"no episode is in the source{lost}", where=", ".join(self.locations), fix=fix)
+
+    # ---- spaces, scale and meanings of all ----
+
+    def _declare(
+        self, env: EnvironmentSpec | None, env_spaces: tuple[Space, Space] | None, scale: str | None, *, unread: bool
+    ) -> None:
+        """Settle what holds for all episodes. Raises as `read_episodes` does."""
+        first, into = None if unread else self._first(), self.added_to
+        everywhere = self.sources if into is None else [into.info, *self.sources]
+        columns = None if first is None else _columns_of(first)
+        self.meanings, assumed = joined([(one.location, one.meanings) for one in everywhere], columns)
+        name = None if env is None else env.id
+        if env_spaces is not None and first is not None:
+            self._said_by = (f"--env {name}",) * 2
+            self._in_structure(first, env_spaces)
+        known = declared(self.sources, first, name, env_spaces, None if into is None else into.info)
+        (observation, action), self._said_by, inferred = known.spaces, known.said_by, False
+        if observation is None or action is None:
+            inferred = True
+            observation, action = self._infer_spaces(observation, action)
+        elif first is not None:
+            spaces = observation, action
+            self._agree_on_extras(first, lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
+        self.observation_space, self.action_space = observation, action
+        if into is not None and into.first is not None and first is not None:
+            check_same_extra(into.first, first)
+            self._extra_dtypes = extra_dtypes(into.first)
+        self._assume("meaning-assumed", assumed)
+        played_in = [one.environment for one in everywhere if one.environment is not None]
+        self._assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
+        self.spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in self.sources))
+        self.action_scale = _scale(everywhere, action, scale)
+        self.environment = env or _environment(everywhere)
+        self._all_say_spaces = not known.by_env and not self.spaces_inferred
+
+    def _assume(self, kind: str, times: int) -> None:
+        """Count assumptions on all the sources."""
+        self.tally.assume(kind, times)
+        self._assumed[kind] += times
+
+    def _infer_spaces(self, observation: Space | None, action: Space | None) -> tuple[Space, Space]:
+        """The spaces that are declared, and in place of None one that all episodes fit. Raises BadEpisode where none does.
+
+        Episodes are held until their spaces are known, as far as memory allows; where it does not, all are read again.
+        """
+        first, size, extremes = self._first(), 0, Extremes()
+        held, keep = deque[tuple[str, EpisodeBatch]](), min(KEEP, room_for_data(self.memory_limit) // 8)
+        for location, batch in chain(self._ahead, self._rest):
+            check_same_shapes(first, batch)
+            extremes.see(batch)
+            size += batch.nbytes
+            held.append((location, batch))
+            if size > keep:
+                held.clear()
+        self._ahead, self._extra_dtypes = held, extremes.extra_dtypes
+        if size > keep:
+            self._begin()
+        guessed = extremes.spaces()
+        for known, space, column, kind in (
+            (observation, guessed[0], Columns.OBS, "unused-observations"),
+            (action, guessed[1], Columns.ACTIONS, "unused-actions"),
+        ):
+            self._assume(kind, 0 if known else unused_choices(space, extremes.choices.get(column), self.sources, column))
+        return observation or guessed[0], action or guessed[1]
+
+    def _agree_on_extras(self, first: EpisodeBatch, check_spaces: Callable[[EpisodeBatch], None]) -> None:
+        """Find dtypes that hold the extra model outputs of all sources, by their first batches: spaces do not cover these.
+
+        `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode where the sources have different
+        outputs, before any of them is passed on.
+        """
+        if self.limit is not None or len(self.opened) == 1 or not first.num_steps:
+            return
+        extremes = Extremes()
+        extremes.see_extra(first)
+        for source in self.opened[1:]:
+            batch = first_batch(source, OnError.SKIP)
+            if batch is not None and batch.num_steps:
+                check_spaces(batch)
+                batch = batch if self.extras is None else self.extras.of(batch, source.info.location)
+                check_same_extra(first, batch)
+                extremes.see_extra(batch)
+        self._extra_dtypes = extremes.extra_dtypes
+
+    # ---- batches in the spaces ----
+
+    def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
+        spaces = self.observation_space, self.action_space
+        if self._all_say_spaces:
+            _check_same_spaces(batch, *spaces)
+        return conform(self._in_structure(batch, spaces), *spaces, self._extra_dtypes)
+
+    def _in_structure(self, batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatch:
+        """`batch` in the structure of `spaces`. Raises SpaceMismatch, naming the episode and place of a value that misfits."""
+        shaped = replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
+        trees = (("observations", shaped.obs, batch.obs_starts), ("actions", shaped.actions, batch.starts))
+        for (name, tree, starts), space, by in zip(trees, spaces, self._said_by, strict=True):
+
+            def where(row: int | None, starts: Any = starts) -> str:
+                entry = 0 if row is None else int(np.searchsorted(starts, row, side="right")) - 1
+                step = 0 if row is None else row - int(starts[entry])
+                place = self._stitcher.place_of(batch.ids[entry], min(step, int(batch.lengths[entry]) - 1))
+                return f"{place}, episode {batch.ids[entry]}" + ("" if row is None else f", step {step}")
+
+            check_fits(tree, space, name=name, said_by=by, where=where, meanings=self.meanings)
+        return shaped
+
 
 def read_episodes(
     sources: Sources = (),
@@ -211,6 +423,7 @@ def read_episodes(
     drop_reset_rows: bool = False,
     drop: Sequence[str] = (),
     engine: EngineSpec | None = None,
+    unread: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
@@ -222,7 +435,8 @@ def read_episodes(
     read at a time. `from_`, `tables`, `apart`, `drop`: see `open_sources`; the memory limit is that of `tables`.
     `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that are kept; None: all, which have to be
     the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is read twice, and resets that were recorded
-    as steps are left out (`reset_rows.py`). `engine`: whose workers read.
+    as steps are left out (`reset_rows.py`). `engine`: whose workers read. `unread`: the source is a dataset that declares its
+    spaces, and whose rows the caller moves: no episode is read.
     Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
     action scales, or of two meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
@@ -245,56 +459,13 @@ def read_episodes(
             source.prepare(options)
         if engine is not None and limit is None:
             opened = on_workers(opened, engine, options, scope)
-        episodes = WholeEpisodes(
-            opened,
-            OnError(on_error),
-            on_progress,
-            limit,
-            memory_limit=memory_limit,
-            episode_limit=episode_limit,
-            extras=None if extras is None else extras(opened),
-            added_to=added_to,
-            drop_reset_rows=drop_reset_rows,
-        )
-        said = [source.info for source in opened]
-        everywhere = said if added_to is None else [added_to.info, *said]
-        first = episodes.first()
-        meanings, meanings_assumed = joined([(one.location, one.meanings) for one in everywhere], _columns_of(first))
-        name = None if env is None else env.id
-        if env_spaces is not None:
-            _checked(first, env_spaces, (f"--env {name}",) * 2, episodes.stitcher.place_of, meanings)
-        known = declared(said, first, name, env_spaces, None if added_to is None else added_to.info)
-        (observation, action), inferred = known.spaces, False
-        if observation is None or action is None:
-            guessed, inferred = episodes.inferred_spaces(), True
-            for was, space, column, kind in zip(
-                (observation, action), guessed, (Columns.OBS, Columns.ACTIONS), ("observations", "actions"), strict=True
-            ):
-                choices = episodes.extremes.choices.get(column)
-                episodes.assume(f"unused-{kind}", 0 if was is not None else unused_choices(space, choices, said, column))
-            observation, action = observation or guessed[0], action or guessed[1]
-        else:
-            spaces = observation, action
-            episodes.agree_on_extras(lambda batch: None if known.by_env else _check_same_spaces(batch, *spaces))
-        if added_to is not None and added_to.first is not None:
-            episodes.fit_into(added_to.first)
-        episodes.assume("meaning-assumed", meanings_assumed)
-        played_in = [one.environment for one in everywhere if one.environment is not None]
-        episodes.assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
-        spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in said))
-        return EpisodeStream(
-            observation_space=observation,
-            action_space=action,
-            spaces_inferred=spaces_inferred,
-            action_scale=_scale(everywhere, action, action_scale),
-            meanings=meanings,
-            environment=env or _environment(everywhere),
-            sources=said,
-            _episodes=episodes,
-            _said_by=known.said_by,
-            _all_say_spaces=not known.by_env and not spaces_inferred,
-            _held=scope.moved(),
-        )
+        chosen = None if extras is None else extras(opened)
+        stream = EpisodeStream(opened, OnError(on_error), on_progress, limit, memory_limit, episode_limit, chosen, added_to)
+        if drop_reset_rows:
+            stream._drop_resets()
+        stream._declare(env, env_spaces, action_scale, unread=unread)
+        stream._held = scope.moved()
+        return stream
 
 
 def _columns_of(batch: EpisodeBatch) -> set[str]:
@@ -308,30 +479,6 @@ def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -
     for name, (own, common) in zip(("observation", "action"), pairs, strict=True):
         if own is not None and not same_space(own, common):
             raise two_spaces(name, ("the first episode", common), (f"episode {batch.ids[0]}", own))
-
-
-def _checked(
-    batch: EpisodeBatch,
-    spaces: tuple[Space, Space],
-    said_by: tuple[str, str],
-    place_of: Callable[[str, int], str],
-    meanings: Meanings,
-) -> EpisodeBatch:
-    """`batch` in the structure of `spaces`. Raises SpaceMismatch, naming the episode and the place of the value that does not
-    fit.
-    """
-    shaped = replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
-    trees = (("observations", shaped.obs, batch.obs_starts), ("actions", shaped.actions, batch.starts))
-    for (name, tree, starts), space, by in zip(trees, spaces, said_by, strict=True):
-
-        def where(row: int | None, starts: Any = starts) -> str:
-            entry = 0 if row is None else int(np.searchsorted(starts, row, side="right")) - 1
-            step = 0 if row is None else row - int(starts[entry])
-            said = "" if row is None else f", step {step}"
-            return f"{place_of(batch.ids[entry], min(step, int(batch.lengths[entry]) - 1))}, episode {batch.ids[entry]}{said}"
-
-        check_fits(tree, space, name=name, said_by=by, where=where, meanings=meanings)
-    return shaped
 
 
 def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str:
@@ -357,9 +504,3 @@ def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
     first = known[0]
     kwargs, wrappers = (all(getattr(spec, n) == getattr(first, n) for spec in known) for n in ("kwargs", "wrappers"))
     return EnvironmentSpec(first.id, first.kwargs if kwargs else {}, first.wrappers if wrappers else ())
-
-
-def _check_structure(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    if first is not other and (difference := first.structure_difference(other)):
-        what, where = f"episodes of two structures cannot be in one dataset: {difference}", f"{first.ids[0]} and {other.ids[0]}"
-        raise BadEpisode(what, where=f"episodes {where}", fix="convert the two kinds of recording into two datasets")

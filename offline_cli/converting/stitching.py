@@ -28,12 +28,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.open_episode import OpenEpisode, after_end, as_json, broken, chains, lacks_final, start_kind
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.source import Fragments, Origins, StartKind
+from offline_cli.formats.source import ROWS, Fragments, Origins, Source, StartKind
+from offline_cli.progress import OnProgress, Progress
+from offline_cli.stop_signals import check
 from offline_cli.tally import (
     ANOTHER_PART,
     CONFLICT,
@@ -323,3 +326,57 @@ def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:
         if last == len(done) or done[first].structure_difference(done[last]):
             yield EpisodeBatch.concat(done[first:last])
             first = last
+
+
+# ---- sources, one after the other ----
+
+
+def stitched(
+    sources: Sequence[Source],
+    stitcher: Stitcher,
+    on_progress: OnProgress,
+    extras: ExtraOutputs | None = None,
+    limit: int | None = None,
+) -> Iterator[EpisodeBatch]:
+    """The whole episodes of `sources`, in their order; while a batch is passed on, `tally.location` is that of its source.
+
+    `limit`: only the first so many; of what was read with the last of them, no further episode is counted.
+    """
+    for source in sources:
+        location = source.info.location
+        for fragments in source.fragments(stitcher.tally, stitcher.rejects):
+            check()
+            if extras is not None:
+                fragments = replace(fragments, batch=extras.of(fragments.batch, location))
+            if limit is None:
+                yield from stitcher.feed(fragments, location)
+            else:
+                for done in _fed(stitcher, fragments, location, limit):
+                    limit -= len(done)
+                    yield done
+                if not limit:
+                    return
+            on_progress(_progress(sources, stitcher.tally))
+    yield from stitcher.finish(limit)
+
+
+def _fed(stitcher: Stitcher, fragments: Fragments, location: str, limit: int) -> Iterator[EpisodeBatch]:
+    """As `stitcher.feed`, up to `limit` episodes. As many entries as are left cannot complete too many: each completes one."""
+    first, batch, origins = 0, fragments.batch, fragments.origins
+    while limit and first < len(batch):
+        part = slice(first, first + limit)
+        for done in stitcher.feed(Fragments(batch.select(part), origins and origins.taken(part)), location):
+            limit -= len(done)
+            yield done
+        first = part.stop
+
+
+def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
+    """How far the sources have been read: in rows, or in kB where all count bytes, as far as their sizes are known."""
+    sizes, units = [source.size for source in sources], {source.unit for source in sources}
+    if None in sizes or len(units) > 1:
+        return Progress("reading", tally.rows_in, None, ROWS)
+    total, done = sum(filter(None, sizes)), sum(source.done for source in sources)
+    if units == {ROWS}:
+        return Progress("reading", min(done, total), total, ROWS)
+    return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})

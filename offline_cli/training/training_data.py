@@ -46,8 +46,8 @@ from offline_cli.applying.learner_batches import (
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, notes_on_export
+from offline_cli.converting.extra_outputs import ExtraOutputs
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.converting.whole_episodes import ExtraOutputs
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 
 from offline_cli.checking.repair import repair
 from offline_cli.datasets.lock import WritingNote
-from offline_cli.errors import Locked, UsageError
+from offline_cli.errors import Locked
 
 
 @pytest.fixture
@@ -43,19 +42,6 @@ def test_the_note_goes_and_nothing_else_is_touched(folder: Path) -> None:
     assert (result.changed, result.removed) == (True, (str(folder / "_writing.json"),))
     del before[str(folder / "_writing.json")]
     assert files(folder) == before
-
-
-def test_a_note_that_nobody_can_read_goes_too(folder: Path) -> None:
-    (folder / "_writing.json").write_bytes(b"\x00{")
-    assert repair(str(folder), force_unlock=True).changed
-    assert not (folder / "_writing.json").exists()
-
-
-@pytest.mark.parametrize("other", [{"drop_broken": True}])
-def test_it_is_asked_for_alone(folder: Path, other: dict[str, Any]) -> None:
-    with pytest.raises(UsageError):
-        repair(str(folder), force_unlock=True, **other)
-    assert (folder / "_writing.json").exists()
 
 
 def test_a_note_stays_whose_process_lives_on_this_machine(folder: Path) -> None:
@@ -106,18 +92,3 @@ def test_a_writer_of_another_machine_is_taken_over_from_by_the_same_command(tmp_
     assert run("--resume") == 5
     assert run("--overwrite", "--force-unlock") == 0
     assert not (place / "_writing.json").exists()
-
-
-def test_the_command_says_what_it_removed(folder: Path) -> None:
-    from named_commands import command_named
-    from typer.testing import CliRunner
-
-    from offline_cli.cli.app import app
-
-    done = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock", "--json"])
-    told = json.loads(done.stdout)
-    assert done.exit_code == 0
-    assert told.keys() >= set(command_named("repair").about.keys)
-    assert (told["changed"], told["episodes"]) == (True, None)
-    again = CliRunner().invoke(app, ["repair", str(folder), "--force-unlock", "--json"])
-    assert (again.exit_code, json.loads(again.stdout)["changed"]) == (0, False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.lock import WritingLock
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, Locked, NoData, UsageError
+from offline_cli.errors import BadData, Locked, UsageError
 from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
 
@@ -134,22 +133,6 @@ class TestOfAWriterThatWasKilled:
         assert (found.removed, found.dropped, found.set_aside) == ((part.url,), 1, ())
         folder.assert_holds(["e0", "e1", "e2", "e3"])
 
-    def test_a_dry_run_says_the_same_and_changes_nothing(self, folder: Folder) -> None:
-        folder.write(episodes=5, crash=True)
-        folder.put("_part-01234567-shard-01234567-000009.parquet", b"PAR1half")
-        before = folder.bytes()
-        told = folder.repair(dry_run=True).as_dict()
-        assert folder.bytes() == before
-        done = folder.repair().as_dict()
-        assert {**told, "seconds": 0, "dry_run": False} == {**done, "seconds": 0}
-
-    def test_a_note_that_cannot_be_read_is_done_without(self, folder: Folder) -> None:
-        folder.write(episodes=5, crash=True)
-        folder.put("_writing.json", b"{")
-        found = folder.repair()
-        assert (found.based_on, found.resumable, found.adopted) == ("shards", False, 4)
-        folder.assert_holds(["e0", "e1", "e2", "e3"])
-
     def test_killed_between_manifest_and_clean_up_the_dataset_is_complete(
         self, folder: Folder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -173,10 +156,6 @@ class TestOfAWriterThatWasKilled:
         found = folder.repair(drop_broken=True)
         assert (found.adopted, found.dropped, found.resumable) == (4, 1, False)
         folder.assert_holds(["e0", "e2", "e3", "e4"])
-
-
-def _fields(batch: EpisodeBatch) -> dict[str, Any]:
-    return {field.name: getattr(batch, field.name) for field in fields(batch)}
 
 
 class TestOfADatasetThatWasBeingOverwritten:
@@ -262,15 +241,6 @@ class TestOfADamagedDataset:
             folder.repair()
         folder.repair(drop_broken=True)
         folder.assert_holds(["e0", "e2", "e3", "e4", "e5"])
-
-    def test_where_no_shard_is_whole_nothing_is_done(self, folder: Folder) -> None:
-        folder.write()
-        for number in range(6):
-            damaged(folder, number)
-        before = folder.bytes()
-        with pytest.raises(BadData, match="nothing would be left"):
-            folder.repair(drop_broken=True)
-        assert folder.bytes() == before
 
     def test_files_that_the_manifest_does_not_list_are_set_aside(self, folder: Folder) -> None:
         folder.write()
@@ -378,12 +348,3 @@ def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:
     ):
         patch.setattr(holder, name, counting(getattr(holder, name)))
     return raised
-
-
-class TestPlaces:
-    """What is no dataset is told as such."""
-
-    def test_a_folder_of_something_else(self, tmp_path: Path) -> None:
-        (tmp_path / "notes.txt").write_text("x")
-        with pytest.raises(NoData, match="nor anything left of one"):
-            repair(str(tmp_path))

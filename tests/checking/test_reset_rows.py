@@ -110,14 +110,6 @@ def test_reset_rows_are_left_out_and_counted_and_nothing_else(told: Told, tmp_pa
     assert warned(told, tmp_path / "d") == {}
 
 
-def test_without_the_option_rows_are_converted_as_they_are_and_the_dataset_has_the_warning(told: Told, tmp_path: Path) -> None:
-    source = written(tmp_path, one_after_the_other(recorded(AutoresetMode.NEXT_STEP)), "npz")
-    found = warned(told, *source)
-    assert told("convert", *source, "--out", tmp_path / "d")["steps"] == STEPS
-    assert warned(told, tmp_path / "d") == found
-    assert told("convert", tmp_path / "d", "--out", tmp_path / "e", "--drop-reset-rows")["steps"] == STEPS - found["reset-row"]
-
-
 @pytest.mark.parametrize(("mode", "code"), [("NEXT_STEP", "reset-row"), ("SAME_STEP", "reset-observation")])
 def test_episodes_of_several_environments_whose_rows_alternate_are_seen(
     told: Told, tmp_path: Path, mode: str, code: str
@@ -132,16 +124,6 @@ def test_episodes_of_several_environments_whose_rows_alternate_are_seen(
     result = told("convert", *source, "--out", tmp_path / "d", "--drop-reset-rows")
     assert result["assumptions"][code] == np.count_nonzero(ends[:-1])
     assert warned(told, tmp_path / "d") == {}
-
-
-def test_time_limits_are_seen_where_no_task_ends(told: Told, tmp_path: Path) -> None:
-    columns = one_after_the_other(recorded(AutoresetMode.SAME_STEP, env="Pendulum-v1", max_episode_steps=20))
-    assert warned(told, *written(tmp_path, columns, "hdf5"))["reset-observation"] == np.count_nonzero(columns["timeouts"][:-1])
-
-
-def smooth(rows: int) -> NDArray[np.float64]:
-    """(rows + 1, 3): a process that is never reset."""
-    return np.cumsum(np.random.default_rng(3).normal(size=(rows + 1, 3)), axis=0)
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])

@@ -11,8 +11,7 @@ import pytest
 
 from offline_cli.checking.validate import CODES, Validation, validate
 from offline_cli.converting.convert import convert
-from offline_cli.errors import InvalidData, NoData, StorageNotFound, UnknownEnvironment, UsageError
-from offline_cli.storage.locations import open_location
+from offline_cli.errors import NoData, StorageNotFound, UnknownEnvironment, UsageError
 
 Make = Any  # the fixture's class, which lives in conftest.py
 
@@ -54,13 +53,6 @@ def test_normalized_actions_are_held_against_one_and_not_against_the_environment
     assert (problem.code, problem.severity, problem.count) == ("action-outside-space", "warning", 4)
 
 
-def test_floats_in_place_of_categories_are_a_warning_and_narrower_integers_a_note(make: Make) -> None:
-    floats = make.items(make.packed(make.batch(actions=np.arange(12) % 3.0)))
-    narrow = make.items(make.packed(make.batch(actions=(np.arange(12) % 3).astype(np.int8))))
-    assert severities(validate(floats)) == {"dtype-differs": "warning"}
-    assert severities(validate(narrow)) == {"dtype-differs": "note"}
-
-
 def test_strict_fails_on_warnings_and_not_on_notes(make: Make, real_data: Path) -> None:
     warned = real_data / "sample_batch_cartpole_lz4"
     assert validate(warned).passed
@@ -90,26 +82,6 @@ def test_a_problem_says_where_it_is_how_often_and_what_to_do(make: Make) -> None
     assert problem.details["places"][1] == f"{folder}, episode e2, step 2: rewards is nan"
 
 
-def test_the_element_of_a_nested_observation_is_named(make: Make) -> None:
-    from gymnasium import spaces
-
-    space = spaces.Dict(cam=spaces.Box(0, 255, (2, 2), np.uint8), arm=spaces.Box(-1, 1, (2,), np.float32))
-    rng = np.random.default_rng(0)
-    obs = {"cam": rng.integers(0, 255, (15, 2, 2)).astype(np.uint8), "arm": rng.uniform(-1, 1, (15, 2)).astype(np.float32)}
-    obs["arm"][6, 1] = 3
-    problem = validate(make.dataset(make.batch(obs=obs, observation_space=space))).problems[0]
-    assert problem.where.endswith("episode e1, step 1: obs.arm[1] is 3.0")
-
-
-def test_rows_that_cannot_be_read_are_counted_with_what_is_wrong_with_the_first(make: Make) -> None:
-    items = make.packed()
-    folder = make.items([items[0], b"\xc1", items[1]], [b"text", items[2]])
-    problem = validate(folder).problems[0]
-    assert (problem.code, problem.count) == ("unreadable-row", 2)
-    assert problem.where == f"{folder}/part-0.parquet row 1"
-    assert problem.details["places"][1] == f"{folder}/part-1.parquet row 0"
-
-
 def test_the_result_is_plain_json(make: Make) -> None:
     told = validate(make.items(make.packed(make.batch(ids=("e0", "e1", "e0"))))).as_dict()
     assert json.loads(json.dumps(told, allow_nan=False)) == told
@@ -117,24 +89,7 @@ def test_the_result_is_plain_json(make: Make) -> None:
     assert (told["errors"], told["warnings"], told["notes"], told["passed"]) == (1, 0, 0, False)
 
 
-def test_check_raises_with_the_worst_problem_and_carries_all_of_them(make: Make) -> None:
-    items = make.packed(make.batch(ids=("e0", "e1", "e0"), truncated=np.array([False, True, False])))
-    with pytest.raises(InvalidData, match="conflicting-episode: 1 episode") as caught:
-        validate(make.items(items)).check()
-    assert [p["code"] for p in caught.value.result["problems"]] == ["conflicting-episode", "both-flags"]
-    validate(make.dataset()).check()
-
-
 # ---- several sources ----
-
-
-def test_each_source_has_its_own_entry_of_a_problem(make: Make) -> None:
-    both = np.array([True, False, False])
-    one, clean = make.dataset(make.batch(truncated=both)), make.dataset(make.batch(ids=("a", "b", "c")))
-    other = make.dataset(make.batch(ids=("f", "g", "h"), truncated=both))
-    found = validate([one, clean, other])
-    assert [(p.source, p.code, p.count) for p in found.problems] == [(str(one), "both-flags", 1), (str(other), "both-flags", 1)]
-    assert (found.sources, found.episodes) == ((str(one), str(clean), str(other)), 9)
 
 
 def test_a_source_that_cannot_be_opened_does_not_keep_others_from_being_looked_at(make: Make) -> None:
@@ -142,20 +97,6 @@ def test_a_source_that_cannot_be_opened_does_not_keep_others_from_being_looked_a
     empty.mkdir()
     found = validate([empty, make.dataset()])
     assert ([p.code for p in found.problems], found.episodes) == (["unreadable-source"], 3)
-
-
-def test_a_dataset_behind_a_url_is_validated_too(make: Make) -> None:
-    folder = make.dataset(format="columns")
-    place = open_location(f"memory://{folder.name}-of-validate")
-    for file in folder.rglob("*"):
-        if file.is_file():
-            place.fs.pipe_file(f"{place.path}/{file.relative_to(folder).as_posix()}", file.read_bytes())
-    try:
-        assert validate(place, deep=True).problems == ()
-        place.fs.pipe_file(f"{place.path}/data/more.parquet", b"PAR1")
-        assert codes(validate(place)) == ["unlisted-file"]
-    finally:
-        place.fs.rm(place.path, recursive=True)
 
 
 # ---- refusals ----

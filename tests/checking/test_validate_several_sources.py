@@ -16,7 +16,6 @@ from offline_cli.errors import OfflineCliError
 from offline_cli.meanings import Element, Meanings
 
 Make = Any  # the fixture's class, which lives in conftest.py
-UNKNOWN = {"observation_space": None, "action_space": None}
 
 
 def other(make: Make, **fields: Any) -> Any:
@@ -86,22 +85,3 @@ def test_two_sources_that_can_be_one_dataset_are_none(made: Any, make: Make, tmp
     one, two = made(make)
     convert([one, two], tmp_path / "out")
     assert errors(validate([one, two])) == []
-
-
-def test_sources_of_two_spaces_that_fit_the_named_environment_are_no_problem(make: Make, tmp_path: Path) -> None:
-    cart, two = (spaces.Box(-bound, bound, (4,), np.float32) for bound in (50, 60))
-    one, other_one = (
-        make.dataset(
-            make.batch(
-                ids=tuple(f"{name}{i}" for i in range(3)),
-                obs=np.zeros((15, 4), np.float32),
-                actions=np.arange(12) % 2,
-                observation_space=space,
-                action_space=spaces.Discrete(2),
-            )
-        )
-        for name, space in (("a", cart), ("b", two))
-    )
-    assert "mixed-spaces" in errors(validate([one, other_one]))
-    assert errors(validate([one, other_one], env="CartPole-v1")) == []
-    convert([one, other_one], tmp_path / "out", env="CartPole-v1")

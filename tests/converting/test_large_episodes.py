@@ -46,11 +46,3 @@ def test_an_episode_too_large_for_the_limit_is_refused_by_name(
     assert ("episode 0 " if kind in ("rllib-columns", "sample-batch") else "the longest episode ") in error.what
     assert source.path.name in error.where
     assert convert([source.path], tmp_path / "out", memory_limit=2 * LIMIT, overwrite=True).steps == STEPS
-
-
-def test_an_episode_written_many_times_is_not_taken_for_a_long_one(tmp_path: Path) -> None:
-    once = made(1, STEPS // 5, dims=1)
-    for copy in range(10):
-        write("rllib-columns", tmp_path / "in" / str(copy), once)
-    result = convert([tmp_path / "in" / str(copy) for copy in range(10)], tmp_path / "out", memory_limit=LIMIT)
-    assert (result.episodes, result.duplicates_dropped) == (1, 9)

@@ -67,16 +67,6 @@ def test_each_episode_that_bad_cells_cost_is_counted_once(on_error: str, mapping
     assert result.rows_quarantined == 4 * LENGTH
 
 
-def test_duplicates_and_episodes_beyond_the_limit_are_not_lost(mapping: str, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "log.csv").write_text(csv_of(3), encoding="utf-8")
-    twice = convert([tmp_path / "a", tmp_path / "b"], tmp_path / "twice", mapping=mapping, action_scale="env", on_error="skip")
-    assert (twice.episodes, twice.duplicates_dropped, twice.episodes_lost) == (3, 3, 0)
-    few = convert(tmp_path / "a", tmp_path / "few", mapping=mapping, action_scale="env", on_error="skip", limit=1)
-    assert (few.episodes, few.episodes_lost) == (1, 0)
-
-
 @pytest.mark.parametrize("bad", [(3, 1), (9, LENGTH - 1), (0, 0)])
 def test_without_ids_the_episode_that_lost_a_row_is_counted(bad: tuple[int, int], tmp_path: Path) -> None:
     text = MAPPING.replace('eps_id = "eps_id"\n', "").replace('t = "t"\n', "")
@@ -84,13 +74,6 @@ def test_without_ids_the_episode_that_lost_a_row_is_counted(bad: tuple[int, int]
     (tmp_path / "log.csv").write_text(csv_of(10, [bad], ids=False, t=False), encoding="utf-8")
     result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=str(tmp_path / "mapping.toml"))
     assert (result.episodes, lost_of(result)) == (9, {"bad-row": 1})
-
-
-def test_rows_of_one_t_that_differ_and_an_end_before_the_end_are_told_apart(mapping: str, tmp_path: Path) -> None:
-    text = csv_of(5).replace("e1,2,1.2", "e1,1,1.2").replace("e2,1,2.1,1,1.0,0", "e2,1,2.1,1,1.0,1")
-    (tmp_path / "log.csv").write_text(text, encoding="utf-8")
-    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
-    assert (result.episodes, lost_of(result)) == (3, {"conflict": 1, "steps-after-end": 1})
 
 
 # ---- RLlib's formats ----
@@ -140,13 +123,6 @@ def test_lost_episodes_of_step_tables_are_counted_by_reason(case: str, tmp_path:
 
 
 # ---- from dataset to dataset ----
-
-
-def test_a_dataset_that_is_converted_brings_along_what_its_maker_lost(mapping: str, tmp_path: Path) -> None:
-    (tmp_path / "log.csv").write_text(csv_of(6, [(1, 0), (2, 0)]), encoding="utf-8")
-    converted(tmp_path, tmp_path / "log.csv", mapping=mapping)
-    again = convert(tmp_path / "D", tmp_path / "again", to="columns")
-    assert (again.episodes, again.episodes_lost, lost_of(again)) == (4, 2, {"bad-row": 2})
 
 
 def test_a_resumed_conversion_counts_all_that_was_lost(mapping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

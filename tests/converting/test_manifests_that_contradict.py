@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import convert, open_dataset, validate
-from offline_cli.converting.reading import read_episodes
+from offline_cli import convert, validate
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, SpaceMismatch
@@ -98,24 +96,6 @@ def test_other_spaces_than_the_episodes_themselves_say_are_refused(tmp_path: Pat
     folder = edited(written(tmp_path / "D", "episodes"), SAID[name])
     refused(folder, tmp_path / "out", "contradicts its shards")
     assert [problem.code for problem in validate(folder).problems if problem.severity == "error"] == ["unreadable-file"]
-
-
-@pytest.mark.parametrize("format", ["episodes", "columns"])
-def test_rows_that_a_shard_does_not_have_are_found(tmp_path: Path, format: str) -> None:
-    folder = edited(written(tmp_path / "D", format), lambda manifest: manifest["shards"][0].update(rows=99))
-    assert [problem.code for problem in validate(folder).problems if problem.severity == "error"] == ["unreadable-file"]
-
-
-def test_episodes_are_written_with_the_spaces_of_the_manifest(tmp_path: Path) -> None:
-    wide = spaces.Box(-np.inf, np.inf, (3,))
-    with open_dataset(written(tmp_path / "plain", "episodes")) as dataset:
-        own = replace(next(dataset.batches()), observation_space=wide)
-    said = {"observation_space": OBS, "action_space": ACT, "action_scale": "env"}
-    with DatasetWriter(open_location(tmp_path / "D"), format="episodes", **said) as writer:
-        writer.write(own)
-        writer.commit()
-    with read_episodes(str(tmp_path / "D" / "data")) as stream:
-        assert [batch.observation_space for batch in stream] == [OBS]
 
 
 @pytest.mark.parametrize("env", ["python:evil_module:make", "evil_module:Evil-v0"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,9 @@ import pytest
 from operated import data_files, manifest
 from pickled_engine import PickledEngine
 
-import offline_cli
-from offline_cli.applying.apply import apply
 from offline_cli.converting.convert import convert
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.errors import BadData, BadEpisode, OfflineCliError
+from offline_cli.errors import BadData, BadEpisode
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TESTDATA = REPOSITORY / "tests" / "testdata"
@@ -28,7 +25,6 @@ REAL = (
     "sample_batch_pendulum_trunc",
 )
 WORKERS = {"engine": "processes", "workers": 3}
-Call = Callable[..., Any]
 
 
 @pytest.fixture
@@ -66,26 +62,6 @@ def test_a_recording_becomes_the_same_dataset(real_data: Path, name: str, tmp_pa
     assert (pickled.items > 1) == name.startswith("rllib_episodes")  # the others cannot be divided
 
 
-OPERATIONS: dict[str, tuple[Call, dict[str, Any]]] = {
-    "filter": (offline_cli.filter, {"where": "length > 100"}),
-    "repack columns": (offline_cli.repack, {"format": "columns"}),
-}
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("source", ["columns", "foreign"])
-def test_an_operation_gives_the_same_dataset(
-    datasets: dict[str, Path], name: str, source: str, tmp_path: Path, pickled: PickledEngine
-) -> None:
-    call, options = OPERATIONS[name]
-    place = SAMPLE if source == "foreign" else datasets[source]
-    call(place, tmp_path / "here", **options)
-    call(place, tmp_path / "there", **options, **WORKERS)
-    assert_same(tmp_path / "here", tmp_path / "there")
-    assert pickled.items > 1
-
-
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
     """Two of its files hold bytes that are no episode."""
@@ -114,16 +90,6 @@ def test_what_is_set_aside_is_counted_and_kept_alike(
     assert bool(kept[0]) == (on_error == "quarantine")
 
 
-def test_a_row_that_cannot_be_read_is_the_same_error(damaged: Path, tmp_path: Path, pickled: PickledEngine) -> None:
-    errors: list[OfflineCliError] = []
-    for engine in ({}, WORKERS):
-        with pytest.raises(BadData) as raised:
-            convert(damaged, tmp_path / "out", **engine)
-        errors.append(raised.value)
-    assert errors[0].as_dict() == errors[1].as_dict()
-    assert not (tmp_path / "out").exists()
-
-
 def test_two_episodes_of_one_id_are_found_across_partitions(tmp_path: Path, pickled: PickledEngine) -> None:
     folder = tmp_path / "twice"
     folder.mkdir()
@@ -132,17 +98,6 @@ def test_two_episodes_of_one_id_are_found_across_partitions(tmp_path: Path, pick
         shutil.copy(file, folder / f"{number}.parquet")
     result = convert(folder, tmp_path / "out", **WORKERS)
     assert (result.episodes, result.duplicates_dropped) == (3, 1)
-
-
-def test_train_batches_are_the_same(tmp_path: Path, pickled: PickledEngine) -> None:
-    pipeline = tmp_path / "pieces.toml"
-    pipeline.write_text('kind = "learner"\n[[pieces]]\nname = "MeanStdFilter"\n')
-    for out, engine in (("here", {}), ("there", WORKERS)):
-        apply(SAMPLE, str(tmp_path / out), pipeline=pipeline, steps_per_batch=1000, **engine)
-    here, there = ({f.name: f.read_bytes() for f in (tmp_path / out).rglob("*.parquet")} for out in ("here", "there"))
-    assert here
-    assert here == there
-    assert pickled.items > 1
 
 
 @pytest.mark.integration

@@ -18,8 +18,7 @@ from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
-from offline_cli.spaces import same_space
+from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch
 from offline_cli.storage.locations import open_location
 
 
@@ -59,7 +58,7 @@ def read(source: Any, **options: Any) -> tuple[EpisodeStream, EpisodeBatch]:
 @pytest.mark.parametrize("keep", [0, 400, 10_000])
 def test_inference_loses_no_episode_whatever_it_can_hold(keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole numbers first: a space follows from their values, and then, from decimals, it does not any more."""
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.converting.reading.KEEP", keep)
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 3)
     files = [episode_columns(name, action=1 if name in "ab" else 0.5) for name in "abcdef"]
     stream, batch = read(recording(tmp_path / "r", *files))
@@ -75,23 +74,6 @@ def test_spaces_of_an_environment_are_taken_where_the_source_has_none(tmp_path: 
     assert stream.environment.id == "CartPole-v1"
     assert batch.actions.dtype == np.int64
     assert batch.action_space == spaces.Discrete(2)
-
-
-@pytest.mark.parametrize(
-    ("columns", "what"),
-    [
-        (episode_columns("a", dim=3), r"observations has values of shape \(3,\), not \(4,\)"),
-        (episode_columns("a", action=2), "actions holds 2, which is not a category"),
-        (episode_columns("a", action=[0.5]), "actions holds 0.5"),
-    ],
-)
-def test_an_environment_that_does_not_fit_the_data_is_refused_with_both_shapes(
-    columns: dict[str, Any], what: str, tmp_path: Path
-) -> None:
-    with pytest.raises(SpaceMismatch, match=what) as caught:
-        read(recording(tmp_path / "r", columns), env="CartPole-v1")
-    assert "--env CartPole-v1 says" in caught.value.what
-    assert "the data is" in caught.value.what
 
 
 def test_the_environment_decides_where_only_the_action_spaces_differ(
@@ -138,31 +120,11 @@ def test_box_actions_of_rllib_have_the_scale_that_is_said_or_an_unknown_one(said
     assert read(source, action_scale=said)[0].action_scale == (said or "unknown")
 
 
-def test_a_manifest_that_says_the_scale_is_not_overruled(tmp_path: Path) -> None:
-    convert(recording(tmp_path / "r", episode_columns("a", action=[0.5])), str(tmp_path / "D"), action_scale="env")
-    assert read(str(tmp_path / "D"))[0].action_scale == "env"
-    with pytest.raises(UsageError, match="the source says env"):
-        read_episodes(str(tmp_path / "D"), action_scale="normalized")
-
-
 def test_sources_of_different_scales_are_refused(tmp_path: Path) -> None:
     raw = recording(tmp_path / "r", episode_columns("a", action=[0.5]))
     convert(recording(tmp_path / "s", episode_columns("b", action=[0.5])), str(tmp_path / "D"), action_scale="env")
     with pytest.raises(BadConfig, match="env and unknown"):
         read_episodes([raw, str(tmp_path / "D")])
-
-
-def test_our_own_dataset_reads_as_it_was_written(tmp_path: Path) -> None:
-    source = recording(tmp_path / "r", episode_columns("a", note=[1.5, 2.5, 3.5]), episode_columns("b", 2, note=[1.0, 2.0]))
-    _, want = read(source)
-    for to in ("episodes", "columns"):
-        convert(source, str(tmp_path / to), to=to)
-        stream, have = read(str(tmp_path / to))
-        assert have.ids == want.ids
-        np.testing.assert_array_equal(have.obs, want.obs)
-        np.testing.assert_array_equal(have.extra["note"], want.extra["note"])
-        assert same_space(stream.action_space, want.action_space)
-        assert stream.formats == [to]
 
 
 @pytest.mark.integration
@@ -208,26 +170,13 @@ def typed(dtype: Any) -> dict[str, Any]:
 def test_a_later_file_of_wider_numbers_widens_the_space_whatever_can_be_held(
     first: Any, keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
+    monkeypatch.setattr("offline_cli.converting.reading.KEEP", keep)
     monkeypatch.setattr("offline_cli.formats.parquet_files.ROWS", 3)
     files = [episode_columns("a", **typed(first)), episode_columns("b", **typed(np.float64))]
     stream, batch = read(recording(tmp_path / "r", *files))
     assert stream.observation_space.dtype == stream.action_space.dtype == np.float64
     assert {leaf.dtype for leaf in (batch.obs, batch.actions, batch.extra["action_logp"])} == {np.dtype(np.float64)}
     assert batch.obs[batch.obs_starts[1]] == 0.1
-
-
-@pytest.mark.parametrize("keep", [0, 1 << 20])
-@pytest.mark.parametrize("more", [{"obs": [[0.1, 0.2]] * 6}, {"score": np.zeros(6)}])
-def test_a_later_source_that_no_dataset_can_hold_too_is_refused_before_anything_is_read(
-    more: dict[str, Any], keep: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", keep)
-    sources = [flat_table(tmp_path / "one", np.float64), flat_table(tmp_path / "two", np.float64, **more)]
-    with pytest.raises(BadEpisode, match="two kinds of episodes") as caught:
-        read_episodes(sources, from_="table")
-    assert caught.value.fix.endswith("convert the two kinds of recording into two datasets")
-    assert ("--extras common" in caught.value.fix) == ("score" in more)
 
 
 def test_datasets_whose_extra_outputs_differ_in_dtype_or_name_are_joined_or_refused_before_anything_is_written(

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.sink import OURS, sink_named
-from offline_cli.errors import Interrupted, OutputExists
+from offline_cli.errors import Interrupted
 from offline_cli.formats import registry
 
 Call = Callable[..., tuple[int, dict[str, Any]]]
@@ -55,7 +55,6 @@ short = SinkKind("diary", "a diary", Diary)
 """
 HEAD = "eps_id,t,obs,actions,rewards,terminateds,truncateds"
 ROWS = ("a,0,0.5,1,1.0,0,0", "a,1,1.5,0,2.0,0,1", "b,0,2.5,0,1.0,1,0")
-BAD_ROW = "c,0,much,0,1.0,1,0"
 
 
 @pytest.fixture
@@ -89,23 +88,6 @@ def test_a_sink_is_begun_given_whole_episodes_and_committed_in_this_order(diary:
     assert (done.format, done.episodes, done.steps, done.shards) == ("diary", 2, 3, 3)
 
 
-def test_a_sink_is_told_the_spaces_and_what_was_asked(diary: Any, table: Path, tmp_path: Path) -> None:
-    convert(table, tmp_path / "out", to="diary", compression="none", max_rows_per_file=7, command=["offline-cli", "convert"])
-    (context,) = diary.contexts
-    assert context.observation_space.shape == ()
-    assert (context.compression, context.max_rows_per_file, context.overwrite, context.resume) == ("none", 7, False, False)
-    assert context.provenance["sources"] == [str(table)]
-    assert context.provenance["commands"] == ["offline-cli convert"]
-
-
-def test_rows_set_aside_are_handed_to_the_sink(diary: Any, table: Path, tmp_path: Path) -> None:
-    table.write_text("\n".join([HEAD, *ROWS, BAD_ROW]))
-    done = convert(table, tmp_path / "out", to="diary", on_error="quarantine")
-    names = [name for name, *_ in diary.calls]
-    assert (names[0], set(names[1:-2]), names[-2:]) == ("begin", {"quarantine", "write"}, ["commit", "end"])
-    assert (done.rows_quarantined, done.episodes_lost) == (1, 1)
-
-
 def test_episodes_that_the_sink_has_are_not_written_again(diary: Any, table: Path, tmp_path: Path) -> None:
     convert(table, tmp_path / "out", to="diary")
     first, second = [call for call in diary.calls if call[0] == "write"]
@@ -133,14 +115,6 @@ def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(d
     assert diary.calls[-1] == ("abort",)
 
 
-def test_what_is_at_the_target_is_refused_before_anything_is_read(diary: Any, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "steps.csv").write_text("no table")
-    with pytest.raises(OutputExists):
-        convert(tmp_path / "steps.csv", tmp_path / "out", to="diary")
-    assert not diary.calls
-
-
 @pytest.mark.parametrize(("name", "value"), [("max_rows_per_file", 7), ("resume", True)])
 def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anything_is_read(
     install: Install, tmp_path: Path, call: Call, name: str, value: Any
@@ -162,20 +136,6 @@ def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anythin
 
 
 # ---- names ----
-
-
-def test_a_sink_that_cannot_be_imported_is_a_missing_package(install: Install, table: Path, tmp_path: Path, call: Call) -> None:
-    install("torn-package", {"sinks": {"torn": "torn:Torn"}}, torn="raise RuntimeError('no licence')")
-    code, found = call("convert", table, "--out", tmp_path / "out", "--to", "torn")
-    assert (code, "sink 'torn' of the package torn-package cannot be imported" in found["error"]["what"]) == (6, True)
-
-
-def test_a_sink_of_ones_own_file_is_written_to(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_diary.py").write_text(DIARY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "own_diary", raising=False)
-    assert convert(table, tmp_path / "out", to="python:own_diary:diary").shards == 3
 
 
 # ---- --list-formats ----

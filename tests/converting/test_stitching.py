@@ -103,13 +103,6 @@ def test_rows_that_neither_chain_nor_follow_are_refused_by_both_places() -> None
     assert caught.value.where == "file-1"
 
 
-def test_a_duplicate_within_one_batch_is_dropped_too() -> None:
-    batch = EpisodeBatch.concat([fragment("a", 0, 3, end="terminated")] * 2 + [fragment("b", 0, 1, end="terminated")])
-    whole, stitcher = stitch(batch)
-    assert sorted(name for out in whole for name in out.ids) == ["a", "b"]
-    assert stitcher.tally.duplicates_dropped == 1
-
-
 def test_a_whole_copy_beside_its_own_beginning_in_one_batch_is_one_episode() -> None:
     both = [fragment("a", 0, 2), fragment("a", 0, 4, end="terminated"), fragment("b", 0, 1, end="truncated")]
     for order in (both, both[::-1]):
@@ -139,16 +132,6 @@ def test_two_different_episodes_with_one_id_are_refused_by_both_places() -> None
     assert caught.value.where == "one.parquet row 5 and two.parquet row 7"
 
 
-def with_extra(name: str, *values: float) -> EpisodeBatch:
-    return replace(fragment("a", 0, len(values), end="terminated"), extra={name: np.array(values)})
-
-
-@pytest.mark.parametrize("other", [with_extra("action_logp", 0.1, 0.3), with_extra("vf_preds", 0.1, 0.2)])
-def test_episodes_that_differ_in_an_extra_output_alone_are_different(other: EpisodeBatch) -> None:
-    with pytest.raises(BadEpisode, match="two different episodes"):
-        stitch(with_extra("action_logp", 0.1, 0.2), other)
-
-
 def test_fragments_that_overlap_and_disagree_are_refused() -> None:
     other = fragment("a", 2, 3, end="terminated")
     for late in (fragment("a", 2, 3, end="terminated", shift=0.25), replace(other, rewards=other.rewards + 1)):
@@ -175,14 +158,6 @@ def test_a_gap_names_the_episode_and_the_timesteps() -> None:
         stitch(fragment("a", 0, 2), fragment("a", 4, 1, end="terminated"))
 
 
-def test_an_episode_of_no_steps_is_dropped_and_counted() -> None:
-    whole, stitcher = stitch(
-        EpisodeBatch.concat([fragment("z", 0, 0, end="terminated"), fragment("a", 0, 2, end="terminated")])
-    )
-    assert [name for out in whole for name in out.ids] == ["a"]
-    assert stitcher.tally.assumptions["zero-length-episode"] == 1
-
-
 def test_under_quarantine_what_is_set_aside_is_kept_as_text_with_its_place() -> None:
     _, stitcher = stitch(fragment("a", 0, 1), fragment("a", 3, 1, end="terminated"), on_error="quarantine")
     assert [kept.code for kept in stitcher.rejects.kept] == ["bad-episode"] * 2
@@ -200,13 +175,6 @@ def test_a_missing_final_observation_is_the_next_first_one_and_only_that_of_the_
     np.testing.assert_array_equal(whole[0].obs[:, 0], [0, 1, 2, 3, 3])
     assert dict(stitcher.tally.assumptions) == {"missing-final-observation": 1}
     assert whole[0].final_missing is None
-
-
-def test_observations_that_stand_still_are_no_missing_ones() -> None:
-    still = fragment("a", 0, 2)
-    still.obs[-1] = still.obs[-2]
-    _, stitcher = stitch(still, fragment("a", 2, 1, end="terminated"), without_final(fragment("b", 0, 2, end="truncated")))
-    assert dict(stitcher.tally.assumptions) == {"broken-chain": 1, "missing-final-observation": 1}
 
 
 def test_the_clock_of_a_joined_episode_runs_from_its_first_piece_to_its_last() -> None:

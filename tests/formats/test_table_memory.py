@@ -34,7 +34,7 @@ def rides(last_action: float) -> list[str]:
 def test_a_limit_on_episodes_holds_for_their_spaces_too(
     read_table: Callable[..., Any], write_lines: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("offline_cli.converting.whole_episodes.KEEP", 0)
+    monkeypatch.setattr("offline_cli.converting.reading.KEEP", 0)
     stream, batch = read_table(write_lines("rides.csv", *rides(last_action=6)), MAPPING, limit=3)
     assert stream.action_space == spaces.Discrete(2)
     assert len(batch) == 3

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from typing import Any, Final
 
 from offline_cli.checking.validate.problem_codes import CODES, SEVERITIES, Severity
-from offline_cli.checking.validate.values import Found
+from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.parquet.reading import OTHER_SHARD
 from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
@@ -31,6 +31,25 @@ RENAMED: Final[dict[str, tuple[str, Severity]]] = {
 }
 """Assumptions that are problems of another name."""
 KEYS: Final = ("code", "severity", "where", "what", "fix", "count", "source", "details")
+
+
+@dataclass(slots=True)
+class Found:
+    """Occurrences of one kind of problem, as a check finds them."""
+
+    code: str  # of CODES
+    times: int = 1
+    places: Iterable[str] = ()  # in words; as many are drawn as are shown
+    episodes: Iterable[str] = ()  # ids of all that are concerned
+    severity: Severity | None = None  # None: the usual one
+    example: str = ""  # describes the first one
+    fix: str = ""  # empty: that of the code
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_all(cls, code: str, batch: EpisodeBatch, example: str, severity: Severity | None = None) -> Found:
+        """A problem that all episodes of `batch` have."""
+        return cls(code, len(batch), (f"episode {name}" for name in batch.ids), batch.ids, severity, example)
 
 
 @dataclass(slots=True)
@@ -127,52 +146,29 @@ class Findings:
     """What was found so far."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str], Problem] = {}  # by source and code
+        self._problems: dict[tuple[str, str], Problem] = {}  # by source and code
 
-    def add(
-        self,
-        source: str,
-        code: str,
-        count: int = 1,
-        places: Iterable[str] = (),
-        *,
-        severity: Severity | None = None,
-        example: str = "",
-        fix: str = "",
-        details: Mapping[str, Any] | None = None,
-        episodes: Iterable[str] = (),
-    ) -> None:
-        """Count `count` more of `code` in `source`; `severity` other than usual, which stays if it is the worse one.
-
-        `places` is drawn from only as far as places are shown. `example` describes the first one. `episodes`: ids of all that
-        are concerned.
-        """
-        entry = self._found.setdefault((source, code), Problem(source, code, severity or CODES[code].severity))
-        entry.severity = min(entry.severity, severity or CODES[code].severity, key=SEVERITIES.index)
-        entry.count += count
-        entry.places += map(short_place, islice(places, PLACES - len(entry.places)))
-        entry.example, entry.remedy = entry.example or example, entry.remedy or as_convert_would(fix)
-        entry.more.update(details or {})
-        entry.episodes.update(dict.fromkeys(episodes))
-
-    def add_found(self, source: str, found: Iterable[Found]) -> None:
-        """Count what checks found in `source`."""
-        for one in found:
-            places = (f"{source}, {place}" for place in one.places)
-            more: dict[str, Any] = {"severity": one.severity, "example": one.example, "fix": one.fix, "episodes": one.episodes}
-            self.add(source, one.code, one.times, places, **more)
+    def add(self, source: str, found: Found) -> None:
+        """Count what was found in `source`; of two severities of one code the worse stays."""
+        severity = found.severity or CODES[found.code].severity
+        entry = self._problems.setdefault((source, found.code), Problem(source, found.code, severity))
+        entry.severity = min(entry.severity, severity, key=SEVERITIES.index)
+        entry.count += found.times
+        entry.places += map(short_place, islice(found.places, PLACES - len(entry.places)))
+        entry.example, entry.remedy = entry.example or found.example, entry.remedy or as_convert_would(found.fix)
+        entry.more.update(found.details)
+        entry.episodes.update(dict.fromkeys(found.episodes))
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
         """Count an error that reading raised, or passed on, by its own code, else by `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
-        advises_to_validate = code == OTHER_SHARD
-        more: dict[str, Any] = {} if advises_to_validate else {"example": error.what_in_one_line, "fix": error.fix}
-        self.add(source, code, count, [error.where], **more)
+        found = Found(code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
+        self.add(source, replace(found, example="", fix="") if code == OTHER_SHARD else found)  # whose text advises to validate
 
     def has(self, source: str, *codes: str) -> bool:
         """Whether any of these was found in `source`; without codes, whether any error was."""
-        found = [one for one in self._found.values() if one.source == source]
+        found = [one for one in self._problems.values() if one.source == source]
         return any(one.code in codes if codes else one.severity == "error" for one in found)
 
     def problems(self, sources: Iterable[str]) -> tuple[Problem, ...]:
@@ -182,7 +178,7 @@ class Findings:
         def rank(one: Problem) -> tuple[int, int, int]:
             return order.get(one.source, len(order)), SEVERITIES.index(one.severity), codes.index(one.code)
 
-        return tuple(sorted(self._found.values(), key=rank))
+        return tuple(sorted(self._problems.values(), key=rank))
 
 
 class ListeningTally(Tally):
@@ -201,7 +197,7 @@ class ListeningTally(Tally):
         if times and code in CODES:
             known = list(places()) if places is not None and CODES[code].unit in ("episode", "gap") else []
             episodes = [place.episode for place in known if isinstance(place, EpisodePlace)]
-            self._findings.add(self.location, code, times, self._placed(places), severity=severity, episodes=episodes)
+            self._findings.add(self.location, Found(code, times, self._placed(places), episodes, severity))
         elif times and kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
 
@@ -210,7 +206,7 @@ class ListeningTally(Tally):
         for kind in LASTING & counts.keys():
             code, severity = RENAMED.get(kind, (kind, None))
             more: dict[str, Any] = {"example": "counted when it was written", "details": {"inherited": counts[kind]}}
-            self._findings.add(source, code, counts[kind], [source], severity=severity, **more)
+            self._findings.add(source, Found(code, counts[kind], [source], severity=severity, **more))
         self._counted.setdefault(source, Counter()).update({kind: counts[kind] for kind in counts.keys() - LASTING})
 
     def _placed(self, places: Callable[[], Iterable[str]] | None) -> Iterator[str]:
@@ -228,17 +224,17 @@ class ListeningTally(Tally):
     def drop_duplicate(self, place: Callable[[], str]) -> None:
         """Count and report."""
         super().drop_duplicate(place)
-        self._findings.add(self.location, "duplicate-episode", 1, self._placed(lambda: [place()]))
+        self._findings.add(self.location, Found("duplicate-episode", 1, self._placed(lambda: [place()])))
 
     def tell_counted(self) -> None:
         """Report the other assumptions as one note for each source; columns that were left out by name."""
         for source, counts in self._counted.items():
             if kinds := {kind: count for kind, count in sorted(counts.items()) if count > 0}:
-                named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
                 dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
+                named = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items())
                 named += f" ({', '.join(f'{name}: {reason}' for name, reason in dropped.items())})" if dropped else ""
                 details = {"kinds": kinds, **({"dropped_columns": dropped} if dropped else {})}
-                self._findings.add(source, "assumption", sum(kinds.values()), example=named, details=details)
+                self._findings.add(source, Found("assumption", sum(kinds.values()), example=named, details=details))
 
 
 class ListeningRejects(Rejects):

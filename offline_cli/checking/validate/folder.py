@@ -2,19 +2,21 @@
 
 Shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at the first
 fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its manifest entry is
-reported once, and not read. Shards are read twice: once for their sha256.
+reported once, and not read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offline_cli.checking.validate.findings import Findings
+from offline_cli.checking.validate.findings import Findings, Found
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
 from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
-from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.ownership import quarantine_files
+from offline_cli.datasets.manifest import Manifest, Shard
+from offline_cli.datasets.ownership import data_files, quarantine_files
+from offline_cli.datasets.row_format import RowFormat
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.datasets.target_folder import REPAIRED_FIX
 from offline_cli.errors import BadData, StorageNotFound, Uncommitted
@@ -44,8 +46,8 @@ class OwnFolder:
     manifest: Manifest | None = None  # None: there is none that can be read
     readable: list[Location] = field(default_factory=list)  # shards that are worth reading
 
-    def _add(self, code: str, *places: str, count: int | None = None, **more: Any) -> None:
-        self.findings.add(self.location.url, code, len(places) if count is None else count, places, **more)
+    def _add(self, code: str, places: Sequence[str], **more: Any) -> None:
+        self.findings.add(self.location.url, Found(code, more.pop("times", len(places)), places, **more))
 
     def check(self, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False) -> None:
         """Report what is wrong with the folder, and find the shards to read."""
@@ -53,7 +55,7 @@ class OwnFolder:
             self.manifest = Dataset.open(self.location).manifest
         except Uncommitted as error:
             said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code's text includes
-            self._add("uncommitted", error.where, example=said, fix=error.fix)
+            self._add("uncommitted", [error.where], example=said, fix=error.fix)
             try:  # that of the dataset that was being overwritten
                 self.manifest = Manifest.read(self.location) if self.location.join(MANIFEST).exists() else None
             except BadData as broken:
@@ -61,56 +63,54 @@ class OwnFolder:
         except BadData as error:
             self._broken_manifest(error)
         else:
-            self._other_files()
+            self._other_files(self.manifest)
         if deep:
             self._leftovers()
         if self.manifest is not None:
             self._facts(self.manifest, allow_lost=allow_lost)
-            self._shards(self.manifest, on_progress=on_progress)
+            self._shards(self.manifest, on_progress)
 
     def _broken_manifest(self, error: BadData) -> None:
         wrong, place = error.details.get("problems", [error.what]), self.location.join(MANIFEST).url
-        self._add("broken-manifest", *(f"{place}: {mistake}" for mistake in wrong), example="; ".join(wrong[:3]))
+        self._add("broken-manifest", [f"{place}: {mistake}" for mistake in wrong], example="; ".join(wrong[:3]))
 
-    def _other_files(self) -> None:
-        assert self.manifest is not None
-        listed, data = {shard.path for shard in self.manifest.shards}, self.location.join(DATA)
-        for file in data.files() if data.exists() else []:
-            below = file.path.removeprefix(data.path.rstrip("/")).lstrip("/")
+    def _other_files(self, manifest: Manifest) -> None:
+        listed, root = {shard.path for shard in manifest.shards}, self.location.join(DATA).path.rstrip("/")
+        for file in data_files(self.location):
+            below = file.path.removeprefix(root).lstrip("/")
             if f"{DATA}/{below}" not in listed:
                 hidden = any(part.startswith((".", "_")) for part in below.split("/"))  # readers skip these
-                self._add("unlisted-file", file.url, severity="warning" if hidden else None)
-        for child in self.location.children():
-            if child.name.startswith(PART_PREFIX):
-                self._add("leftover-file", child.url)
+                self._add("unlisted-file", [file.url], severity="warning" if hidden else None)
+        halves = [child.url for child in self.location.children() if child.name.startswith(PART_PREFIX)]
+        if halves:
+            self._add("leftover-file", halves)
 
     def _leftovers(self) -> None:
         """Uploads that were never completed, and files of rows set aside that cannot be read."""
         for upload in open_uploads(self.location.join(DATA)):
-            self._add("leftover-file", str(upload))
+            self._add("leftover-file", [str(upload)])
         for file in quarantine_files(self.location).values():
             try:
                 with opened(file) as parquet:
                     for _ in read_row_groups(parquet, file):
                         continue
             except BadData as error:
-                self._add("damaged-quarantine", file.url, example=error.what)
+                self._add("damaged-quarantine", [file.url], example=error.what)
 
     def _facts(self, manifest: Manifest, *, allow_lost: bool) -> None:
         """The manifest by itself."""
+        place, aside = [self.location.url], quarantine_files(self.location)
         if not manifest.complete:
-            fix = "" if UNFINISHED_WRITING in manifest.provenance else REPAIRED_FIX
-            self._add("incomplete-dataset", self.location.url, fix=fix)
+            self._add("incomplete-dataset", place, fix="" if UNFINISHED_WRITING in manifest.provenance else REPAIRED_FIX)
         if manifest.episodes_lost:
             lost = ((kind, manifest.assumptions.get(kind)) for kind in Lost)
             example = ", ".join(f"{kind} {count:,}" for kind, count in lost if count)
-            more: dict[str, Any] = {"severity": "note" if allow_lost else "warning", "example": example}
-            self._add("lost-episodes", self.location.url, count=manifest.episodes_lost, **more)
-        aside = quarantine_files(self.location)
+            severity = "note" if allow_lost else "warning"
+            self._add("lost-episodes", place, times=manifest.episodes_lost, severity=severity, example=example)
         if aside:
-            self._add("quarantined-rows", *(aside[number].url for number in sorted(aside)))
+            self._add("quarantined-rows", [aside[number].url for number in sorted(aside)])
 
-    def _shards(self, manifest: Manifest, *, on_progress: OnProgress) -> None:
+    def _shards(self, manifest: Manifest, on_progress: OnProgress) -> None:
         """Find those that are as the manifest has them."""
         spaces, declared = (manifest.observation_space, manifest.action_space), not manifest.spaces_inferred
         reader = row_format(manifest.format, *spaces, declared=declared, memory_limit=self.memory_limit)
@@ -121,27 +121,30 @@ class OwnFolder:
             try:
                 size, digest = fingerprint(place)
             except StorageNotFound:
-                self._add("missing-shard", place.url)
+                self._add("missing-shard", [place.url])
                 continue
             on_progress(Progress("hashing", (hashed := hashed + size) // 1000, max(hashed, total) // 1000, "kB"))
             if size != shard.bytes:
-                self._add("shard-size", f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}")
-                continue
-            if digest != shard.sha256:
-                self._add(OTHER_SHARD, place.url)
-                continue
-            try:
-                with opened(place) as file:
-                    if file.metadata.num_rows != shard.rows:
-                        what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
-                        raise BadData(what, where=place.url, fix="compare with a copy, or rebuild the manifest with repair")
-                    reader.check_columns(file, place)
-                    if not self.readable:  # one writer wrote all: what the first episodes say of spaces, they all say
-                        next(reader.read(file, place), None)
-            except BadData as error:
-                self.findings.add_error(self.location.url, error, "unreadable-file")
+                self._add("shard-size", [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"])
+            elif digest != shard.sha256:
+                self._add(OTHER_SHARD, [place.url])
             else:
-                self.readable.append(place)
+                self._open(place, shard, reader)
+
+    def _open(self, place: Location, shard: Shard, reader: RowFormat) -> None:
+        """Compare rows and columns of a shard with what the manifest says."""
+        try:
+            with opened(place) as file:
+                if file.metadata.num_rows != shard.rows:
+                    what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
+                    raise BadData(what, where=place.url, fix="compare with a copy, or rebuild the manifest with repair")
+                reader.check_columns(file, place)
+                if not self.readable:  # one writer wrote all: what the first episodes say of spaces, they all say
+                    next(reader.read(file, place), None)
+        except BadData as error:
+            self.findings.add_error(self.location.url, error, "unreadable-file")
+        else:
+            self.readable.append(place)
 
     def source(self) -> Source | None:
         """The shards worth reading, as a source; None where there is none."""
@@ -160,4 +163,4 @@ class OwnFolder:
         for name in ("episodes", "steps", "terminated", "truncated"):
             have, said = getattr(counts, name), getattr(manifest.counts, name)
             if have != said:
-                self._add("count-mismatch", f"{source}, {have:,} {name}, the manifest says {said:,}")
+                self._add("count-mismatch", [f"{source}, {have:,} {name}, the manifest says {said:,}"])

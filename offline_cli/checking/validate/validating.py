@@ -10,22 +10,21 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import compress, groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from offline_cli.checked_keywords import checked
-from offline_cli.checking.validate.findings import Findings, ListeningRejects, ListeningTally, Validation
+from offline_cli.checking.validate.findings import Findings, Found, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
-from offline_cli.checking.validate.structures import Structures
-from offline_cli.checking.validate.values import Dimensions, value_problems
+from offline_cli.checking.validate.values import Dimensions, Spaces, value_problems
 from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
+from offline_cli.converting.fitting import difference, extra_kinds, shapes
 from offline_cli.converting.reset_rows import Resets
-from offline_cli.converting.stitching import Stitcher
-from offline_cli.converting.whole_episodes import stitched
+from offline_cli.converting.stitching import Stitcher, stitched
 from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.environments import spaces_of_env
@@ -38,10 +37,10 @@ from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import joined
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.spaces import Space, only_discrete
+from offline_cli.spaces import Space, describe, only_discrete, same_space
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
-from offline_cli.trees import leaves
+from offline_cli.trees import flatten, leaves
 
 
 @checked
@@ -179,9 +178,10 @@ class _CheckedSource(WrappedSource):
         if not self.episodes:
             self._begin(batch, spaces)
         self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
-        self._findings.add_found(self._name, value_problems(batch, spaces, self._scale, self.info.meanings))
-        other = self._structures.problems(self._name, batch, spaces, declared=None not in self._said, inferred=self._inferred)
-        self._findings.add_found(self._name, other)
+        self._add(value_problems(batch, spaces, self._scale, self.info.meanings))
+        self._add(
+            self._structures.problems(self._name, batch, spaces, declared=None not in self._said, inferred=self._inferred)
+        )
         self.agents.update(name for name in batch.agent_ids or () if name is not None)
         self.modules.update(name for name in batch.module_ids or () if name is not None)
         for seen in (self._dimensions.see, self._resets.see, self._statistics.add):
@@ -190,27 +190,100 @@ class _CheckedSource(WrappedSource):
     def _begin(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
         """Look at what the first episodes show of all."""
         if self._inferred or None in spaces:
-            self._add("spaces-inferred")
+            self._add([self._of_source("spaces-inferred")])
         floats = any(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves(batch.actions))
         if not (floats if spaces[1] is None else not only_discrete(spaces[1])):
             self._scale = ENV_SCALE
             return
         if self._scale == UNKNOWN_SCALE:
-            self._add("action-scale-unknown")
+            self._add([self._of_source("action-scale-unknown")])
         if mixed := self._structures.other_scale(self._name, self._scale):
-            self._add("mixed-action-scales", example=mixed)
+            self._add([self._of_source("mixed-action-scales", mixed)])
 
-    def _add(self, code: str, **more: Any) -> None:
-        self._findings.add(self._name, code, 1, [self._name], **more)
+    def _add(self, found: Iterable[Found]) -> None:
+        """Report problems, whose places name no source yet."""
+        for one in found:
+            one.places = (place if place == self._name else f"{self._name}, {place}" for place in one.places)
+            self._findings.add(self._name, one)
+
+    def _of_source(self, code: str, example: str = "") -> Found:
+        return Found(code, 1, [self._name], example=example)
 
     def finish(self) -> None:
         """Report what only all episodes together show."""
         if not self._has_any and not self._findings.has(self._name):
-            self._add("no-episodes")
-        self._findings.add_found(self._name, self._dimensions.problems(self.info.meanings))
+            self._add([self._of_source("no-episodes")])
+        self._add(self._dimensions.problems(self.info.meanings))
         if self._folder is not None:
             self._folder.compare(self._statistics)
         if (found := self._resets.found()) is not None:
             kind, marked = found
-            places = (f"{self._name}, episode {name}" for name in compress(self._resets.ids, marked.tolist()))
-            self._findings.add(self._name, kind.value, int(np.count_nonzero(marked)), places)
+            places = (f"episode {name}" for name in compress(self._resets.ids, marked.tolist()))
+            self._add([Found(kind.value, int(np.count_nonzero(marked)), places)])
+
+
+# ---- what episodes must share to be one dataset ----
+
+
+class _First(NamedTuple):
+    """The first batch of all sources."""
+
+    source: str
+    extra: dict[str, str]
+    shapes: dict[str, str]
+    spaces: Spaces
+
+
+class Structures:
+    """Compares every batch with the first of its source, and of all sources."""
+
+    def __init__(self, *, by_env: bool) -> None:
+        """`by_env`: an environment is named, so that the spaces that sources and episodes declare do not count."""
+        self._by_env = by_env
+        self._first_of: dict[str, tuple[dict[str, str], Spaces]] = {}  # by source, with the spaces that its episodes declare
+        self._first: _First | None = None
+        self._scale: tuple[str, str] | None = None
+
+    def problems(self, source: str, batch: EpisodeBatch, spaces: Spaces, *, declared: bool, inferred: bool) -> Iterator[Found]:
+        """How `batch` differs. `spaces`: those of its source, or else its own; `declared`: the source has both, and shapes are
+        compared with those instead; `inferred`: they were inferred.
+        """
+        shaped, extra = shapes(batch), extra_kinds(batch)
+        mine = {**({} if declared else shaped), **_dtypes(batch)}
+        own = batch.observation_space, batch.action_space
+        structure, said = self._first_of.setdefault(source, (mine, own))
+        first = self._first = self._first or _First(source, extra, shaped, spaces)
+        is_later = first.source != source
+        other = difference(mine, structure)
+        if not other and is_later:
+            known = None not in spaces and None not in first.spaces
+            other = difference(extra, first.extra) or ("" if known else difference(shaped, first.shapes))
+            other = other and f"{other} in {first.source}"
+        if other:
+            yield Found.of_all("mixed-structures", batch, other)
+        if self._by_env:
+            return
+        other = "" if inferred else _other_spaces(own, said)
+        if not other and is_later:
+            other = _other_spaces(spaces, first.spaces, known=True)
+            other = other and f"{other} in {first.source}"
+        if other:
+            yield Found.of_all("mixed-spaces", batch, other)
+
+    def other_scale(self, source: str, scale: str) -> str:
+        """How the scale of a source with Box actions differs from the first such one's, as text."""
+        self._scale = self._scale or (source, scale)
+        return "" if scale == self._scale[1] else f"{scale}, before {self._scale[1]} in {self._scale[0]}"
+
+
+def _other_spaces(mine: Spaces, first: Spaces, *, known: bool = False) -> str:
+    """How two pairs of spaces differ, as text; `known`: only where both are."""
+    for one, other in zip(mine, first, strict=True):
+        if not (known and (one is None or other is None)) and not same_space(one, other):
+            return f"{describe(one)}, before {describe(other)}"
+    return ""
+
+
+def _dtypes(batch: EpisodeBatch) -> dict[str, str]:
+    leaves = (leaf for name, tree in batch.extra.items() for leaf in flatten(tree, f"extra {name}"))
+    return {path: f"{leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves}

@@ -12,12 +12,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli.checking.validate.findings import Found
 from offline_cli.checking.validate.problem_codes import Severity
 from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space
@@ -33,24 +34,6 @@ Spaces = tuple[Space | None, Space | None]  # of observations and actions
 NOT_NORMALIZED: Final = (
     "convert with --action-scale env, where they are in the environment's units; otherwise clip them to [-1, 1]"
 )
-
-
-class Found(NamedTuple):
-    """One kind of problem in one batch."""
-
-    code: str
-    times: int
-    places: Iterator[str]  # in words, without the source
-    episodes: list[str]  # ids of those concerned
-    severity: Severity | None = None  # None: the usual one
-    example: str = ""
-    fix: str = ""  # empty: that of the code
-
-    @classmethod
-    def of_all(cls, code: str, batch: EpisodeBatch, example: str, severity: Severity | None = None) -> Found:
-        """A problem that all episodes of `batch` have."""
-        places = (f"episode {name}" for name in batch.ids)
-        return cls(code, len(batch), places, list(batch.ids), severity, example)
 
 
 class BadRows:

@@ -37,6 +37,7 @@ from offline_cli.tally import Tally
 from offline_cli.trees import equal_values, flatten
 
 NAMED: Final = 10  # ids of each kind
+NUMPY: Final = (np.generic, np.ndarray)
 NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
 
 
@@ -147,8 +148,10 @@ class _Summary:
         ids, marks, steps = list[bytes](), [np.zeros(0, np.uint64)], 0
         with side.stream() as stream:
             for batch in stream:
+                texts = (json.dumps(one, sort_keys=True).encode() if one else b"" for one in _beside_steps(batch, everything))
+                digests = (blake2b(text, digest_size=8).digest() if text else bytes(8) for text in texts)
                 ids += (name.encode("utf-8", "surrogatepass") for name in batch.ids)
-                marks.append(fingerprints(batch) ^ _marks_beside_steps(batch, everything=everything))
+                marks.append(fingerprints(batch) ^ np.frombuffer(b"".join(digests), np.uint64))
                 steps += batch.num_steps
         table = pl.DataFrame({"id": pl.Series(ids, dtype=pl.Binary), "mark": np.concatenate(marks)})
         return cls(table.with_row_index("row"), steps, stream)
@@ -188,66 +191,48 @@ def _said(known: EnvironmentSpec | None) -> str:
     return "none" if known is None else " ".join([known.id, *kwargs, *known.wrappers])
 
 
-# ---- what an episode holds besides its steps ----
+# ---- what an episode holds ----
 
 
-def _beside_steps(batch: EpisodeBatch, *, everything: bool) -> list[dict[tuple[str, int | None], str]]:
-    """(E,) texts of what each episode holds besides its steps, by name; of infos by name and timestep."""
-    found: list[dict[tuple[str, int | None], str]] = [{} for _ in batch.ids]
-    columns: dict[str, Sequence[Any] | None] = {"agent_id": batch.agent_ids, "module_id": batch.module_ids}
-    columns["custom_data"] = batch.custom_data
+def _beside_steps(batch: EpisodeBatch, everything: bool) -> list[dict[str, Any]]:
+    """(E,) what each episode holds besides its steps, by name, as JSON values; infos by timestep. `everything`: see `diff`."""
+    none = (None,) * len(batch)
+    custom: Sequence[Mapping[str, Any]] = batch.custom_data or ({},) * len(batch)
+    if not everything:
+        custom = [{name: data[name] for name in data if name == Columns.SOURCE_ID} for data in custom]
+    columns: dict[str, Sequence[Any]] = {"agent_id": batch.agent_ids or none, "module_id": batch.module_ids or none}
+    columns["custom_data"] = [_plain(data) or None for data in custom]
     if everything:
-        columns["multi_agent_episode_id"] = batch.multi_agent_ids
-        columns["clock"] = None if batch.clock is None else [None if np.isnan(row).all() else row for row in batch.clock]
-    elif batch.custom_data is not None:
-        columns["custom_data"] = [{k: v for k, v in data.items() if k == Columns.SOURCE_ID} for data in batch.custom_data]
-    for name, values in columns.items():
-        for texts, value in zip(found, values or (), strict=False):
-            if value is not None and len(value):
-                texts[name, None] = value if isinstance(value, str) else _text({"": value} if name == "clock" else value)
-    filled = [row for row, info in enumerate(batch.infos or ()) if info]
-    entries = np.searchsorted(batch.obs_starts, filled, side="right") - 1
-    for row, entry, first in zip(filled, entries.tolist(), batch.obs_starts[entries].tolist(), strict=True):
-        assert batch.infos is not None
-        found[entry][Columns.INFOS, row - first] = _text(batch.infos[row])
+        columns["multi_agent_episode_id"] = batch.multi_agent_ids or none
+        columns["clock"] = none if batch.clock is None else [None if np.isnan(row).all() else repr(row) for row in batch.clock]
+    rows = zip(*columns.values(), strict=True)
+    found: list[dict[str, Any]] = [{k: v for k, v in zip(columns, row, strict=True) if v is not None} for row in rows]
+    for row, info in enumerate(batch.infos or ()):
+        if info:
+            entry = int(np.searchsorted(batch.obs_starts, row, side="right")) - 1
+            found[entry].setdefault(Columns.INFOS, {})[row - int(batch.obs_starts[entry])] = _plain(info)
     return found
 
 
-def _marks_beside_steps(batch: EpisodeBatch, *, everything: bool) -> NDArray[np.uint64]:
-    """(E,) numbers, equal for episodes of which `_beside_steps` is equal."""
-    known = (batch.agent_ids, batch.module_ids, batch.multi_agent_ids, batch.custom_data, batch.clock, batch.infos)
-    if all(one is None for one in known):
-        return np.zeros(len(batch), np.uint64)
-    texts = (repr(sorted(one.items(), key=str)) if one else "" for one in _beside_steps(batch, everything=everything))
-    digests = (blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest() if text else bytes(8) for text in texts)
-    return np.frombuffer(b"".join(digests), np.uint64)
-
-
-def _text(data: Mapping[str, Any]) -> str:
-    """JSON text, equal where the values are, in whichever row format they were kept."""
-    return json.dumps(plain_mapping(data, tally=Tally(), where="infos"), sort_keys=True, default=_plain)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufU":
-        return value.tolist()
-    return repr(value)
-
-
-# ---- the first difference of two episodes ----
+def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON values, equal where the data is, in whichever row format it was kept."""
+    plain = plain_mapping(data, tally=Tally(), where="infos")
+    return dict(
+        json.loads(json.dumps(plain, default=lambda value: value.tolist() if isinstance(value, NUMPY) else repr(value)))
+    )
 
 
 def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: bool) -> dict[str, Any]:
     """Step (None: of the episode), column, index within the value, and both values, of two single episodes that differ."""
-    found = []
-    if one.num_steps != other.num_steps:
-        found.append(_difference(min(one.num_steps, other.num_steps), "length", one.num_steps, other.num_steps))
+    found, lengths = [], (one.num_steps, other.num_steps)
+    if lengths[0] != lengths[1]:
+        found.append(_difference(min(lengths), "length", *lengths))
     mine, theirs = _leaves(one), _leaves(other)
     for path in {**mine, **theirs}:
         left, right = mine.get(path), theirs.get(path)
-        mine_is, other_is = (in_words(None if leaf is None else (leaf.dtype, leaf.shape[1:])) for leaf in (left, right))
-        if mine_is != other_is:
-            found.append(_difference(0, path, mine_is, other_is))
+        forms = [in_words(None if leaf is None else (leaf.dtype, leaf.shape[1:])) for leaf in (left, right)]
+        if forms[0] != forms[1]:
+            found.append(_difference(0, path, forms[0], forms[1]))
         if left is not None and right is not None and left.shape[1:] == right.shape[1:]:
             rows = min(len(left), len(right))
             unlike = ~equal_values(left[:rows], right[:rows])
@@ -257,14 +242,15 @@ def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: boo
     for name in ("terminated", "truncated"):
         flags = bool(getattr(one, name)[0]), bool(getattr(other, name)[0])
         if flags[0] != flags[1]:
-            found.append(_difference(max(one.num_steps, other.num_steps) - 1, name, *flags))
-    texts = [_beside_steps(batch, everything=everything)[0] for batch in (one, other)]
-    for name, step in {**texts[0], **texts[1]}:
-        values: list[Any] = [text.get((name, step)) for text in texts]
-        if values[0] != values[1]:
-            if step is not None:  # infos
-                values = [json.loads(value or "{}") for value in values]
-            found.append(_difference(step, name, values[0], values[1]))
+            found.append(_difference(max(lengths) - 1, name, *flags))
+    beside = [_beside_steps(batch, everything)[0] for batch in (one, other)]
+    infos: list[dict[int, Any]] = [each.pop(Columns.INFOS, {}) for each in beside]
+    for step, name, mine_is, other_is in (
+        *((None, name, beside[0].get(name), beside[1].get(name)) for name in {**beside[0], **beside[1]}),
+        *((step, Columns.INFOS, infos[0].get(step, {}), infos[1].get(step, {})) for step in {**infos[0], **infos[1]}),
+    ):
+        if mine_is != other_is:
+            found.append(_difference(step, name, mine_is, other_is))
     return min(found, key=lambda difference: np.inf if difference["step"] is None else difference["step"])
 
 

@@ -18,9 +18,9 @@ import numpy as np
 
 from offline_cli.choices import EXTRAS, Extras
 from offline_cli.columns import Columns
+from offline_cli.converting.extra_outputs import CHOSEN, first_batch
 from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, with_options
-from offline_cli.converting.stitching import Stitcher
-from offline_cli.converting.whole_episodes import CHOSEN, first_batch, stitched
+from offline_cli.converting.stitching import Stitcher, stitched
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import PROBLEM, BadEpisode, UsageError

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, Final, Self, TypedDict, TypeVar, get_args, get_type_hints
+from typing import Any, Final, NamedTuple, Self, TypedDict, TypeVar, get_args, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -43,9 +43,9 @@ from offline_cli.choices import (
 )
 from offline_cli.columns import Columns
 from offline_cli.converting.convert import assumptions_of, interrupted, listed, provenance_of, write_episodes
+from offline_cli.converting.extra_outputs import Extras
 from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.converting.whole_episodes import Extras
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Environment, Manifest
 from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
@@ -165,12 +165,7 @@ class OpenedSources:
         """The sources, for messages."""
         return ", ".join(place.url for place in self.places)
 
-    @property
-    def datasets(self) -> list[Dataset]:
-        """Those of the sources that are datasets of ours."""
-        return [source.dataset for source in self.sources if isinstance(source, OwnSource)]
-
-    def stream(self, sources: Sequence[Source] | None = None, *, extras: Extras = None) -> EpisodeStream:
+    def stream(self, sources: Sequence[Source] | None = None, *, extras: Extras = None, unread: bool = False) -> EpisodeStream:
         """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does."""
         options = self.options
         return read_episodes(
@@ -183,6 +178,7 @@ class OpenedSources:
             episode_limit=EpisodeLimit.within(self.tables.memory_limit),
             extras=extras,
             engine=EngineSpec.of(options) if "engine" in options else None,
+            unread=unread,
             on_progress=options["on_progress"],
         )
 
@@ -238,8 +234,7 @@ class OperationResult:
         return {name: value for name, value in plain.items() if value is not None or name == "episodes_lost"}
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A dataset that an operation writes."""
 
     place: Location
@@ -264,6 +259,11 @@ class Operation(OpenedSources):
         if any(place.fs == target.fs and place.path.rstrip("/") == target.path.rstrip("/") for place in places):
             raise UsageError("the output is one of the sources", where=target.url, fix="give another --out")
         return cls(options, places, name, target)
+
+    @property
+    def datasets(self) -> list[Dataset]:
+        """Those of the sources that are datasets of ours."""
+        return [source.dataset for source in self.sources if isinstance(source, OwnSource)]
 
     @property
     def format(self) -> str:
@@ -324,17 +324,15 @@ class Operation(OpenedSources):
 
     def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], **more: Any) -> OperationResult:
         """Write the chosen (E,) episodes to `out`, unless that is a dry run. `more`: fields of the result."""
-        counts: dict[str, Any] = {"duplicates_dropped": survey.duplicates_dropped, "dropped": int(np.count_nonzero(~chosen))}
-        if self.options["dry_run"]:
-            counts |= {"episodes": int(np.count_nonzero(chosen)), "steps": int(survey.column(Columns.LENGTH)[chosen].sum())}
-        targets = [] if self.options["dry_run"] else [Target(self.out, by)]
-        stream, written = self.write(targets, survey, np.where(chosen, 0, NOWHERE))
-        return self.result(stream, written, **counts, **more)
+        stream, written = self.write([Target(self.out, by)], survey, np.where(chosen, 0, NOWHERE))
+        lengths = survey.column(Columns.LENGTH)[chosen]
+        counts = {"episodes": len(lengths), "steps": int(lengths.sum())} if self.options["dry_run"] else {}
+        dropped = {"duplicates_dropped": survey.duplicates_dropped, "dropped": len(survey) - len(lengths)}
+        return self.result(stream, written, **counts, **dropped, **more)
 
     def write_all(self, by: Mapping[str, Any], stream: EpisodeStream | None = None, **more: Any) -> OperationResult:
-        """Write all episodes to `out`, those of `stream` where it is given, unless that is a dry run. `more`: as above."""
-        survey = self.survey_of_rows() if stream is None else None
-        if survey is not None:
+        """Write all episodes, or those of `stream`, to `out`, unless that is a dry run. `more`: fields of the result."""
+        if stream is None and (survey := self.survey_of_rows()) is not None:
             return self.write_chosen(survey, np.ones(len(survey), np.bool_), by, **more)
         stream = stream or self.stream()
         if not self.options["dry_run"]:
@@ -347,9 +345,11 @@ class Operation(OpenedSources):
     def write(
         self, targets: Sequence[Target], survey: Survey, goes_to: NDArray[np.int64]
     ) -> tuple[EpisodeStream, list[Manifest]]:
-        """Write each episode to target number `goes_to` (E,); what is known of all episodes, and the manifests, in order."""
-        stream = self.stream()
-        if not targets:
+        """Write each episode to target number `goes_to` (E,), unless that is a dry run; what is known of all episodes, and the
+        manifests, in order.
+        """
+        stream = self.stream(unread=survey.moves_rows and len(self.sources) == 1)  # several have to agree in extra outputs
+        if self.options["dry_run"] or not targets:
             stream.close()
             return stream, []
         if survey.moves_rows:

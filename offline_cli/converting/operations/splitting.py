@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, Final, Unpack
 from urllib.parse import quote
 
@@ -21,7 +20,6 @@ from offline_cli.converting.operations.operation import (
     Operation,
     OperationOptions,
     OperationResult,
-    Survey,
     Target,
     with_options,
 )
@@ -35,9 +33,7 @@ from offline_cli.storage.locations import Location, Sources
 
 TOLERANCE: Final = 1e-9  # of fractions: 0.7 + 0.2 + 0.1 is not 1
 MOST_PARTS: Final = 64
-LONGEST_NAME: Final = 100  # letters of a part's folder
 PART_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}(?<![.])", re.ASCII)
-A_NAME: Final = "letters, digits, - _ . and =, beginning with a letter or a digit"
 EXAMPLES: Final = {"--fractions": "train=0.9,val=0.1", "--counts": "train=100,val=20"}
 
 
@@ -54,35 +50,43 @@ def split(
 ) -> OperationResult:
     """Write the episodes of `sources` as several datasets in folder `out`, one for each part, in the order of the sources.
 
-    Exactly one of `fractions`, `counts` and `by` says what the parts are. Those of the first two are drawn with `seed`, and
-    have exactly the episodes they should, by the largest remainder. Each part is committed by itself, in their order; `resume`
-    leaves those alone that are complete.
+    Exactly one of `fractions`, `counts` and `by` (a column, or a field of custom data) says what the parts are. Those of the
+    first two are drawn with `seed`, and have exactly the episodes they should, by the largest remainder. Each part is committed
+    by itself, in their order; `resume` leaves those alone that are complete.
 
     Raises UsageError, NoData where a part would have no episode, and what `convert` raises.
     """
-    wanted = Parts.of(fractions, counts, by)
-    asked = wanted.asked(seed)
+    if sum(option is not None for option in (fractions, counts, by)) != 1:
+        fix = "offline-cli split SRC --out F --fractions train=0.9,val=0.1"
+        raise UsageError("give exactly one of --fractions, --counts and --by", where="offline-cli split", fix=fix)
+    amounts = _amounts(fractions, counts)
+    asked: dict[str, Any] = {"by": by}
+    if by is None:
+        asked = {"fractions" if counts is None else "counts": amounts, "seed": seed}
     operation = Operation.begun("split", sources, out, options)
     if holds_dataset(operation.out):
         fix = "give another --out: parts are folders in it"
         raise OutputExists("a dataset is here", where=operation.out.url, fix=fix)
-    for name in wanted.amounts:  # before anything is read
-        _done(operation, _target(operation, name, asked))
+    for name in amounts:  # before anything is read
+        _complete_part(operation, _target(operation, name, asked))
     survey = operation.survey(() if by is None else (by,))
-    names, part_of = wanted.drawn(survey, seed, operation.where)
+    if by is None:
+        names, part_of = list(amounts), _parts_by_chance(amounts, counts is not None, len(survey), seed, operation.where)
+    else:
+        names, part_of = _parts_by_value(survey.table.column(by), by)
     targets = [_target(operation, name, asked) for name in names]
-    complete = [_done(operation, target) for target in targets]
+    complete = [_complete_part(operation, target) for target in targets]
     left = [number for number, manifest in enumerate(complete) if manifest is None]
     if not left:
         operation.check_target(targets[0].place)  # which says that it is complete
     goes_to = np.full(len(names) + 1, NOWHERE)  # the last: of episodes in no part
     goes_to[left] = np.arange(len(left))
-    to_write = [] if options["dry_run"] else [targets[number] for number in left]
-    stream, written = operation.write(to_write, survey, goes_to[part_of])
-    parts, lengths = dict[str, dict[str, Any]](), survey.column(Columns.LENGTH)
-    for number, (name, target) in enumerate(zip(names, targets, strict=True)):
-        mine = part_of == number
-        parts[name] = {"out": target.place.url, "episodes": int(mine.sum()), "steps": int(lengths[mine].sum())}
+    stream, written = operation.write([targets[number] for number in left], survey, goes_to[part_of])
+    lengths = survey.column(Columns.LENGTH)
+    parts = {
+        name: {"out": target.place.url, "episodes": int((part_of == n).sum()), "steps": int(lengths[part_of == n].sum())}
+        for n, (name, target) in enumerate(zip(names, targets, strict=True))
+    }
     counted: dict[str, Any] = {key: sum(part[key] for part in parts.values()) for key in ("episodes", "steps")}
     counted |= {"dropped": int((part_of == NOWHERE).sum()), "duplicates_dropped": survey.duplicates_dropped}
     counted["shards"] = sum(len(manifest.shards) for manifest in (*complete, *written) if manifest is not None)
@@ -93,7 +97,7 @@ def _target(operation: Operation, name: str, asked: Mapping[str, Any]) -> Target
     return Target(operation.out.join(name), {**asked, "part": name})
 
 
-def _done(operation: Operation, target: Target) -> Manifest | None:
+def _complete_part(operation: Operation, target: Target) -> Manifest | None:
     """The manifest of a part that `resume` finds complete; None where it is to be written. Raises as `check_target` does."""
     place, options = target.place, operation.options
     if options["resume"] and not options["overwrite"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
@@ -108,87 +112,53 @@ def _done(operation: Operation, target: Target) -> Manifest | None:
 # ---- parts of a split ----
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What `split` was asked for."""
-
-    amounts: Mapping[str, float]  # by name of the part: its share, or how many episodes; empty with `by`
-    are_counts: bool
-    by: str | None  # the column, or field of custom data, whose values are the parts
-
-    @classmethod
-    def of(cls, fractions: Mapping[str, float] | str | None, counts: Mapping[str, int] | str | None, by: str | None) -> Parts:
-        """From the options of `split`, of which exactly one is given. Raises UsageError, naming all that is wrong."""
-        if sum(option is not None for option in (fractions, counts, by)) != 1:
-            fix = "offline-cli split SRC --out F --fractions train=0.9,val=0.1"
-            raise UsageError("give exactly one of --fractions, --counts and --by", where="offline-cli split", fix=fix)
-        if by is not None:
-            return cls({}, are_counts=False, by=by)
-        option, given = ("--counts", counts) if fractions is None else ("--fractions", fractions)
-        assert given is not None
-        wanted = "a whole number above 0" if fractions is None else "a number above 0, up to 1,"
-        amounts, wrong = dict[str, float](), list[str]()
-        pairs = [part.rpartition("=")[::2] for part in given.split(",")] if isinstance(given, str) else given.items()
-        for name, text in pairs:
-            name, amount = name.strip(), _amount(str(text).strip(), is_count=fractions is None)
-            if not PART_NAME.fullmatch(name):
-                wrong.append(f"{name!r} is no name of a part: {A_NAME}")
-            elif name.casefold() in map(str.casefold, amounts):
-                wrong.append(f"{name!r} is given twice, or with other capitals")
-            if amount is None:
-                wrong.append(f"{name}={text}: {wanted} is wanted")
-            amounts[name] = amount or 0
-        if fractions is not None and not wrong and sum(amounts.values()) > 1 + TOLERANCE:
-            wrong.append(f"the fractions make {sum(amounts.values()):g} in sum, more than 1")
-        if wrong:
-            raise UsageError.of(wrong, where=option, fix=f"{option} {EXAMPLES[option]}")
-        return cls(amounts, are_counts=fractions is None, by=None)
-
-    def asked(self, seed: int) -> dict[str, Any]:
-        """As plain values."""
-        if self.by is not None:
-            return {"by": self.by}
-        return {"counts" if self.are_counts else "fractions": dict(self.amounts), "seed": seed}
-
-    def drawn(self, survey: Survey, seed: int, where: str) -> tuple[list[str], NDArray[np.int64]]:
-        """The names of the parts, and (E,) the number of each episode's, NOWHERE of one in none. `where`: the sources.
-
-        Raises NoData where there are too few episodes, UsageError for a column of too many values.
-        """
-        if self.by is not None:
-            return _by_value(survey.table.column(self.by), self.by)
-        amounts, have = list(self.amounts.values()), len(survey)
-        sizes = [int(amount) for amount in amounts] if self.are_counts else _shared_out(amounts, have)
-        if sum(sizes) > have:
-            what = f"{sum(sizes):,} episodes are wanted, and the sources have {have:,}"
-            raise NoData(what, where=where, fix="ask for fewer: an episode is in one part")
-        if empty := [name for name, size in zip(self.amounts, sizes, strict=True) if not size]:
-            what = f"of {have:,} episodes none is left for {', '.join(empty)}; nothing was written"
-            raise NoData(what, where=where, fix="give larger fractions, or --counts")
-        part_of = np.full(have, NOWHERE)
-        part_of[drawn(have, seed)[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
-        return list(self.amounts), part_of
+def _amounts(fractions: Mapping[str, float] | str | None, counts: Mapping[str, int] | str | None) -> dict[str, float]:
+    """By name of the part, its share or how many episodes; of neither, empty. Raises UsageError, naming all that is wrong."""
+    option, given = ("--counts", counts) if fractions is None else ("--fractions", fractions)
+    pairs = [part.rpartition("=")[::2] for part in given.split(",")] if isinstance(given, str) else (given or {}).items()
+    amounts, wrong = dict[str, float](), list[str]()
+    for name, text in ((name.strip(), str(text).strip()) for name, text in pairs):
+        try:
+            amount = int(text) if fractions is None else float(text)
+        except ValueError:
+            amount = 0
+        if not 0 < amount <= (1 << 60 if fractions is None else 1):
+            wrong.append(
+                f"{name}={text}: {'a whole number above 0' if fractions is None else 'a number above 0, up to 1,'} is wanted"
+            )
+        if not PART_NAME.fullmatch(name):
+            wrong.append(f"{name!r} is no name of a part: letters, digits, - _ . and =, beginning with a letter or a digit")
+        elif name.casefold() in map(str.casefold, amounts):
+            wrong.append(f"{name!r} is given twice, or with other capitals")
+        amounts[name] = amount
+    if fractions is not None and not wrong and sum(amounts.values()) > 1 + TOLERANCE:
+        wrong.append(f"the fractions make {sum(amounts.values()):g} in sum, more than 1")
+    if wrong:
+        raise UsageError.of(wrong, where=option, fix=f"{option} {EXAMPLES[option]}")
+    return amounts
 
 
-def _amount(text: str, *, is_count: bool) -> float | None:
-    """A share above 0 and up to 1, or a count of at least 1; None for other text."""
-    try:
-        amount = int(text) if is_count else float(text)
-    except ValueError:
-        return None
-    return amount if 0 < amount <= (1 << 60 if is_count else 1) else None
+def _parts_by_chance(amounts: Mapping[str, float], are_counts: bool, have: int, seed: int, where: str) -> NDArray[np.int64]:
+    """(E,) the number of each episode's part, NOWHERE of one in none; shares are exact in sum, by the largest remainder.
+
+    Raises NoData where there are too few of the `have` episodes of `where`, the sources.
+    """
+    quotas = np.array(list(amounts.values())) * (1 if are_counts else have)
+    sizes = np.floor(quotas + TOLERANCE).astype(np.int64)
+    left = round(float(quotas.sum())) - int(sizes.sum())
+    sizes[np.argsort(sizes - quotas, kind="stable")[: max(0, left)]] += 1
+    if sizes.sum() > have:
+        what = f"{sizes.sum():,} episodes are wanted, and the sources have {have:,}"
+        raise NoData(what, where=where, fix="ask for fewer: an episode is in one part")
+    if empty := [name for name, size in zip(amounts, sizes.tolist(), strict=True) if not size]:
+        what = f"of {have:,} episodes none is left for {', '.join(empty)}; nothing was written"
+        raise NoData(what, where=where, fix="give larger fractions, or --counts")
+    part_of = np.full(have, NOWHERE)
+    part_of[drawn(have, seed)[: sizes.sum()]] = np.repeat(np.arange(len(sizes)), sizes)
+    return part_of
 
 
-def _shared_out(fractions: Sequence[float], episodes: int) -> list[int]:
-    """How many episodes each part has: exact in sum, by the largest remainder; the first of equal ones."""
-    quotas = np.array(fractions) * episodes
-    counts = np.floor(quotas + TOLERANCE).astype(np.int64)
-    left = round(float(quotas.sum())) - int(counts.sum())
-    counts[np.argsort(counts - quotas, kind="stable")[: max(0, left)]] += 1
-    return [int(count) for count in counts]
-
-
-def _by_value(column: Any, name: str) -> tuple[list[str], NDArray[np.int64]]:
+def _parts_by_value(column: Any, name: str) -> tuple[list[str], NDArray[np.int64]]:
     """Names of parts, one for each value of a pa.ChunkedArray, in order, null last; and (E,) the number of each episode's.
 
     Raises UsageError for a column that no episode has, for too many values, and for those that differ in capitals alone.
@@ -207,5 +177,5 @@ def _by_value(column: Any, name: str) -> tuple[list[str], NDArray[np.int64]]:
 def _folder_name(value: Any) -> str:
     """A value as the name of a folder, percent-encoded."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    safe = quote(text, safe="", errors="replace")[:LONGEST_NAME] or "empty"
+    safe = quote(text, safe="", errors="replace")[:100] or "empty"
     return safe if safe[0].isalnum() or safe[0] == "%" else f"%{ord(safe[0]):02X}{safe[1:]}"

@@ -16,11 +16,9 @@ from typer.testing import CliRunner
 from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import DiffResult, diff
-from offline_cli.datasets.manifest import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 
 OBSERVATIONS = spaces.Box(-np.inf, np.inf, (4,), np.float32)
-ACTIONS = spaces.Discrete(3)
 Make = Callable[..., EpisodeBatch]
 Written = Callable[..., Path]
 
@@ -143,39 +141,6 @@ def test_missing_episodes_are_counted_on_both_sides_and_the_first_are_named(
     assert result.ids["missing_in_b"] == tuple(f"episode-{i}" for i in range(10))
     assert result.ids["missing_in_a"] == tuple(f"episode-{i}" for i in range(30, 40))
     assert place_of(result) == ("episode-0", None, None, None, "there", "missing")
-
-
-def test_another_length_is_the_step_after_the_shorter_one(written: Callable[..., Path], make_batch: Make) -> None:
-    batch = make_batch((5,), infos=None)
-    shorter = replace(
-        batch,
-        starts=np.array([0, 4]),
-        obs=batch.obs[:5],
-        actions=batch.actions[:4],
-        rewards=batch.rewards[:4],
-    )
-    assert place_of(diff(written("a", batch), written("b", shorter))) == ("episode-0", 4, "length", None, 5, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "column"),
-    [
-        ({"observation_space": spaces.Box(-1, 5, (4,), np.float32)}, "observation_space"),
-        ({"action_space": spaces.Discrete(4)}, "action_space"),
-        ({"environment": Environment("CartPole-v1", {"k": 1})}, "environment"),
-    ],
-)
-def test_what_is_declared_of_all_episodes_is_compared(
-    written: Callable[..., Path], make_batch: Make, options: dict[str, Any], column: str
-) -> None:
-    batch = make_batch((3, 4))
-    other = replace(batch, **{name: space for name, space in options.items() if name.endswith("space")})
-    result = diff(written("a", batch), written("b", other, **options))
-    assert (result.equal, result.changed) == (False, 0)
-    assert [fact["column"] for fact in result.facts] == [column]
-    assert result.first is not None
-    assert result.first["column"] == column
-    assert result.first["a"] != result.first["b"]
 
 
 def test_the_command_ends_with_7_and_one_object_where_anything_differs(written: Written, make_batch: Make) -> None:

@@ -10,12 +10,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from operated import data_files, manifest, numbers, read
+from operated import data_files, manifest, numbers
 
 from offline_cli import filter as filtered
 from offline_cli.converting.convert import convert
-from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import BadData, OutputExists, UsageError
+from offline_cli.errors import OutputExists, UsageError
 
 Made = Callable[..., Path]
 NAN = float("nan")
@@ -58,12 +57,6 @@ def test_an_episode_whose_return_is_nan_is_undecided(made: Made, format: str, tm
     assert (found.undecided, found.dropped, numbers(tmp_path / "F")) == (1, 2, [2])
 
 
-def test_a_foreign_source_is_read_by_its_figures(csv: Path, tmp_path: Path) -> None:
-    found = filtered(csv, tmp_path / "F", where="return >= 4 and length <> 3")
-    assert (found.episodes, found.steps, found.dropped, found.format) == (2, 6, 2, "episodes")
-    assert read(tmp_path / "F").lengths.tolist() == [2, 4]
-
-
 def test_sources_of_several_kinds_are_one(csv: Path, tmp_path: Path) -> None:
     convert(csv, tmp_path / "D", to="columns")
     half = tmp_path / "half.csv"
@@ -77,15 +70,6 @@ def test_nothing_chosen_is_no_data_and_nothing_is_written(made: Made, tmp_path: 
     assert (code, found["error"]["code"]) == (3, "no-data")
     assert "none of the 2 episodes is chosen" in found["error"]["what"]
     assert not (tmp_path / "F").exists()
-
-
-def test_the_target_is_neither_a_source_nor_in_one(made: Made, tmp_path: Path) -> None:
-    source = made([1])
-    before = data_files(source)
-    for out in (source, f"{source}/", source / "F"):
-        with pytest.raises(UsageError, match=r"one of the sources|inside the source"):
-            filtered(source, out, where="return > 0", overwrite=True)
-    assert data_files(source) == before
 
 
 def test_what_is_there_is_not_touched_unless_it_is_to_be_overwritten(made: Made, tmp_path: Path) -> None:
@@ -127,20 +111,6 @@ def test_a_dry_run_counts_and_writes_nothing(made: Made, tmp_path: Path) -> None
     assert not (tmp_path / "F").exists()
 
 
-def test_what_is_known_of_the_source_is_kept(made: Made, tmp_path: Path) -> None:
-    from offline_cli.datasets.manifest import Environment
-
-    about = {"environment": Environment("CartPole-v1", {"x": 1}), "action_scale": "env", "spaces_inferred": True}
-    source = made([1, 2], writing={**about, "compression": "snappy"})
-    filtered(source, tmp_path / "F", where="return > 1", command=["offline-cli", "filter", "D"])
-    have, want = Dataset.open(tmp_path / "F").manifest, Dataset.open(source).manifest
-    for name in ("environment", "action_scale", "spaces_inferred", "compression", "episodes_lost", "observation_space"):
-        assert getattr(have, name) == getattr(want, name)
-    assert have.provenance["commands"] == [*want.provenance["commands"], "offline-cli filter D"]
-    assert {**have.provenance["operation"], "identity": ""} == {"name": "filter", "where": "return > 1", "identity": ""}
-    assert have.provenance["sources"] == [source.name]
-
-
 def test_an_interrupted_run_is_resumed_to_the_same_files(
     made: Made, format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,19 +145,3 @@ def test_episodes_with_problems_are_left_out(made: Made, format: str, tmp_path: 
     result = filtered(source, tmp_path / "F", drop_problems=tmp_path / "problems.json")
     assert (numbers(tmp_path / "F"), result.dropped) == ([0, 2, 3], 2)
     assert call("validate", tmp_path / "F")[0] == 0
-
-
-@pytest.mark.parametrize("text", ["[]", "{", '{"problems": [1]}'])
-def test_what_is_no_result_of_validate_is_refused(made: Made, tmp_path: Path, text: str) -> None:
-    (tmp_path / "problems.json").write_text(text, encoding="utf-8")
-    with pytest.raises(BadData, match="no result of validate"):
-        filtered(made([1]), tmp_path / "F", drop_problems=tmp_path / "problems.json")
-
-
-def test_problems_that_name_no_episode_are_told_and_leave_nothing_out(
-    made: Made, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = '{"problems": [{"code": "broken-chain", "severity": "warning", "details": {}}]}'
-    (tmp_path / "problems.json").write_text(text, encoding="utf-8")
-    assert filtered(made([1]), tmp_path / "F", drop_problems=tmp_path / "problems.json").episodes == 1
-    assert "broken-chain" in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,14 +89,3 @@ def test_merging_and_appending_add_the_counts_of_all(dataset: Path) -> None:
     assert counted(dataset.parent / "both") == (both, 2)
     convert(other, dataset, append=True)
     assert counted(dataset) == (both, 2)
-
-
-def test_a_filter_by_problems_passes_over_those_that_the_dataset_inherited(
-    dataset: Path, call: Callable[..., tuple[int, dict[str, Any]]]
-) -> None:
-    code, found = call("validate", dataset, "--strict", "--allow-lost")
-    assert code == 3
-    problems = dataset.parent / "problems.json"
-    problems.write_text(json.dumps(found))
-    code, kept = call("filter", dataset, "--out", dataset.parent / "good", "--drop-problems", problems)
-    assert (code, kept["episodes"]) == (0, 3)  # the one with NaN is named

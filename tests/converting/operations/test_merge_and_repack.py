@@ -24,7 +24,7 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
-from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, SpaceMismatch, UsageError
+from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch, UsageError
 from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
@@ -105,35 +105,7 @@ def test_extra_outputs_are_all_kept_or_the_common_ones_or_none(written: Written,
         assert len(open_dataset(tmp_path / f"converted {extras}")[:1].extra) == names
 
 
-def test_nothing_is_touched_unasked(written: Written, make_batch: Make, tmp_path: Path) -> None:
-    a = written("a", make_batch((3,)))
-    with pytest.raises(UsageError, match="one of the sources"):
-        merge([a, a], a, overwrite=True)
-    with pytest.raises(OutputExists):
-        merge([a], written("b", make_batch((2,))))
-    with pytest.raises(NoData):
-        merge([written("empty", make_batch(()))], tmp_path / "F")
-    assert merge([a, a], tmp_path / "F", dry_run=True).episodes == 1
-    assert not (tmp_path / "F").exists()
-
-
 # ---- repack ----
-
-
-def test_files_are_other_ones_and_episodes_the_same(written: Written, make_batch: Make, tmp_path: Path) -> None:
-    batch = make_batch((3, 40, 5, 200), infos=[{"k": 1}] * 252)
-    a = written("a", batch)
-    rows = repack(a, tmp_path / "rows", max_rows_per_file=1)
-    assert (rows.shards, rows.dropped, rows.format, rows.compression) == (4, 0, "episodes", "zstd")
-    assert repack(a, tmp_path / "bytes", max_bytes_per_file=2000).shards > 1
-    assert items(tmp_path / "rows") == items(tmp_path / "bytes") == items(a)
-    assert repack(a, tmp_path / "c", format="columns", compression="snappy").compression == "snappy"
-    file = next((tmp_path / "c" / "data").iterdir())
-    assert str(pq.ParquetFile(file).metadata.row_group(0).column(0).compression).lower() == "snappy"
-    for name in ("rows", "bytes", "c"):
-        assert diff(a, tmp_path / name).equal
-        assert validate(tmp_path / name, deep=True).passed
-    assert repack(tmp_path / "c", tmp_path / "again").compression == "snappy"  # that of the source
 
 
 def test_columns_are_left_out_but_not_those_of_every_episode(written: Written, make_batch: Make, tmp_path: Path) -> None:
