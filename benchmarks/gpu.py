@@ -113,9 +113,8 @@ def _steps(
     from benchmarks.harness import NO_FLOOR, paired
     from offline_cli.modules.devices import autocast
     from offline_cli.modules.policy_modules import build_module
-    from offline_cli.training.learner import cloning_learner
+    from offline_cli.training.learner import Update, captured, cloning_learner
     from offline_cli.training.steps import Batches, Steps
-    from offline_cli.training.updates import Update, captured
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     images = len(shape) == 3

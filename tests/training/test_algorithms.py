@@ -23,10 +23,9 @@ from offline_cli.modules.network import Mlp
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
 from offline_cli.training.config import BCConfig
-from offline_cli.training.learner import Learner
+from offline_cli.training.learner import Learner, Update, captured
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
-from offline_cli.training.updates import Update, captured
 
 Write = Callable[..., Path]
 BOX = spaces.Box(-9.0, 9.0, (3,))
@@ -92,7 +91,7 @@ def test_a_group_is_stepped_in_each_kth_update_and_its_gradients_stay_in_it() ->
         seen.append(changed(before, learner))
     assert seen == [{"value", "slow"}, {"value", "slow", "policy"}] * 2
     value, policy = update.steps
-    assert [float(next(iter(step.tensors().values()))) for step in (value, policy)] == [4, 2]
+    assert [float(next(iter(step.tensors.values()))) for step in (value, policy)] == [4, 2]
     assert (float(value.lr), float(policy.lr)) == (pytest.approx(1e-2), pytest.approx(0.1))
 
 

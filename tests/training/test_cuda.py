@@ -21,10 +21,9 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
 from offline_cli.recording.record import record
 from offline_cli.training import steps
-from offline_cli.training.learner import cloning_learner
+from offline_cli.training.learner import Update, captured, cloning_learner
 from offline_cli.training.steps import Batches, Steps
 from offline_cli.training.train import train_bc
-from offline_cli.training.updates import Update, captured
 
 pytestmark = [
     pytest.mark.gpu,

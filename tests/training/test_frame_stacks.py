@@ -26,7 +26,7 @@ from offline_cli.progress import no_progress
 from offline_cli.spaces import Space
 from offline_cli.training import training_data
 from offline_cli.training.config import resolve_config
-from offline_cli.training.steps import Batches, FileSteps
+from offline_cli.training.steps import Batches
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.trees import Tree, flatten, map_leaves
@@ -100,14 +100,13 @@ def loaded(data: Any, pieces: list[ConnectorV2], **options: Any) -> TrainingData
 
 def batches(data: TrainingData, *, epochs: int = 2) -> Iterator[Tree]:
     """All of so many epochs to learn from, and all that is held out."""
-    with closing(Batches(data.train, batch_size=7, seed=3, device=CPU)) as loader:
-        for update in range(epochs * loader.updates_per_epoch):
-            loader.fill(update)
-            yield map_leaves(torch.clone, loader.batch)
-        yield from (columns for columns, _ in loader.in_order())
+    loader = Batches(data.train, batch_size=7, seed=3, device=CPU)
+    for update in range(epochs * loader.updates_per_epoch):
+        loader.fill(update)
+        yield map_leaves(torch.clone, loader.batch)
+    yield from (columns for columns, _ in loader.in_order())
     if data.val is not None:
-        with closing(Batches(data.val, batch_size=7, seed=3, device=CPU)) as held_out:
-            yield from (columns for columns, _ in held_out.in_order())
+        yield from (columns for columns, _ in Batches(data.val, batch_size=7, seed=3, device=CPU).in_order())
 
 
 def assert_equal(one: TrainingData, other: TrainingData) -> None:
@@ -133,9 +132,6 @@ def test_stacks_that_come_in_many_parts_are_the_same_on_disk_and_in_memory(
     source, pieces = written(recording([4, 7, 2, 5])), [FrameStacking(num_frames=3, as_learner_connector=True)]
     in_memory, streamed = loaded(source, pieces), loaded(source, pieces, streaming=True, memory_limit=16 << 30)
     with closing(in_memory), closing(streamed):
-        assert isinstance(streamed.train, FileSteps)
-        assert streamed.train.frames is not None
-        assert streamed.train.frames.count == len(stacks_of(in_memory).frames)
         assert_equal(streamed, in_memory)
 
 

@@ -234,9 +234,6 @@ class Rows(Unlike):
 class Bare(Unlike):
     def changed(self, losses):
         return losses["nll"]
-class Plain(Unlike):
-    def changed(self, losses):
-        return {"nll": float(losses["nll"].detach())}
 class Detached(Unlike):
     def changed(self, losses):
         return {"nll": losses["nll"].detach()}
@@ -247,11 +244,10 @@ class Detached(Unlike):
     ("kind", "code", "what"),
     [
         ("Raising", 3, "the package faulty raised RuntimeError('boom')"),
-        ("Misnamed", 4, "algorithm Misnamed has losses ['nll'], and its function gives ['other']"),
+        ("Misnamed", 4, "algorithm Misnamed has losses ['nll'] that cannot be minimised"),
         ("Half", 4, "algorithm 'it' of the package faulty lacks groups"),
         ("Rows", 4, "algorithm Rows has losses ['nll'] that cannot be minimised"),
-        ("Bare", 4, "algorithm Bare has losses ['nll'], and its function gives a Tensor"),
-        ("Plain", 4, "algorithm Plain has losses ['nll'] that cannot be minimised"),
+        ("Bare", 4, "algorithm Bare has losses ['nll'] that cannot be minimised"),
         ("Detached", 4, "algorithm Detached has losses ['nll'] that cannot be minimised"),
     ],
 )

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.engines.ranks import Ranks, is_first
-from offline_cli.training.steps import WEIGHTS, Batches, FileSteps, Steps
+from offline_cli.training.steps import WEIGHTS, Batches, Steps
 
 CPU = torch.device("cpu")
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "ranks_script.py"
@@ -35,15 +35,14 @@ def in_memory(steps: int) -> Steps:
 
 
 def on_disk(steps: int) -> Steps:
-    made = FileSteps({})
+    made = Steps(on_disk=True)
     made.add(in_memory(steps).columns)
     return made
 
 
 def learned(loader: Batches, update: int) -> list[tuple[int, float]]:
     """The steps of one rank's part of a batch that count, with their weights."""
-    with closing(loader):
-        loader.fill(update)
+    loader.fill(update)
     weights = loader.batch[WEIGHTS].tolist()
     return [(step, weight) for step, weight in zip(loader.batch["actions"].tolist(), weights, strict=True) if weight]
 

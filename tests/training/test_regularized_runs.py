@@ -25,8 +25,7 @@ from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.algorithms.bc import bc_loss
-from offline_cli.training.learner import Learner, cloning_learner
-from offline_cli.training.updates import Update
+from offline_cli.training.learner import Learner, Update, cloning_learner
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]

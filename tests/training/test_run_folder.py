@@ -21,8 +21,7 @@ from signal_at import signal_at
 from offline_cli.errors import BadData, Interrupted, Locked, OutputExists, StorageError
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
-from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.run_state import Best, TrainState
+from offline_cli.training.run_folder import Best, RunFolder, TrainState
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]

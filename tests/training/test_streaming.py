@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,10 +63,6 @@ def rows(steps: Any) -> list[tuple[float, ...]]:
     columns = columns_in(steps)
     flat = [leaf.reshape(len(leaf), -1).double() for name in ("obs", "actions") for leaf in leaves(columns[name])]
     return [tuple(row) for row in torch.cat(flat, 1).tolist()]
-
-
-def readers() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("step-reader")]
 
 
 def test_streaming_learns_from_the_steps_of_a_run_in_memory_and_holds_out_the_same(write_dataset: Write) -> None:
@@ -148,7 +143,6 @@ def test_a_source_that_changes_between_two_readings_is_refused(write_dataset: Wr
     monkeypatch.setattr(training_data, "of_one_module", one_less)
     with pytest.raises(BadData, match="11 episodes, and 12 before"), loaded(write_dataset(), streaming=True, val_fraction=0.25):
         pass
-    assert not readers()
 
 
 def test_nothing_is_left_in_the_temporary_folder_and_nothing_is_seen_there(
@@ -164,7 +158,6 @@ def test_nothing_is_left_in_the_temporary_folder_and_nothing_is_seen_there(
     assert seen
     assert not any(seen)
     assert list(place.iterdir()) == []
-    assert not readers()
 
 
 def test_a_full_disk_is_an_error_of_storage(write_dataset: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +178,6 @@ def test_a_full_disk_is_an_error_of_storage(write_dataset: Write, tmp_path: Path
     monkeypatch.setattr(TempFile, "__enter__", entered)
     with pytest.raises(StorageError, match="writing steps to a temporary file failed after 0 MB: no space left"):
         train_bc(write_dataset(), tmp_path / "run", streaming=True)
-    assert not readers()
 
 
 def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(

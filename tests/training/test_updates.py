@@ -12,9 +12,8 @@ from offline_cli.columns import Columns
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
-from offline_cli.training.learner import cloning_learner
+from offline_cli.training.learner import Update, captured, cloning_learner, rate_factor, unchanged
 from offline_cli.training.steps import WEIGHTS, Batches, Steps
-from offline_cli.training.updates import Update, captured, rate_factor, unchanged
 
 BOX = spaces.Box(-9, 9, (3,))
 
