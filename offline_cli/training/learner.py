@@ -1,10 +1,8 @@
 """An algorithm with its modules, and the update that fits them: each group's losses, its gradient, its Adam.
 
-Nothing in an update waits for the device. On a GPU it is captured as CUDA graphs: the same code on the same static batch.
-Capturing warms up first, as CUDA libraries need, and puts back every tensor that warming up has changed.
-
-Decision: the moving average of weights is a `lerp_` of ours. `swa_utils.AveragedModel` reads its counter back in each step,
-which waits for the GPU, and cannot be captured. `LambdaLR` counts its own steps; here the number of the update says all.
+Nothing in an update waits for the device. Decision: the moving average of weights is a `lerp_` of ours.
+`swa_utils.AveragedModel` reads its counter back in each step, which waits for the GPU. `LambdaLR` counts its own steps; here
+the number of the update says all.
 """
 
 from __future__ import annotations
@@ -41,11 +39,10 @@ from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig, stored_config
 
-__all__ = ["Learner", "Setup", "Start", "Update", "captured", "cloning_learner", "policy_with_values", "rate_factor"]
+__all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "policy_with_values", "rate_factor"]
 
 ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # options of networks that no weight depends on
 BETAS: Final = (0.9, 0.999)
-WARM_UPS: Final = 3
 UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
 LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # random numbers are torch's, which checkpoints keep
 NO_COMPILER: Final = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler")
@@ -309,12 +306,12 @@ class GroupState:
         named = learner.parameters_of(group)
         self.parameters, device = list(named), next(iter(named)).device
         self.rate = lr if group.lr is None else group.lr
-        self.lr = torch.tensor(float(self.rate), device=device)  # so that a captured graph reads it anew
+        self.lr = torch.tensor(float(self.rate), device=device)
         without = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
         if without is not None:  # marked already: else torch imports its compiler to mark it
             vars(without).setdefault("__dynamo_disable", without)
         how: dict[str, Any] = {"betas": BETAS, "weight_decay": weight_decay, "fused": True}
-        self.adam = torch.optim.AdamW(self.parameters, lr=self.lr, capturable=device.type == "cuda", **how)
+        self.adam = torch.optim.AdamW(self.parameters, lr=self.lr, **how)
         self.tensors: dict[str, Tensor] = {}  # of Adam, by `parameter.name`
         for parameter, name in named.items():
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
@@ -358,18 +355,16 @@ class Update:
         """
         self.learner, self.batch, self.precision, self.clip_norm, self.ranks = learner, batch, precision, clip_norm, ranks
         self.steps = [GroupState(learner, group, lr=lr, weight_decay=weight_decay, ema=ema) for group in learner.groups]
-        self.stages = [(every, list(part)) for every, part in itertools.groupby(self.steps, lambda step: step.group.every)]
         self.device = self.steps[0].parameters[0].device
         self._compiled = {id(one): torch.compile(one.group.loss, options=LIKE_EAGER) for one in (self.steps if compile else ())}
 
     def __call__(self, number: int = 0) -> None:
         """The update of that number, counted from 0: every group that is due takes a step."""
-        for every, steps in self.stages:
-            if (number + 1) % every == 0:
-                for step in steps:
-                    self.step(step)
+        for one in self.steps:
+            if (number + 1) % one.group.every == 0:
+                self._step(one)
 
-    def step(self, one: GroupState) -> None:
+    def _step(self, one: GroupState) -> None:
         """One step of a group: losses, gradients, those of all ranks added up, Adam, and what follows it."""
         losses = self._losses(one, self._compiled.get(id(one), one.group.loss))
         self._backward(one, losses)
@@ -410,7 +405,7 @@ class Update:
         return dict(zip(one.sums, told.unbind(), strict=True))
 
     def scale_rates(self, factor: float) -> None:
-        """Have the steps to come take their learning rates times `factor`; captured graphs as well."""
+        """Have the steps to come take their learning rates times `factor`."""
         for step in self.steps:
             step.lr.fill_(step.rate * factor)
 
@@ -517,31 +512,3 @@ def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
         with torch.no_grad():
             for tensor, value in zip(tensors, before, strict=True):
                 tensor.copy_(value)
-
-
-def captured(update: Update) -> Callable[[int], None]:
-    """`update` as launches of CUDA graphs, one for the groups of each `every`; needs losses that never read a value back."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    chance = torch.cuda.get_rng_state()
-    with unchanged([tensor.detach() for tensor in update.changing().values()]):
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                for step in update.steps:
-                    update.step(step)
-        torch.cuda.current_stream().wait_stream(side)
-        graphs = []
-        for every, steps in update.stages:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may use the device meanwhile
-                for step in steps:
-                    update.step(step)
-            graphs.append((every, graph))
-    torch.cuda.set_rng_state(chance)
-
-    def launch(number: int, _held: Update = update) -> None:  # graphs read and write tensors that nothing else may hold
-        for every, graph in graphs:
-            if (number + 1) % every == 0:
-                graph.replay()
-
-    return launch

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -58,7 +58,7 @@ from offline_cli.training.config import (
     resolve_config,
     stored_config,
 )
-from offline_cli.training.learner import Setup, Start, Update, captured, rate_factor
+from offline_cli.training.learner import Setup, Start, Update, rate_factor
 from offline_cli.training.run_folder import Best, RunFolder, TrainResult, TrainState, check_same_run, describe_policy
 from offline_cli.training.steps import Batches
 from offline_cli.training.trackers import check_trackers, tracking
@@ -196,10 +196,6 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         ranks.copy_first([tensor.detach() for tensor in update.changing().values()])  # networks need not follow from seeds
         if ranks.rank:  # what losses draw is of each rank's own rows
             torch.manual_seed(draw(config.seed, CHANCE, state.update, ranks.rank))
-        launch: Callable[[int], None] = update
-        if device.type == "cuda" and ranks.count == 1:
-            batches.fill(state.update)
-            launch = captured(update)
 
         # ---- updates, with checks and checkpoints ----
         began, stopping = time.perf_counter() - state.seconds, False
@@ -252,7 +248,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                 samples = samples + batches.fill(number)
                 if config.lr_schedule != "constant" or config.lr_warmup:
                     update.scale_rates(rate_factor(number, schedule=config.lr_schedule, warmup=config.lr_warmup, bound=bound))
-                launch(number)
+                update(number)
                 state.update, state.summed = number + 1, state.summed + 1
                 state.train_seconds += time.perf_counter() - before
         if state.update < bound:

@@ -23,7 +23,7 @@ from offline_cli.modules.network import Mlp
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
 from offline_cli.training.config import BCConfig
-from offline_cli.training.learner import Learner, Update, captured
+from offline_cli.training.learner import Learner, Update
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
 
@@ -129,24 +129,6 @@ def test_groups_that_do_not_fit_the_modules_are_refused(named: tuple[str, ...]) 
     with pytest.raises(BadConfig) as caught:
         Learner.of(algorithm, task())
     assert caught.value.where == "algorithm Wrong"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
-def test_captured_groups_end_where_eager_ones_do() -> None:
-    ends = []
-    for capture in (False, True):
-        torch.manual_seed(5)
-        learner = two()
-        learner.whole.to(torch.device("cuda")).train()
-        held = {name: tensor.cuda() for name, tensor in batch().items()}
-        update = Update(learner, held, lr=1e-2)
-        launch = captured(update) if capture else update
-        for number in range(21):
-            launch(number)
-        ends.append(copies(learner))
-    for name, tensor in ends[0].items():
-        torch.testing.assert_close(ends[1][name], tensor, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

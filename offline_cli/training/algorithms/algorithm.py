@@ -1,8 +1,8 @@
 """Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
 
 An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
-these are saved in checkpoints, moved to the device, and put back after a CUDA graph's warm-up. Losses and what follows them run
-inside a captured graph there: they never read a value back from the device, nor branch on one, and all shapes are static.
+these are saved in checkpoints and moved to the device. Losses and what follows them never read a value back from the device,
+nor branch on one, so that nothing waits for it, and all shapes are static, as torch.compile likes them.
 
 * `Task`: what modules are made for: spaces, the scale of actions, and the network that the user chose.
 * `frozen_copy`, `move_towards`: target networks, modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al.
