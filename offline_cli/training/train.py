@@ -72,10 +72,9 @@ def train(
     set: Mapping[str, Any] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
-    policy: Sequence[str] | None = None,
     updates: Count | None = None,
     epochs: Count | None = None,
-    until_return: float | str | None = None,
+    until_return: float | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
     max_val_loss: float | None = None,
@@ -115,9 +114,8 @@ def train(
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
     `weight`, `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
-    In a game of several agents `agent` learns, from its own episodes, and is checked beside others that play by `policy`, texts
-    `AGENT=POLICY`, else at random; returns are its own, and `until_return` may say so: "hunter=3". `track`: names of trackers
-    that get each row of metrics.jsonl. `compile`: compute losses by torch.compile.
+    `agent`: the one whose episodes are learned from, in recordings of several. `track`: names of trackers that get each row of
+    metrics.jsonl. `compile`: compute losses by torch.compile.
 
     With `streaming`, steps are kept on disk, in `temp_dir`; their order is the same. What `config` or
     `pipeline` names is imported without `plugins`. `command`: not used here.
