@@ -22,10 +22,8 @@ from offline_cli.errors import BadConfig, Diverged, Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
-from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Learner, Update
 from offline_cli.training.train import train_bc
-from offline_cli.training.training_data import load_data
 
 Write = Callable[..., Path]
 BOX = spaces.Box(-9.0, 9.0, (3,))
@@ -103,14 +101,6 @@ def test_means_of_losses_are_over_the_steps_that_were_taken() -> None:
     assert update.means(3, 3) == {"value": float(value.sums["value"]) / 3, "cloning": float(policy.sums["cloning"])}
     update.forget_losses()
     assert update.means(3, 1).keys() == {"value"}
-
-
-def test_target_copies_move_a_part_of_the_way() -> None:
-    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    target = frozen_copy(one)
-    move_towards(target, other, 0.25)
-    torch.testing.assert_close(target.weight, one.weight + 0.25 * (other.weight - one.weight))
-    assert not any(parameter.requires_grad for parameter in target.parameters())
 
 
 class Wrong(Two):
@@ -199,10 +189,6 @@ class Refreshing(Guessing):
     refresh_every = 20
 
 
-class Rewarded(Guessing):
-    columns = ("obs", "actions", "rewards", "terminateds", "returns_to_go")
-
-
 @pytest.fixture
 def learn_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Algorithm]], None]:
     """Has runs learn by a class of this file, whatever their configuration names."""
@@ -224,18 +210,6 @@ def config(tmp_path: Path) -> Path:
     return tmp_path / "c.toml"
 
 
-def test_columns_are_computed_anew_by_the_module_as_it_is_then(
-    write_dataset: Write, config: Path, tmp_path: Path, learn_by: Callable[..., None]
-) -> None:
-    ends = {}
-    for kind in (Guessing, Refreshing):
-        learn_by(kind)
-        train_bc(write_dataset(name=kind.__name__), tmp_path / f"run-{kind.__name__}", config=config, **OPTIONS)
-        ends[kind] = (tmp_path / f"run-{kind.__name__}" / "policy.safetensors").read_bytes(), len(Guess.calls)
-    assert ends[Guessing][0] != ends[Refreshing][0]
-    assert (ends[Guessing][1], ends[Refreshing][1]) == (3, 3 + 2 * 2)  # after 20 and 40 updates
-
-
 def test_a_run_whose_columns_change_resumes_bit_for_bit(
     write_dataset: Write, config: Path, tmp_path: Path, learn_by: Callable[..., None]
 ) -> None:
@@ -247,23 +221,3 @@ def test_a_run_whose_columns_change_resumes_bit_for_bit(
         train_bc(data, tmp_path / "cut", config=config, on_progress=signal_at(update), **OPTIONS)
     train_bc(data, tmp_path / "cut", resume=True)
     assert (tmp_path / "whole" / "policy.safetensors").read_bytes() == (tmp_path / "cut" / "policy.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_an_algorithm_gets_the_columns_that_it_asks_for_and_no_others(
-    write_dataset: Write, tmp_path: Path, learn_by: Callable[..., None], streaming: bool
-) -> None:
-    (tmp_path / "p.toml").write_text('kind = "learner"\n[[pieces]]\nname = "compute_returns_to_go"\ngamma = 0.5\n')
-
-    class Asking(Rewarded):
-        def extend(self, pipeline: ConnectorPipelineV2) -> None:
-            pass
-
-    learn_by(Asking)
-    config = BCConfig(streaming=streaming, memory_limit=16 << 30 if streaming else None)
-    data = load_data(str(write_dataset()), config, pipeline=tmp_path / "p.toml", on_progress=lambda _: None)
-    columns = data.train.columns
-    assert tuple(columns) == Asking.columns
-    assert columns["rewards"].dtype == torch.float32
-    assert columns["terminateds"].dtype == torch.bool
-    data.close()

@@ -13,12 +13,9 @@ import torch
 from gymnasium import spaces
 from safetensors.torch import load_file
 
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.modules.policy_modules import build_module
-from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
-from offline_cli.recording.record import record
 from offline_cli.training import steps
 from offline_cli.training.learner import Update, cloning_learner
 from offline_cli.training.steps import Batches, Steps
@@ -29,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
 ]
 Write = Callable[..., Path]
-Make = Callable[..., EpisodeBatch]
 GPU = "cuda"
 CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
 
@@ -87,24 +83,6 @@ def test_a_run_that_was_stopped_there_ends_as_an_undisturbed_one(write_dataset: 
         train_bc(data, tmp_path / "cut", on_progress=listen, **options)
     train_bc(data, tmp_path / "cut", resume=True)
     assert apart(flat(tmp_path / "whole"), flat(tmp_path / "cut")) < 1e-4
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_box_actions_are_learned_there_and_played(
-    make_batch: Make, write_dataset: Write, config: Path, tmp_path: Path, precision: str
-) -> None:
-    data, run = write_dataset(make_batch(continuous=True), action_scale="env"), tmp_path / "run"
-    result = train_bc(data, run, config=config, updates=150, device=GPU, precision=precision, val_fraction=0.25)
-    assert result.val_mse is not None
-    assert result.val_mse < 0.5
-    assert evaluate(run, env="Aim-v0", episodes=3, device=GPU, explore=True).episodes == 3
-
-
-def test_a_policy_from_there_records_on_either_device(write_dataset: Write, config: Path, tmp_path: Path) -> None:
-    train_bc(write_dataset(), tmp_path / "run", config=config, updates=20, device=GPU)
-    for device in ("cpu", GPU):
-        told = record("Sign-v0", tmp_path / device, policy=str(tmp_path / "run"), episodes=4, num_envs=2, device=device)
-        assert (told.episodes, told.complete) == (4, True)
 
 
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {

@@ -21,7 +21,6 @@ from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.datasets.write_dataset import write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
 from offline_cli.progress import no_progress
 from offline_cli.spaces import Space
 from offline_cli.training import training_data
@@ -163,34 +162,12 @@ def test_batches_are_those_of_the_piece_bit_for_bit(
         assert stacks_of(found[0]).size == size
 
 
-def both(
-    piecewise: Callable[[bool], None], data: Any, pieces: Callable[[], list[ConnectorV2]], **options: Any
-) -> list[TrainingData]:
-    """The data with stacks by the loader, and by the piece."""
-    found = []
-    for by_piece in (False, True):
-        piecewise(by_piece)
-        found.append(loaded(data, pieces(), **options))
-    return found
-
-
 def stacking() -> list[ConnectorV2]:
     return [
         MeanStdFilter(as_learner_connector=True),
         FrameStacking(num_frames=3, as_learner_connector=True),
         ClipRewards(bound=0.5),
     ]
-
-
-@pytest.mark.parametrize("how", [{}, {"streaming": True}], ids=["in memory", "streaming"])
-def test_pieces_before_and_after_the_stack_and_shards_change_nothing(
-    how: dict[str, Any], written: Callable[..., Path], piecewise: Callable[[bool], None]
-) -> None:
-    data = written(recording([5, 1, 9, 3, 4], LEAVES["vector"]), max_rows_per_file=2)
-    assert len(list((data / "data").iterdir())) > 2
-    one, other = both(piecewise, data, stacking, **how)
-    with closing(one), closing(other):
-        assert_equal(one, other)
 
 
 @pytest.mark.parametrize("how", [{}, {"streaming": True}], ids=["in memory", "streaming"])
@@ -220,18 +197,3 @@ def test_the_observation_that_a_step_led_to_is_stacked_too(algorithm: str, writt
             wanted = [np.concatenate(padded[t + first : t + first + 3], axis=-1) for t in range(len(seen) - 1)]
             rows = slice(int(batch.starts[episode]), int(batch.starts[episode + 1]))
             np.testing.assert_array_equal(columns[name][rows], wanted)
-
-
-def test_numbers_that_a_piece_breaks_before_the_stack_are_named_by_column(written: Callable[..., Path]) -> None:
-    class Breaks(ConnectorV2):
-        per_episode = True
-
-        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-            for episode in self.single_agent_episode_iterator(episodes):
-                seen = np.asarray(episode.get_observations())
-                episode.set_observations(new_data=np.where(seen > 0, np.nan, seen).astype(np.float32))
-            return batch
-
-    pieces = [Breaks(), FrameStacking(num_frames=3, as_learner_connector=True)]
-    with pytest.raises(BadData, match="obs"):
-        loaded(written(recording([5, 4], LEAVES["vector"])), pieces)

@@ -12,18 +12,16 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from signal_at import signal_at
 from stored_steps import columns_in
 from torch import Tensor
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, Interrupted
+from offline_cli.errors import BadConfig
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms
 from offline_cli.training.config import resolve_config
 from offline_cli.training.learner import Learner
-from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data
 
 Write = Callable[..., Path]
@@ -31,7 +29,6 @@ Make = Callable[..., EpisodeBatch]
 NAMES = ("iql", "td3-bc")
 OBS = spaces.Box(-9.0, 9.0, (3,))
 BOX = spaces.Box(-4.0, 4.0, (2,))
-OPTIONS: dict[str, Any] = {"updates": 30, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "device": "cpu"}
 
 
 def learner(name: str, actions: spaces.Space[Any] = BOX, **options: Any) -> Learner:
@@ -152,23 +149,6 @@ def test_targets_of_rebrac_lose_by_the_distance_from_the_next_recorded_action(op
     torch.testing.assert_close(found[0] - found[1], discount * 0.4 * far)
 
 
-def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The policy's bytes, and all rows of metrics without what the clock says."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    untimed = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
-    return (run / "policy.safetensors").read_bytes(), untimed
-
-
-def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(data: Path, tmp_path: Path) -> None:
-    options = {**OPTIONS, "config": config(tmp_path, "iql"), "streaming": True}
-    train_bc(data, tmp_path / "whole", **options)
-    with pytest.raises(Interrupted):
-        train_bc(data, tmp_path / "cut", on_progress=signal_at(13), **options)
-    torch.manual_seed(99)  # chance is the run's own
-    train_bc(data, tmp_path / "cut", resume=True)
-    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
     ("actions", "named"),
     [
@@ -183,16 +163,6 @@ def test_td3_bc_refuses_what_is_no_box_with_bounds(actions: spaces.Space[Any], n
     assert named in caught.value.what
     assert "iql" in caught.value.fix
     assert "td3-bc" not in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"), [("iql", {"expectile": 1.0, "gama": 0.9}), ("td3-bc", {"alpha": -1, "policy_q": "mean"})]
-)
-def test_mistakes_in_options_are_all_named(data: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadConfig) as caught:
-        train_bc(data, tmp_path / "run", config=config(tmp_path, name, **wrong))
-    problems = " ".join(caught.value.details["problems"])
-    assert [key for key in wrong if key not in problems] == []
 
 
 def held_of(data: Path, folder: Path, *, streaming: bool = False, pieces: str = "") -> dict[str, Any]:

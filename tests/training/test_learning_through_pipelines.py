@@ -14,7 +14,6 @@ import torch
 from signal_at import signal_at
 from stored_steps import columns_in
 
-from offline_cli.connectors import MeanStdFilter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, Interrupted, SpaceMismatch
 from offline_cli.policies.run_policy import load_policy
@@ -103,15 +102,6 @@ def test_a_run_keeps_the_document_and_exactly_what_its_pieces_learned(
         assert stored.flags.writeable
 
 
-def test_a_run_that_replaces_one_leaves_nothing_of_its_pieces(
-    write_dataset: Write, config: Path, pipeline: Any, tmp_path: Path
-) -> None:
-    recorded = write_dataset()
-    train_bc(recorded, tmp_path / "run", config=config, updates=2, pipeline=pipeline())
-    train_bc(recorded, tmp_path / "run", config=config, updates=2, overwrite=True)
-    assert not (tmp_path / "run" / "connectors.msgpack").exists()
-
-
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading episodes fails the test."""
@@ -138,14 +128,6 @@ def test_a_pipeline_that_does_not_fit_is_refused_before_data_is_read(
     with pytest.raises(error, match=match):
         train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline(pieces))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.usefixtures("unread")
-def test_python_objects_do_not_say_what_belongs_beside_the_environment(write_dataset: Write, tmp_path: Path) -> None:
-    pieces = [MeanStdFilter(as_learner_connector=True)]
-    with pytest.raises(BadConfig, match="cannot be determined from Python objects: MeanStdFilter") as caught:
-        train_bc(write_dataset(), tmp_path / "run", env="Sign-v0", pipeline=pieces)
-    assert "env_to_module" in caught.value.fix
 
 
 def test_a_piece_that_raises_on_the_data_is_named(write_dataset: Write, pipeline: Any, tmp_path: Path) -> None:
@@ -178,12 +160,3 @@ def test_a_resumed_run_through_pieces_is_the_undisturbed_one(
         for run in ("run", "whole")
     ]
     assert rows[0] == rows[1]
-
-
-def test_resuming_with_another_pipeline_file_is_refused_by_name(interrupted: Path, pipeline: Any, tmp_path: Path) -> None:
-    pattern = r"the run has mean_std_filter, frame_stacking \(file \w+\), this call "
-    with pytest.raises(BadConfig, match=pattern + "the default"):
-        train_bc(interrupted, tmp_path / "run", resume=True)
-    other = pipeline(FILTER_AND_STACK.replace("2", "3"), name="other.toml")
-    with pytest.raises(BadConfig, match=pattern + "mean_std_filter"):
-        train_bc(interrupted, tmp_path / "run", resume=True, pipeline=other)

@@ -58,32 +58,6 @@ def test_the_chosen_module_learns_as_from_a_dataset_of_its_own(
     assert weights(tmp_path / "chosen") == weights(tmp_path / "alone-run")
 
 
-def test_modules_of_several_sources_are_told_apart_too(
-    make_batch: Make, write_dataset: Write, config: Path, tmp_path: Path
-) -> None:
-    batches = [make_batch(seed=seed) for seed in range(3)]
-    names = ("attacker", None, "default_policy")
-    sources = [
-        write_dataset(replace(batch, module_ids=(name,) * len(batch)), name=f"data-{seed}")
-        for seed, (batch, name) in enumerate(zip(batches, names, strict=True))
-    ]
-    with pytest.raises(BadConfig, match=r"default_policy \(24\)"):
-        train_bc(sources, tmp_path / "run", config=config, updates=2)
-    assert train_bc(sources[1:], tmp_path / "run", config=config, updates=2).episodes == 24
-    assert train_bc(sources, tmp_path / "named", config=config, updates=2, module_id="default_policy").episodes == 24
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_module_that_is_not_there_is_refused_with_those_that_are(
-    streaming: bool, teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(BadConfig, match=r"'atacker': the data holds attacker \(6\), defender \(6\)") as caught:
-        train_bc(
-            write_dataset(teams), tmp_path / "run", config=config, updates=2, module_id="atacker", streaming=streaming or None
-        )
-    assert "--module-id attacker" in caught.value.fix
-
-
 def test_pieces_learn_from_the_chosen_module_alone_and_the_run_resumes_with_it(
     teams: EpisodeBatch, write_dataset: Write, config: Path, tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData
 from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
@@ -55,11 +54,3 @@ def test_they_are_counted_and_named_and_training_goes_on(
     assert "episode episode-1, step 0" in note
     assert note in caplog.text
     assert train_bc(spoiled, tmp_path / "run", **OPTIONS, **manner, resume=True).as_dict() == result.as_dict()
-
-
-def test_they_are_refused_where_a_piece_makes_observations_of_them(spoiled: str, tmp_path: Path) -> None:
-    pieces = tmp_path / "pieces.toml"
-    pieces.write_text('kind = "learner"\n[[pieces]]\nname = "prev_actions_prev_rewards"\n', encoding="utf-8")
-    with pytest.raises(BadData, match="NaN or infinity") as caught:
-        train_bc(spoiled, tmp_path / "run", pipeline=str(pieces), **OPTIONS)
-    assert caught.value.exit_code == 3

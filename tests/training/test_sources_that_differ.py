@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode, OfflineCliError
+from offline_cli.errors import BadEpisode
 from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
@@ -97,20 +96,3 @@ def test_a_mask_is_used_so_the_source_without_one_is_named(
         train_bc([masked, bare], tmp_path / "run", config=config, updates=2)
     assert str(bare) in caught.value.where
     assert str(masked) not in caught.value.where
-
-
-class Passing(ConnectorV2):
-    """Might look at any extra model output."""
-
-    per_episode = True
-
-    def __call__(self, *, batch: Any, **_: Any) -> Any:
-        return batch
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_pieces_get_sources_with_the_same_outputs_alone(mixed: Mixed, config: Path, tmp_path: Path, streaming: bool) -> None:
-    with pytest.raises(OfflineCliError) as caught:
-        train_bc(mixed[0], tmp_path / "run", config=config, updates=2, pipeline=Passing(), streaming=streaming)
-    assert caught.value.exit_code == 3
-    assert not (tmp_path / "run").exists()

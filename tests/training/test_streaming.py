@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +14,6 @@ from signal_at import signal_at
 from stored_steps import columns_in
 
 from offline_cli.applying import learner_batches
-from offline_cli.connectors import FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, Interrupted, StorageError
@@ -83,26 +77,6 @@ def test_a_streaming_run_ends_with_the_weights_of_one_in_memory_whenever_it_was_
     train_bc(data, tmp_path / "streamed", resume=True)
     one, other = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "streamed"))
     assert one == other
-
-
-def test_a_filter_learns_what_it_learns_in_memory_and_so_does_one_after_it(write_dataset: Write) -> None:
-    pieces = [
-        MeanStdFilter(as_learner_connector=True, clip_by_value=1.0),
-        FrameStacking(num_frames=2, as_learner_connector=True),
-        MeanStdFilter(as_learner_connector=True),
-    ]
-    data = write_dataset()
-    with (
-        loaded(data, pieces[:1], val_fraction=0.25) as whole,
-        loaded(data, pieces[:1], val_fraction=0.25, streaming=True) as one,
-    ):
-        assert rows(one.train) == rows(whole.train)
-    both = [pieces[0], MeanStdFilter(as_learner_connector=True)]
-    with loaded(data, both, val_fraction=0.25) as whole, loaded(data, both, val_fraction=0.25, streaming=True) as streamed:
-        assert whole.trained is not None
-        assert streamed.trained is not None
-        assert str(streamed.trained.state) == str(whole.trained.state)
-        assert rows(streamed.val) == rows(whole.val)
 
 
 # ---- what cannot stream ----
@@ -189,31 +163,3 @@ def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(
     with pytest.raises(BadConfig, match="too much for the memory limit") as caught:
         train_bc(data, tmp_path / "other", updates=1, memory_limit=1 << 30)
     assert "--streaming" in caught.value.fix
-
-
-@pytest.mark.integration
-@pytest.mark.skipif(os.name != "posix", reason="only there is an open file without a name")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
-def test_a_killed_run_leaves_nothing_in_the_temporary_folder(
-    write_dataset: Write, config: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    place = tmp_path / "temp"
-    place.mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "offline_cli",
-        "train-bc",
-        str(write_dataset()),
-        "--out",
-        str(tmp_path / "run"),
-        "--streaming",
-    ]
-    command += ["--temp-dir", str(place), "--config", str(config), "--updates", "100000"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(number)
-    assert process.wait(timeout=60) == (130 if number == signal.SIGINT else -number)
-    assert list(place.iterdir()) == []

@@ -10,15 +10,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
-from grid_recording import OBSERVATIONS, grid_episodes
+from grid_recording import grid_episodes
 from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.modules.encoders import ObservationEncoder
-from offline_cli.modules.images import flattened_images
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.spaces import Space
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -70,41 +66,3 @@ def test_a_binary_grid_is_learned_in_a_few_updates_through_pieces_that_keep_it_u
         assert evaluate(tmp_path / "run", env="Board-v0", episodes=5).return_mean == 10
     finally:
         del gym.registry["Board-v0"]
-
-
-def test_every_element_goes_by_its_own_bounds() -> None:
-    low, high = np.array([[0, 10], [3, 7]], np.uint8), np.array([[1, 20], [255, 7]], np.uint8)
-    encoder = ObservationEncoder(spaces.Box(low, high, dtype=np.uint8))
-    middle = np.array([[1, 15], [129, 7]], np.uint8)
-    found = encoder(torch.as_tensor(np.stack([low, middle, high])))
-    np.testing.assert_allclose(found, [[0, 0, 0, 0], [1, 0.5, 0.5, 0], [1, 1, 1, 0]], rtol=1e-6)
-
-
-def test_an_image_of_two_colours_goes_through_the_convolutions_as_zeros_and_ones() -> None:
-    image = np.random.default_rng(0).integers(0, 2, (2, 40, 40, 1), np.uint8)
-    encoders = []
-    for high in (1, 255):
-        torch.manual_seed(0)
-        encoders.append(ObservationEncoder(spaces.Box(0, high, (40, 40, 1), np.uint8)))
-    with torch.inference_mode():
-        assert torch.equal(encoders[0](torch.as_tensor(image)), encoders[1](torch.as_tensor(image * np.uint8(255))))
-
-
-@pytest.mark.parametrize(
-    ("space", "flattened"),
-    [
-        (spaces.Box(0, 255, (36, 36, 3), np.uint8), []),
-        (spaces.Box(0, 255, (32, 32, 3), np.uint8), ["obs"]),
-        (spaces.Box(0, 255, (84, 84), np.uint8), []),
-        (spaces.Box(0, 255, (84, 3, 84), np.uint8), ["obs"]),
-        (spaces.Box(0, 1, (84, 84, 3), np.float32), ["obs"]),
-        (spaces.MultiBinary([8, 8]), ["obs"]),
-        (spaces.Box(0, 255, (128,), np.uint8), []),
-        (spaces.MultiDiscrete([[2, 3], [4, 5]]), []),
-        (OBSERVATIONS, ["obs.grid"]),
-    ],
-    ids=str,
-)
-def test_leaves_with_several_axes_that_the_convolutions_do_not_take_are_named(space: Space, flattened: list[str]) -> None:
-    assert [note.partition(",")[0] for note in flattened_images(space, "obs")] == flattened
-    assert ObservationEncoder(space).size > 0

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from signal_at import signal_at
 
@@ -20,7 +18,6 @@ from offline_cli.training.train import train
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
 OPTIONS: dict[str, Any] = {"updates": 45, "batch_size": 32, "hidden": (8,), "device": "cpu", "eval_every": 15}
-MANNERS = pytest.mark.parametrize("streaming", [False, True])
 
 
 @pytest.fixture(autouse=True)
@@ -94,17 +91,3 @@ def test_a_pipeline_whose_rows_are_not_the_steps_is_refused(
     with pytest.raises(BadConfig, match="the source of each is not known") as caught:
         train(sources, tmp_path / "run", weight={sources[1]: 0.5}, **OPTIONS)
     assert caught.value.exit_code == 4
-
-
-@MANNERS
-def test_steps_that_a_mask_leaves_out_count_for_no_source(
-    write_dataset: Write, make_batch: Make, tmp_path: Path, streaming: bool
-) -> None:
-    found = []
-    for seed, name in enumerate(("one", "two")):
-        batch = make_batch(seed=seed)
-        mask = np.arange(batch.num_steps) % (seed + 2) > 0
-        found.append((str(write_dataset(replace(batch, extra={"loss_mask": mask}), name=name)), int(mask.sum())))
-    weight = [f"{found[0][0]}=0.25"]
-    result = train([name for name, _ in found], tmp_path / "run", weight=weight, streaming=streaming, **OPTIONS)
-    assert [one["steps"] for one in result.weights.values()] == [count for _, count in found]
