@@ -200,14 +200,7 @@ def learn_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Algorithm]], Non
     return use
 
 
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
 OPTIONS: dict[str, Any] = {"updates": 45, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "device": "cpu"}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 def test_a_run_whose_columns_change_resumes_bit_for_bit(

@@ -27,14 +27,6 @@ pytestmark = [
 ]
 Write = Callable[..., Path]
 GPU = "cuda"
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network."""
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 def flat(run: Path) -> torch.Tensor:

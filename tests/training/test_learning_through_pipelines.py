@@ -27,13 +27,6 @@ FILTER_AND_STACK = '[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "fr
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network."""
-    (tmp_path / "small.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\nlog_every = 10\n")
-    return tmp_path / "small.toml"
-
-
-@pytest.fixture
 def pipeline(tmp_path: Path) -> Callable[..., Path]:
     """Writes a pipeline file and gives its path."""
 

@@ -15,15 +15,8 @@ from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
-SMALL = "hidden = [16]\nbatch_size = 32\ncheckpoint_every = 5\n"
 FILTER = 'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n'
 MANNERS = pytest.mark.parametrize("how", [{}, {"val_fraction": 0.25, "streaming": True}], ids=str)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "c.toml").write_text(SMALL)
-    return tmp_path / "c.toml"
 
 
 @pytest.fixture

@@ -23,15 +23,7 @@ from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
 OPTIONS: dict[str, Any] = {"updates": 95, "val_fraction": 0.25, "eval_every": 15, "seed": 4}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network, many checkpoints, and row and check intervals that do not divide each other."""
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:

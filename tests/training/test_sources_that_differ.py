@@ -19,15 +19,7 @@ from offline_cli.training.train import train_bc
 
 Make = Callable[..., EpisodeBatch]
 Mixed = tuple[list[Path], list[Path]]
-CONFIG = "hidden = [8]\nbatch_size = 32\nlr = 0.01\ncheckpoint_every = 5\nthreads = 1\n"
 ALIKE = ("one", "two")
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network."""
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 @pytest.fixture

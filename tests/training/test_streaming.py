@@ -26,15 +26,7 @@ from offline_cli.training.training_data import TrainingData, load_data
 from offline_cli.trees import leaves
 
 Write = Callable[..., Path]
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
 OPTIONS: dict[str, Any] = {"updates": 95, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "streaming": True}
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network, many checkpoints, and row and check intervals that do not divide each other."""
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 @pytest.fixture(autouse=True)

@@ -17,15 +17,8 @@ from offline_cli.errors import BadConfig, Interrupted, MissingPackage
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
 OPTIONS: dict[str, Any] = {"updates": 40, "val_fraction": 0.25, "eval_every": 15}
 EACH = pytest.mark.parametrize("name", TRACKERS)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 def figures(run: Path) -> dict[int, dict[str, float]]:
