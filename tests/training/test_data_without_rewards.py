@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offline_cli.converting.convert import convert
 from offline_cli.errors import BadData
 from offline_cli.training.train import train_bc
 
@@ -48,22 +47,6 @@ def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, t
     assert "train-bc" in caught.value.fix
     assert not (tmp_path / "run").exists()
     assert train_bc(table, tmp_path / "bc", mapping=MAPPED, **OPTIONS, **manner).updates == 2
-
-
-def test_a_dataset_that_was_made_of_such_a_table_is_refused_by_name_among_others(
-    table: Path, marwil: Path, tmp_path: Path
-) -> None:
-    rewarded = tmp_path / "rewarded.csv"
-    head, *rows = table.read_text().splitlines()
-    rewarded.write_text("\n".join([f"{head},gain", *(f"other-{row},1" for row in rows)]) + "\n")
-    convert(table, tmp_path / "arm", mapping=MAPPED)
-    convert(rewarded, tmp_path / "good", mapping={"columns": {**MAPPED["columns"], "rewards": "gain"}})
-    both = [tmp_path / "good", tmp_path / "arm"]
-    with pytest.raises(BadData, match="steps without a reward") as caught:
-        train_bc(both, tmp_path / "run", config=marwil, **OPTIONS)
-    assert caught.value.where.endswith("arm")
-    assert train_bc(both, tmp_path / "bc", **OPTIONS).updates == 2
-    assert train_bc(tmp_path / "good", tmp_path / "run", config=marwil, **OPTIONS).updates == 2
 
 
 def test_rewards_that_are_no_numbers_are_refused_with_count_episode_and_step(

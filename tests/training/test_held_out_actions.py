@@ -117,17 +117,6 @@ def test_recall_and_the_accuracy_of_the_most_frequent_action_are_what_numpy_coun
     assert told_in(tmp_path / "run" / "result.json")["val_recall"] == result.val_recall
 
 
-def test_steps_that_pad_sequences_are_not_counted(make_batch: Make, tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("[network]\nmemory = 'gru'\nmemory_size = 8\nmax_seq_len = 64\nburn_in = 3\n")
-    batch = of_choices(make_batch())
-    write_dataset(replace(batch, actions=3 - batch.actions), tmp_path / "D", action_scale="env")
-    result = train_bc(tmp_path / "D", tmp_path / "run", config=tmp_path / "c.toml", **OPTIONS)
-    learned, held = split_of(tmp_path / "D")
-    counts = np.bincount(learned["actions"].numpy(), minlength=4)
-    assert counts[0] < counts.max() < counts[0] + 9 * 24, "what pads is 0, and 24 or more in each episode"
-    assert result.val_accuracy_majority == pytest.approx((held["actions"].numpy() == counts.argmax()).mean(), abs=1e-12)
-
-
 def test_an_action_that_no_held_out_step_has_has_no_recall(make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch()
     write_dataset(replace(batch, action_space=spaces.Discrete(3)), tmp_path / "D")

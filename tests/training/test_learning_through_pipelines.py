@@ -15,8 +15,7 @@ from signal_at import signal_at
 from stored_steps import columns_in
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadPiece, Interrupted, SpaceMismatch
-from offline_cli.policies.run_policy import load_policy
+from offline_cli.errors import BadConfig, Interrupted, SpaceMismatch
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import Recorded, TrainingData, load_data
@@ -79,22 +78,6 @@ def test_rows_that_a_pipeline_masks_are_neither_learned_from_nor_measured_on(wri
         assert torch.equal(columns_in(longer.val)[column], columns_in(plain.val)[column])
 
 
-def test_a_run_keeps_the_document_and_exactly_what_its_pieces_learned(
-    write_dataset: Write, config: Path, pipeline: Any, tmp_path: Path
-) -> None:
-    recorded = write_dataset()
-    train_bc(recorded, tmp_path / "run", config=config, updates=3, pipeline=pipeline())
-    described = json.loads((tmp_path / "run" / "policy.json").read_text())
-    assert described["pipeline"]["document"]["pieces"][1] == {"name": "frame_stacking", "num_frames": 2}
-    kept, before = load_policy(str(tmp_path / "run")).trained, loaded(recorded, pipeline()).trained
-    assert kept is not None
-    assert before is not None
-    for name in ("mean", "m2"):
-        stored, learned = (found.state["MeanStdFilter"]["obs"][name] for found in (kept, before))
-        assert stored.tobytes() == learned.tobytes()
-        assert stored.flags.writeable
-
-
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading episodes fails the test."""
@@ -121,12 +104,6 @@ def test_a_pipeline_that_does_not_fit_is_refused_before_data_is_read(
     with pytest.raises(error, match=match):
         train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline(pieces))
     assert not (tmp_path / "run").exists()
-
-
-def test_a_piece_that_raises_on_the_data_is_named(write_dataset: Write, pipeline: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadPiece, match="piece LearnerRaises raised ZeroDivisionError: no rewards") as caught:
-        train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline('[[pieces]]\nuse = "odd_pieces:LearnerRaises"\n'))
-    assert "episode-0-" in caught.value.where
 
 
 OPTIONS: dict[str, Any] = {"updates": 60, "val_fraction": 0.25, "eval_every": 20, "env": "Sign-v0", "eval_episodes": 2}

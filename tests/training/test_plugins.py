@@ -11,9 +11,6 @@ from typing import Any
 import pytest
 from installed_packages import Install
 
-from offline_cli import evaluate, record
-from offline_cli.errors import BadConfig, MissingPackage
-from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -103,12 +100,6 @@ def test_its_policy_is_evaluated_and_recorded_once_its_package_is_named(
     assert told("record", env, "--out", tmp_path / "recorded", *options)["episodes"] == 3
 
 
-def test_a_network_that_is_not_installed_is_a_missing_package(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not entry.endswith("cloning")])
-    with pytest.raises(MissingPackage, match="the network 'residual' of the run is not installed"):
-        load_policy(run)
-
-
 def test_resuming_imports_what_the_run_folder_names_once_its_package_is_named(
     run: Path, write_dataset: Write, call: Call, told: Told
 ) -> None:
@@ -118,23 +109,6 @@ def test_resuming_imports_what_the_run_folder_names_once_its_package_is_named(
     assert (code, "--plugin valued-cloning" in found["error"]["fix"]) == (4, True)
     assert not is_imported()
     assert told("train-bc", data, "--out", run, *options, "--plugin", PACKAGE)["updates"] == 12
-
-
-def test_its_piece_goes_into_a_pipeline_and_beside_the_environment_nothing_is_imported_for_it(
-    write_dataset: Write, tmp_path: Path
-) -> None:
-    (tmp_path / "p.toml").write_text(
-        'kind = "learner"\n[[pieces]]\nname = "halve_rewards"\n[[pieces]]\nname = "mean_std_filter"\n'
-    )
-    options: dict[str, Any] = {"pipeline": tmp_path / "p.toml", "updates": 5, "streaming": True}
-    train_bc(write_dataset(), tmp_path / "run", **options)
-    forget()
-    with pytest.raises(BadConfig, match="--plugin valued-cloning"):
-        evaluate(tmp_path / "run", env="Sign-v0", episodes=2)
-    assert not is_imported()
-    assert evaluate(tmp_path / "run", env="Sign-v0", episodes=2, plugins=[PACKAGE]).episodes == 2
-    out = tmp_path / "recorded"
-    assert record("Sign-v0", out, policy=str(tmp_path / "run"), episodes=2, plugins=[PACKAGE]).episodes == 2
 
 
 def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: Write, tmp_path: Path, call: Call) -> None:

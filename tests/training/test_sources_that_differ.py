@@ -13,7 +13,6 @@ from gymnasium import spaces
 
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode
 from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
@@ -76,15 +75,3 @@ def test_what_cloning_does_not_use_does_not_decide(mixed: Mixed, config: Path, t
     results = [train_bc(sources, run, updates=20, **options) for sources, run in zip(mixed, runs, strict=True)]
     assert results[0].episodes == results[1].episodes == 15
     assert policy(runs[0]) == policy(runs[1])
-
-
-def test_a_mask_is_used_so_the_source_without_one_is_named(
-    make_batch: Make, write: Callable[..., Path], config: Path, tmp_path: Path
-) -> None:
-    first, second = (make_batch(episodes=3, seed=seed) for seed in (0, 1))
-    masked = write(replace(first, extra={"loss_mask": np.ones(first.num_steps, np.bool_)}), "masked")
-    bare = write(second, "bare")
-    with pytest.raises(BadEpisode, match="'loss_mask' is used") as caught:
-        train_bc([masked, bare], tmp_path / "run", config=config, updates=2)
-    assert str(bare) in caught.value.where
-    assert str(masked) not in caught.value.where

@@ -15,8 +15,6 @@ from offline_cli import EpisodeBatch, open_dataset, write_dataset
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.errors import BadConfig
 
-NESTED = spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2, 3), np.float64)])})
-
 
 def numbered(lengths: tuple[int, ...] = (3, 40, 7, 25, 1, 30, 4)) -> EpisodeBatch:
     """Episodes whose observations and actions count the steps of all."""
@@ -73,31 +71,6 @@ def test_a_shuffled_loader_over_steps_in_memory_gives_each_once(dataset: Dataset
     rewards = torch.cat([batch["rewards"] for batch in batches])
     assert sorted(rewards.tolist()) == list(range(110))
     assert rewards.tolist() != list(range(110))
-
-
-def test_nested_spaces_are_trees_of_tensors(random_nested: EpisodeBatch, tmp_path: Path) -> None:
-    write_dataset(random_nested, tmp_path / "D", format="columns")
-    dataset = open_dataset(tmp_path / "D")
-    batch = next(iter(DataLoader(dataset.to_torch(), batch_size=4)))
-    assert batch["obs"]["pair"][1].shape == (4, 2, 3)
-    np.testing.assert_array_equal(dataset.to_torch(["obs"])[:]["obs"]["pair"][1], random_nested.acted_obs()["pair"][1])
-
-
-@pytest.fixture
-def random_nested() -> EpisodeBatch:
-    """Two episodes of Dict and Tuple observations."""
-    rng, starts = np.random.default_rng(0), np.array([0, 4, 9])
-    return EpisodeBatch(
-        ids=("a", "b"),
-        starts=starts,
-        obs={"pair": (rng.integers(0, 9, 11), rng.normal(size=(11, 2, 3)))},
-        actions=rng.integers(0, 3, 9),
-        rewards=np.ones(9),
-        terminated=np.ones(2, np.bool_),
-        truncated=np.zeros(2, np.bool_),
-        observation_space=NESTED,
-        action_space=spaces.Discrete(3),
-    )
 
 
 def test_wrong_columns_are_named(dataset: Dataset) -> None:

@@ -19,7 +19,6 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
-    BadConfig,
     BadData,
     Diverged,
     MissingDevice,
@@ -206,14 +205,6 @@ def test_observations_that_are_not_numbers_are_refused_with_episode_and_step(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_observation_that_nothing_was_done_on_may_be_anything(
-    write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path
-) -> None:
-    batch = make_batch()
-    batch.obs[batch.obs_starts[4] - 1] = np.nan  # the last of an episode
-    assert train_bc(write_dataset(batch), tmp_path / "run", config=config, updates=3).updates == 3
-
-
 @pytest.mark.parametrize("options", [{"env": "Sign-v0", "eval_episodes": 2}, {}])
 def test_a_loss_that_is_no_number_ends_training_by_name(
     write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path, options: dict[str, Any]
@@ -250,18 +241,3 @@ def test_a_dry_run_checks_everything_and_writes_nothing(write_dataset: Write, tm
     with pytest.raises(SpaceMismatch):
         train_bc(data, tmp_path / "run", env="CartPole-v1", dry_run=True)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("scale", ["env", "normalized"])
-def test_recordings_of_pendulum_are_learned_and_played(real_data: Path, tmp_path: Path, config: Path, scale: str) -> None:
-    data = real_data / "rllib_episodes_pendulum"
-    with pytest.raises(BadConfig, match="unknown scale"):
-        train_bc(data, tmp_path / "run", env="Pendulum-v1", updates=1)
-    result = train_bc(
-        data, tmp_path / "run", config=config, env="Pendulum-v1", action_scale=scale, updates=30, val_fraction=0.2
-    )
-    assert (result.episodes, result.steps) == (8, 1600)
-    assert result.val_mse is not None
-    played = evaluate(tmp_path / "run", episodes=2, explore=True)  # drawn actions leave the bounds, and are clipped to them
-    assert -2000 < played.return_mean < 0
-    assert played.length_mean == 200

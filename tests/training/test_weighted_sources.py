@@ -12,7 +12,6 @@ from signal_at import signal_at
 from offline_cli.applying import learner_batches
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, Interrupted, NoData, UsageError
-from offline_cli.training import training_data
 from offline_cli.training.train import train
 
 Write = Callable[..., Path]
@@ -77,17 +76,3 @@ def test_a_source_of_weight_0_is_left_out_and_one_without_steps_is_refused(sourc
     same = [sources[0], f"{sources[0]}/../{Path(sources[0]).name}"]  # the second holds copies of the first alone
     with pytest.raises(NoData, match="no step to learn from is in"):
         train(same, tmp_path / "twice", weight={same[1]: 0.5}, **OPTIONS)
-
-
-def test_a_pipeline_whose_rows_are_not_the_steps_is_refused(
-    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = training_data.learner_columns
-
-    def halves(*args: Any, **options: Any) -> dict[str, Any]:
-        return {name: column[::2] for name, column in made(*args, **options).items()}
-
-    monkeypatch.setattr(training_data, "learner_columns", halves)
-    with pytest.raises(BadConfig, match="the source of each is not known") as caught:
-        train(sources, tmp_path / "run", weight={sources[1]: 0.5}, **OPTIONS)
-    assert caught.value.exit_code == 4
