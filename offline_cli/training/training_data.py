@@ -140,7 +140,7 @@ def load_data(
         if weights is not None and data.learner.is_stateful:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
-        recorded = Recorded(scope, stream, open_stream, data, module_id, weights, room)
+        recorded = Recorded(scope, [stream], open_stream, data, module_id, weights, room)
         if config.top_fraction is not None:
             recorded.chosen, data.facts.chosen, notes = best_episodes(recorded.once(), config.top_fraction, data.where)
             data.facts.notes += notes
@@ -213,37 +213,32 @@ def _sources_of_rows(rows: int, episodes: EpisodeBatch, of_episodes: Any) -> Ten
     return torch.from_numpy(found)
 
 
+@dataclass(slots=True, eq=False)
 class Recorded:
     """The episodes of the module that learns, as they were recorded: those that have a step, and are chosen.
 
     In memory they are read once; streaming, each reading opens the sources anew.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        stream: EpisodeStream,
-        open_stream: Callable[[], EpisodeStream],
-        data: TrainingData,
-        module_id: str | None,
-        weights: Weights | None,
-        room: int | None,
-    ) -> None:
-        """`room`: bytes for what is held in memory; None: any."""
-        self._scope, self._opened, self._open = scope, [stream], open_stream
-        self._data, self._module_id, self._weights, self._room = data, module_id, weights, room
-        self._whole: EpisodeBatch | None = None
-        self._count: int | None = None  # all episodes, once they have been read
-        self._sources: dict[str, int] = {}  # of each episode by id, where sources have weights
-        self.chosen: set[tuple[str, str | None]] | None = None  # ids with agents; None: all
-        self.modules: Counter[str] = Counter()  # episodes of each, once they were read
+    scope: Scope
+    opened: list[EpisodeStream]  # what the first reading takes
+    open_stream: Callable[[], EpisodeStream]
+    data: TrainingData
+    module_id: str | None
+    weights: Weights | None
+    room: int | None  # bytes for what is held in memory; None: any
+    chosen: set[tuple[str, str | None]] | None = None  # ids with agents; None: all
+    modules: Counter[str] = field(default_factory=Counter)  # episodes of each, once they were read
+    _whole: EpisodeBatch | None = None
+    _count: int | None = None  # all episodes, once they have been read
+    _sources: dict[str, int] = field(default_factory=dict)  # of each episode by id, where sources have weights
 
     def once(self) -> Iterator[EpisodeBatch]:
         """All of them. Raises what reading raises, NoData; BadConfig at the end of the data where it holds several modules or
         not the one wanted, and where it does not fit into memory; BadData where the source has changed since an earlier
         reading.
         """
-        if self._data.config.streaming:
+        if self.data.config.streaming:
             yield from filter(len, map(self._only_chosen, self._read()))
             return
         if self._whole is None:
@@ -255,7 +250,7 @@ class Recorded:
 
     def parts(self) -> Iterator[EpisodeBatch]:
         """All of them, for the last time, as many at a time as go through the pipeline together."""
-        if not self._data.config.streaming:
+        if not self.data.config.streaming:
             (whole,) = self.once()
             self._whole = None
             yield whole
@@ -276,19 +271,20 @@ class Recorded:
         return batch.select(np.flatnonzero([name in self.chosen for name in names]))
 
     def _read(self) -> Iterator[EpisodeBatch]:
-        config, where, count, size, steps = self._data.config, self._data.where, 0, 0, 0
-        with self._scope.part() as held:
-            stream = held.enter(self._opened.pop() if self._opened else self._open())
-            numbers = {} if self._weights is None else self._weights.by_location(stream.locations)
+        config, where, count, size, steps = self.data.config, self.data.where, 0, 0, 0
+        with self.scope.part() as held:
+            stream = held.enter(self.opened.pop() if self.opened else self.open_stream())
+            numbers = {} if self.weights is None else self.weights.by_location(stream.locations)
             self.modules = Counter()
-            batches = filter(len, map(with_steps, self._data.rewarded(stream)))
-            for batch in of_one_module(batches, config.agent, self._module_id, where=where, seen=self.modules):
+            batches = filter(len, map(with_steps, stream))
+            for batch in of_one_module(batches, config.agent, self.module_id, where=where, seen=self.modules):
+                self.data.check_recorded_rewards(stream)
                 count, size, steps = count + len(batch), size + batch.nbytes, steps + batch.num_steps
-                if not config.streaming and self._room is not None and COPIES * size > self._room:
+                if not config.streaming and self.room is not None and COPIES * size > self.room:
                     what = f"the first {steps:,} steps take {size // MiB:,} MiB, several times while they are put together"
                     fix = "--streaming, which keeps them on disk; or a larger --memory-limit"
                     raise BadConfig(f"{what}: too much for the memory limit", where=where, fix=fix)
-                if self._weights is not None:
+                if self.weights is not None:
                     self._sources |= dict.fromkeys(batch.ids, numbers[stream.drawn_from()])
                 yield batch
                 del batch
@@ -341,7 +337,7 @@ class TrainingData:
         if environment is not None and self.play is not None:
             self.play.check(environment, *announced, where=PLACE)
         setup.algorithm.extend(self._made)
-        self._check_recorded_rewards(stream)
+        self.check_recorded_rewards(stream)
         if setup.start is not None:
             setup.start.check_meanings(self.meanings, self.where)
         self.learner = setup.learner(*announced, stream.action_scale, "" if self._alone else given.in_words)
@@ -372,16 +368,10 @@ class TrainingData:
         """Of the pipeline that the episodes go through."""
         return list(self._made.pieces())
 
-    def rewarded(self, stream: EpisodeStream) -> Iterator[EpisodeBatch]:
-        """The stream. Raises BadData where it has steps without reward, and rewards are needed."""
-        for batch in stream:
-            self._check_recorded_rewards(stream)
-            yield batch
-
-    def _check_recorded_rewards(self, stream: EpisodeStream) -> None:
+    def check_recorded_rewards(self, stream: EpisodeStream) -> None:
         """Raise BadData for steps without reward, as far as they are known now, where they are learned from, or chosen by."""
-        needed, by_return = uses_rewards(self._algorithm), self.config.top_fraction is not None
-        if (needed or by_return) and (found := stream.without_rewards) is not None:
+        needed = uses_rewards(self._algorithm)
+        if (needed or self.config.top_fraction is not None) and (found := stream.without_rewards) is not None:
             where, count = found
             why = f"{type(self._algorithm).__name__} learns from rewards" if needed else "--top-fraction chooses by rewards"
             what = f"steps without a reward ({count:,} so far), for which 0 was taken: {why}"
