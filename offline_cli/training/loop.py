@@ -153,7 +153,8 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         recall = None if held_out is None else checks.ActionRecall(data.action_space, data.meanings, data.train)
         stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema", "compile")}
         update = Update(learner, batches.batch, ranks=ranks, **stepping)
-        bound = config.bound(batches.updates_per_epoch)  # the update at which training ends, whatever it has reached
+        per_epoch = batches.updates_per_epoch
+        bound = config.bound(per_epoch)  # the update at which training ends, whatever it has reached
         held.enter_context(use_threads(state.threads))
         held.enter_context(signals_noted())
         with _own_chance(state):  # before anything is written: an algorithm's mistake leaves no run folder
@@ -163,11 +164,11 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             update.check()
             checks.check_gates(learner, batches.batch, config)
         if options["dry_run"]:
-            return replace(_result(folder, config, state, data, batches, notes, None), stopped_by="dry-run")
+            return replace(_result(folder, config, state, data, per_epoch, notes, None), stopped_by="dry-run")
 
         # ---- begin, or go back to the checkpoint ----
         held.enter_context(_telling_how_to_resume())
-        finished = None if checkpoint is None else _finished(folder, config, state, bound, batches.updates_per_epoch)
+        finished = None if checkpoint is None else _finished(folder, config, state, bound, per_epoch)
         ranks.wait()  # until each has read what is there
         if finished is not None:
             return _unless_missed(finished, config)
@@ -206,7 +207,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             number = state.update
             if ranks.count == 1 or device.type == "cpu" or number % LOOK == 0:
                 stopping = stopping or ranks.summed([float(requested() is not None)])[0] > 0
-            is_checked = number > 0 and (number % config.check_every(batches.updates_per_epoch) == 0 or number == bound)
+            is_checked = number > 0 and (number % config.check_every(per_epoch) == 0 or number == bound)
             is_told = is_checked or (number > 0 and number % config.log_every == 0)
             is_saved = number == bound or (number % config.checkpoint_every == 0 and folder.checkpoint_is_due) or stopping
             if is_told or is_saved:
@@ -235,7 +236,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                 state.seconds = time.perf_counter() - began
                 state.loss, state.losses, state.summed = sum(losses.values()) if losses else None, losses, 0
                 update.forget_losses()
-                row = _row(state, learner.losses, batches.updates_per_epoch, figures)
+                row = _row(state, learner.losses, per_epoch, figures)
                 state.metrics_bytes = folder.append(row)
                 track(row)
                 if is_checked and checks.decide(state, config, figures, bound):
@@ -258,7 +259,8 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         # ---- result ----
         keeps_last = state.best is None or not best or state.stopped_by == "target"
         copy_into(learner.policy.state_dict(), update.policy_state() if keeps_last else best)
-        result = _result(folder, config, state, data, batches, notes, None if keeps_last else state.best)
+        result = _result(folder, config, state, data, per_epoch, notes, None if keeps_last else state.best)
+        del batches, held_out, checked  # the order of an epoch takes memory that drawing the curve needs
         folder.finish(learner.policy.state_dict(), result.as_dict(), until_return=config.until_return)
     return _unless_missed(result, config)
 
@@ -422,7 +424,7 @@ def _result(
     config: BCConfig,
     state: TrainState,
     data: TrainingData,
-    batches: Batches,
+    updates_per_epoch: int,
     notes: Sequence[str],
     best: Best | None,
 ) -> TrainResult:
@@ -432,7 +434,7 @@ def _result(
     return TrainResult(
         run=folder.url,
         updates=state.update,
-        epochs=round(state.update / batches.updates_per_epoch, 6),
+        epochs=round(state.update / updates_per_epoch, 6),
         seconds=round(state.seconds, 3),
         samples_per_second=round(state.samples / max(state.train_seconds, 1e-9), 1),
         loss=state.loss,
