@@ -145,7 +145,7 @@ class Setup:
         any. Raises BadConfig for an algorithm that cannot stream.
         """
         options, name = {**config.algorithm}, config.network["name"]
-        algorithm = algorithm_kind(options.pop("name"), **({} if named is None else {"named": named}))(options)
+        algorithm = algorithm_kind(options.pop("name"), named=named)(options)
         if config.streaming and algorithm.refresh_every is not None:
             what = f"{config.algorithm['name']} recomputes its columns from episodes in memory"
             fix = "leave out --streaming, or have columns computed once, as by --set refresh_every=0"

@@ -78,16 +78,18 @@ class FileRows(TempFile):
         self._count += len(made)
 
     def take(self, chosen: Tensor, targets: Sequence[Tensor] | None = None) -> list[Tensor]:
-        rows = chosen.tolist()
-        for row in rows if hasattr(os, "posix_fadvise") else ():  # the system reads all at once what it has not cached
-            os.posix_fadvise(self._file.fileno(), row * self.row_bytes, self.row_bytes, os.POSIX_FADV_WILLNEED)
-        found = self._read(1, rows)
+        found = self._read(1, chosen.tolist())
         for target, leaf in zip(targets or (), found, strict=targets is not None):
             target.copy_(leaf)
         return found
 
     def range(self, first: int, stop: int) -> list[Tensor]:
         return self._read(stop - first, [first])
+
+    def expect(self, chosen: Tensor) -> None:
+        """Have the system read those rows meanwhile, all at once, where its cache has not got them."""
+        for row in chosen.tolist() if hasattr(os, "posix_fadvise") else ():
+            os.posix_fadvise(self._file.fileno(), row * self.row_bytes, self.row_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         """Release the disk."""
@@ -184,6 +186,11 @@ class Steps:
         self._rows.take(chosen, direct)
         for column, own, made in stacks:
             self._gather_stacks(column, own, made)
+
+    def expect(self, chosen: Tensor) -> None:
+        """Rows that are asked for next."""
+        if isinstance(self._rows, FileRows):
+            self._rows.expect(chosen)
 
     def on(self, device: torch.device) -> tuple[Self, torch.device]:
         """The same on `device` where it fits, else where it is; and where that is."""
@@ -299,6 +306,8 @@ class Batches:
             self._store.gather(chosen, held)
             for target, leaf in zip(self._targets, held, strict=True):
                 target.copy_(leaf, non_blocking=True)  # torch keeps pinned memory until the copy has left it
+        after = first + self.batch_size
+        self._store.expect(self._order[after + own.start : after + own.stop])
         if Columns.LOSS_MASK in self.batch:
             mask: Tensor = self.batch[Columns.LOSS_MASK]
             mask[own.stop - own.start :] = False
