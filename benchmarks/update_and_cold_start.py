@@ -20,9 +20,8 @@ from torch import nn
 
 from benchmarks.harness import HERE, Floor, Missing, Row, missing, paired, recording, timed, versions
 from offline_cli.modules.policy_modules import build_module
-from offline_cli.training.learner import cloning_learner
+from offline_cli.training.learner import Update, cloning_learner
 from offline_cli.training.steps import WEIGHTS
-from offline_cli.training.updates import Update
 
 BATCH, OBS, HIDDEN = 1024, 4, (256, 256)
 UPDATE = Floor(1 / 1.1, words="<= 1.1x the time of a bare PyTorch loop")

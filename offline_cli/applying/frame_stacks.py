@@ -2,7 +2,7 @@
 
 A learner pipeline with FrameStacking makes each observation N times as large as the frame that it adds. Where all pieces after
 it leave observations alone (`stack_by_rows`), the piece says instead which frame each step ends with, and how many frames of
-its episode come before it: `FrameStacks` holds every frame once, and `gather` puts the stacks of any steps into tensors, on
+its episode come before it: `FrameStacks` holds every frame once, and `gather_stacks` puts stacks into tensors, on
 whatever device the frames are. Values are those of the piece, bit for bit: the oldest frame first, zeros before the first one.
 """
 
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Self
 
-import torch
 from torch import Tensor
 
 from offline_cli.connectors.common.frame_stacking import FrameStacking
@@ -24,7 +23,7 @@ from offline_cli.connectors.learner.added_columns import (
 )
 from offline_cli.connectors.learner.default_pipeline import default_pieces
 from offline_cli.connectors.learner.returns import ClipRewards, ComputeReturnsToGo
-from offline_cli.trees import Tree, leaves, unflatten_like
+from offline_cli.trees import Tree, leaves
 
 __all__ = ["FrameStacks", "gather_stacks", "stack_by_rows"]
 
@@ -78,34 +77,9 @@ class FrameStacks:
         """Of what says where its frames are: several may share these."""
         return self.rows.nbytes + self.ages.nbytes
 
-    def to(self, device: torch.device, frames: Tree) -> Self:
-        """The same there, where its frames are already."""
-        return replace(self, frames=frames, rows=self.rows.to(device), ages=self.ages.to(device))
-
     def next_ones(self, rows: Tensor) -> Self:
         """The stacks that end one frame later, in `rows` (N,)."""
         return replace(self, rows=rows, ages=(self.ages + 1).clamp(max=self.size - 1))
-
-    def copy_(self, other: Self) -> None:
-        """Take the frames of the same stacks from `other`."""
-        for held, leaf in zip(leaves(self.frames), leaves(other.frames), strict=True):
-            if held.data_ptr() != leaf.data_ptr():
-                held.copy_(leaf)
-
-    def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
-        """Put the stacks number `chosen` (B,) into `targets`, a tensor (B, ..., size * C), or (B, numbers), for each leaf."""
-        rows, ages = self.rows.index_select(0, chosen), self.ages.index_select(0, chosen)
-        gather_stacks(
-            lambda wanted: [leaf.index_select(0, wanted) for leaf in leaves(self.frames)], rows, ages, self.size, targets
-        )
-
-    def gathered(self, which: slice) -> Tree:
-        """The stacks of a range, leaves (B, ..., size * C), on the device of the frames."""
-        chosen = torch.arange(len(self))[which].to(self.rows.device)
-        held = leaves(self.frames)
-        made = [leaf.new_empty((len(chosen), *shape)) for leaf, shape in zip(held, self.shapes, strict=True)]
-        self.gather(chosen, made)
-        return unflatten_like(self.frames, made)
 
 
 def gather_stacks(

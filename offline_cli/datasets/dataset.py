@@ -264,19 +264,14 @@ class Dataset:
                 return episode_frame(batches)
             return step_frame(batches, self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
 
-    def to_torch(self, columns: Sequence[str] | None = None, *, streaming: bool = False, **options: Any) -> Any:
-        """The steps as a dataset of PyTorch: map-style, all in memory; `streaming`: iterable, one row group or so at a time.
+    def to_torch(self, columns: Sequence[str] | None = None) -> Any:
+        """The steps as a map-style dataset of PyTorch, all in memory. An item is a dict of tensors by column: `obs`, `actions`,
+        `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and the extra model outputs; `columns`: those wanted, None: all.
 
-        An item is a dict of tensors by column: `obs`, `actions`, `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and
-        the extra model outputs; `columns`: those wanted, None: all. Options of streams: `batch_size`, `shuffle`, `seed`
-        (`StepStream`). Raises BadConfig for unknown columns, UsageError for streams' options without `streaming`, and what
-        `batches` raises.
+        Raises BadConfig for unknown columns, and what `batches` raises.
         """
-        if options and not streaming:
-            fix = f"to_torch(streaming=True, {next(iter(options))}=...), or a DataLoader of it"
-            raise UsageError(f"{', '.join(options)}: for streams alone", where="to_torch", fix=fix)
         module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins above the datasets
-        return (module.StepStream if streaming else module.StepDataset)(self, columns, **options)
+        return module.StepDataset(self, columns)
 
 
 def row_format(

@@ -63,7 +63,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     """The context for a forward pass: bfloat16 arithmetic for `bf16`, none for `fp32` and `auto`."""
     if precision != "bf16":
         return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # a cache would outlive a captured graph's weights
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # each weight is used once a step
 
 
 def fits_on(device: torch.device, nbytes: int) -> bool:

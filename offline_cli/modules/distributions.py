@@ -1,7 +1,7 @@
 """The action head: likelihood, entropy, greedy and sampled actions for every action space that has a density.
 
 A head reads a flat row of numbers, `action_dist_inputs`, as a distribution over actions, all on tensors and without waiting for
-the device, so that a whole update can be captured as a CUDA graph. It reads them as RLlib does, so that a recording of them
+the device, so that no update waits for it. It reads them as RLlib does, so that a recording of them
 tells every reader which distribution was played: the limits of the log standard deviation are in the numbers already, because
 `RLModule` passes what a network puts out through `limited`. A space has a part for each leaf, depth first; the parts'
 log-likelihoods and entropies add up.

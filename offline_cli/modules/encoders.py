@@ -105,7 +105,7 @@ class _LeafEncoder(nn.Module):
 
 
 class OneHotEncoder(_LeafEncoder):
-    """Counted choices as ones and zeros. (`functional.one_hot` looks at the values, which a CUDA graph cannot.)"""
+    """Counted choices as ones and zeros. (`functional.one_hot` looks at the values, which waits for a GPU.)"""
 
     values: Tensor  # (size,) the choice of each column
     owner: Tensor  # (size,) which component it is of

@@ -3,7 +3,7 @@
 Defaults < stored run < --config file < options; all mistakes are listed at once. The tables `[algorithm]` and `[network]` name
 code, ours or another package's, whose options and defaults they hold, by its JSON Schema. The options of the network "mlp" are
 keys of the file itself as well (`hidden`, `activation`, `dropout`, `layer_norm`). A mistake names a key that was given as an
-option as on the command line, any other as in the file.
+option as on the command line, any other, and those of tables, as in the file.
 """
 
 from __future__ import annotations
@@ -46,25 +46,13 @@ from offline_cli.formats.asked_environment import AskedEnvironment, refused
 from offline_cli.modules.images import AUTO, encoder_kind
 from offline_cli.modules.network import LAYERS, MLP, network_kind
 from offline_cli.plugins import network_named
-from offline_cli.policies.by_name import is_code
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.schema_files import mistakes_by, toml_schema
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 
-__all__ = [
-    "GATES",
-    "BCConfig",
-    "allowed",
-    "check_named_again",
-    "config_schema",
-    "differences",
-    "filled",
-    "flat",
-    "read_config",
-    "resolve_config",
-    "stored_config",
-]
+__all__ = ["GATES", "BCConfig", "allowed", "check_named_again", "config_schema", "differences", "filled", "flat"]
+__all__ += ["read_config", "resolve_config", "stored_config"]
 
 DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
 EVAL_EVERY_RANGE = (100, 1000)  # updates
@@ -101,12 +89,7 @@ class BCConfig(BaseModel):
         default=None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
     )
     agent: Text | None = Field(
-        default=None, description="Learn from the episodes of this agent, and check it in a game. Default: of every agent."
-    )
-    policy: tuple[Text, ...] | None = Field(
-        default=None,
-        strict=False,
-        description="Who plays the other agents of a game in checks, as AGENT=POLICY each. Default: random; needs `agent`.",
+        default=None, description="Learn from the episodes of this agent of a game. Default: of every agent."
     )
     action_scale: ActionScale | None = Field(
         default=None,
@@ -156,8 +139,7 @@ class BCConfig(BaseModel):
     )
     until_return: float | None = Field(
         default=None,
-        description="Stop once the mean return, in a game that of `agent`, confirmed on `confirm_episodes` episodes, is at "
-        "least this; needs `env`.",
+        description="Stop once the mean return, confirmed on `confirm_episodes` episodes, is at least this; needs `env`.",
     )
     val_fraction: OpenShare | None = Field(
         default=None, description="Share of the episodes held out for validation. Default: none."
@@ -245,8 +227,6 @@ NEEDS: Final = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
     ("wrappers", "env", "the environment that they go around"),
-    ("policy", "env", "the game that they play in"),
-    ("policy", "agent", "the agent that learns among them"),
     *((name, "val_fraction", "episodes held out for validation") for name in ("patience", *GATES)),
 )
 
@@ -271,9 +251,8 @@ def resolve_config(
     """
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None}
     said, before = said if said is not None else {} if file is None else read_config(file), stored or {}
-    where = " and ".join(
-        [*["options"] * bool(given), *["the run's config.toml"] * bool(stored), *([str(file)] if file else [])]
-    )
+    places = {"options": given, "the run's config.toml": stored, str(file): file}
+    where = " and ".join(place for place, has in places.items() if has) or "options"
     merged: dict[str, Any] = {}
     for source in (before, said, given):
         if not source.keys().isdisjoint(BOUNDS):  # one replaces whatever bound the sources below it say
@@ -285,10 +264,10 @@ def resolve_config(
         if isinstance(said.get(table, {}), Mapping) and (table in merged or asked[table]):
             merged[table] = _table(table, before.get(table), said.get(table, {}), asked[table])
     contradictions = _contradictions(merged, given)
-    mistakes = [*_key_mistakes(merged, given), *_table_mistakes(merged, own, plugins, asked["algorithm"])]
+    mistakes = [*_key_mistakes(merged, given), *_table_mistakes(merged, own, plugins)]
     if mistakes or contradictions:
         kind = UsageError if not mistakes and contradictions == _contradictions(given, given) else BadConfig
-        raise kind.of([*mistakes, *contradictions], where=where or "options", fix=HELP)
+        raise kind.of([*mistakes, *contradictions], where=where, fix=HELP)
     brought = algorithm_kind(merged["algorithm"]["name"]).settings if "algorithm" in merged else {}
     if merged.get("network", {}).get("name", MLP) != MLP:
         brought = {name: value for name, value in brought.items() if name not in MLP_KEYS}
@@ -316,38 +295,32 @@ def stored_config(stored: Mapping[str, Any]) -> BCConfig:
     """The configuration that a run folder holds, without importing what its tables name. Raises BadConfig."""
     if problems := [*_key_mistakes(stored, ()), *_contradictions(stored, ())]:
         raise BadConfig.of(problems, where="the run's config.toml", fix=HELP)
-    return _made(dict(stored))
+    return _made(stored)
 
 
-def _made(merged: dict[str, Any]) -> BCConfig:
-    if merged.keys().isdisjoint(BOUNDS):
-        merged["epochs"] = BOUND_EPOCHS if {"until_return", "patience"} & merged.keys() else DEFAULT_EPOCHS
-    return BCConfig.model_validate(merged)
+def _made(merged: Mapping[str, Any]) -> BCConfig:
+    bound = BOUND_EPOCHS if {"until_return", "patience"} & merged.keys() else DEFAULT_EPOCHS
+    return BCConfig.model_validate(dict(merged) if merged.keys() & {*BOUNDS} else {**merged, "epochs": bound})
 
 
 def read_config(file: str | PathLike[str]) -> dict[str, Any]:
     """What a file of the user's says, unchecked. Raises BadConfig where it is not TOML, StorageNotFound."""
-    path = Path(file)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError as err:
-        raise StorageNotFound("no such config file", where=str(path), fix="check the path") from err
+        raise StorageNotFound("no such config file", where=str(file), fix="check the path") from err
     except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
-        raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
+        raise BadConfig(f"not TOML: {err}", where=str(file), fix="see https://toml.io for the syntax") from err
 
 
 def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """A checked table with the defaults of its schema."""
-    is_mlp = given["name"] == MLP
-    if table == "network" and is_mlp and "memory" not in given:
+    is_mlp = table == "network" and given["name"] == MLP
+    if is_mlp and "memory" not in given:
         return dict(given)
     properties = KINDS[table](given["name"]).schema.get("properties", {})
     defaults = {name: key["default"] for name, key in properties.items() if "default" in key}
-    return {
-        "name": given["name"],
-        **{name: one for name, one in defaults.items() if not (is_mlp and name in MLP_KEYS)},
-        **given,
-    }
+    return {"name": given["name"]} | {one: defaults[one] for one in defaults if not (is_mlp and one in MLP_KEYS)} | dict(given)
 
 
 # ---- a stored configuration and a new one ----
@@ -355,10 +328,9 @@ def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(config: BCConfig) -> dict[str, Any]:
     """Each field, and each entry of a table as `table.key`, without secrets."""
-    plain = dict(config)
-    found = {name: value for name, value in plain.items() if name not in TABLES}
-    found |= {name: value for name, value in config.as_dict().items() if name in ("env_kwargs", "wrappers")}
-    return found | {f"{table}.{key}": value for table in TABLES for key, value in plain[table].items()}
+    blank = {name: value for name, value in config.as_dict().items() if name in ("env_kwargs", "wrappers")}
+    found = {name: value for name, value in config if name not in TABLES} | blank
+    return found | {f"{table}.{key}": value for table in TABLES for key, value in getattr(config, table).items()}
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
@@ -368,20 +340,16 @@ def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
     free = {"track", *GATES, *(() if stored.streaming or wanted.streaming else ("memory_limit",))}
     free.update(BOUNDS if "constant" in (stored.lr_schedule, wanted.lr_schedule) else ())
     before, now = flat(stored), flat(wanted)
-
-    def shown(value: Any) -> str:
-        return "none" if value is None else str(list(value) if isinstance(value, tuple) else value)
-
     return [
-        f"{name}: the run has {shown(before.get(name))}, this call asks for {shown(now.get(name))}"
+        f"{name}: the run has {before.get(name, 'none')}, this call asks for {now.get(name, 'none')}"
         for name in {**before, **now}
         if name not in free and before.get(name) != now.get(name)
     ]
 
 
 def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
-    """Raise BadConfig where a run folder alone names an environment, or policies, that only its user may name: code, and
-    arguments and wrappers that data may not say. `said`: the keys that he names.
+    """Raise BadConfig where a run folder alone names an environment that only its user may name: code, and arguments and
+    wrappers that data may not say. `said`: the keys that he names.
     """
     asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
     if asked is None:
@@ -393,9 +361,6 @@ def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) ->
     if ":" in asked.id and "env" not in said:
         named.append(f"the environment {asked.id}")
         again.append(f"--env {shlex.quote(asked.id)}")
-    if "policy" not in said and any(is_code(text.partition("=")[2]) for text in wanted.policy or ()):
-        named.append(f"the policies {', '.join(wanted.policy or ())}")
-        again += [f"--policy {shlex.quote(text)}" for text in wanted.policy or ()]
     if any(reasons.values()):
         again.append(spec.flags(kwargs=bool(reasons["env_kwargs"]), wrappers=bool(reasons["wrappers"])))
     if named:
@@ -418,8 +383,8 @@ def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[s
     except ValidationError as err:
         for one in err.errors():
             name = str(one["loc"][0])
+            near = get_close_matches(name.replace("-", "_"), BCConfig.model_fields, n=1)
             if one["type"] == "extra_forbidden":
-                near = get_close_matches(name.replace("-", "_"), BCConfig.model_fields, n=1)
                 found.append(f"unknown key '{name}'" + (f", did you mean '{near[0]}'?" if near else ""))
             else:
                 found.append(f"{_spelled(name, options)}: {worded(one, config[name])}")
@@ -446,11 +411,9 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> list
     return found
 
 
-def _table_mistakes(
-    config: Mapping[str, Any], own: Collection[str], packages: Collection[str], options: Mapping[str, Any]
-) -> list[str]:
+def _table_mistakes(config: Mapping[str, Any], own: Collection[str], packages: Collection[str]) -> list[str]:
     """Every mistake of both tables. `own`: those that the user has written; what another one names is imported where it is
-    ours, or of `packages`. `options`: of the algorithm, that were given on the command line, and are named so.
+    ours, or of `packages`.
 
     Raises BadConfig for code that the user has not named, MissingPackage for a plug-in that cannot be imported.
     """
@@ -465,22 +428,16 @@ def _table_mistakes(
             kind = KINDS[table](given["name"], named=named)
             if given["name"] == MLP and isinstance(found.get("encoder"), str):
                 encoder_kind(found["encoder"], named=named)
+            json.dumps(found, allow_nan=False)  # as which run folders keep them
         except BadConfig as err:
             place = {f"{table}.name": f"{table}.name", "encoder.name": "network.encoder"}.get(err.where)
             if place is None:
                 raise
             problems.append(f"{place}: {err.what} ({err.fix})")
-            continue
-        try:  # run folders keep them as JSON
-            json.dumps(found, allow_nan=False)
         except (TypeError, ValueError) as err:
             problems.append(f"{table}: {err}; give finite numbers, and dates as text")
-            continue
-        problems += mistakes_by(found, {"additionalProperties": False, **kind.schema}, within=table) if found else []
-    for number, text in enumerate(problems):
-        key = text.partition(":")[0].removeprefix("algorithm.")
-        if text.startswith("algorithm.") and key in options:
-            problems[number] = text.replace(f"algorithm.{key}", "--algorithm" if key == "name" else f"--set {key}", 1)
+        else:
+            problems += mistakes_by(found, {"additionalProperties": False, **kind.schema}, within=table) if found else []
     return problems
 
 

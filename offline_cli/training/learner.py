@@ -1,37 +1,131 @@
-"""An algorithm with its modules, for one run: made from configuration and spaces, moved, saved and restored as a whole.
+"""An algorithm with its modules, and the update that fits them: each group's losses, its gradient, its Adam.
 
-`Start`: the run whose policy, and maybe other modules, they begin with. What its connector pieces had learned is kept too, and
-learned no further: with other statistics its policy would see other numbers than it was trained on.
+Nothing in an update waits for the device. Decision: the moving average of weights is a `lerp_` of ours.
+`swa_utils.AveragedModel` reads its counter back in each step, which waits for the GPU. `LambdaLR` counts its own steps; here
+the number of the update says all.
 """
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 import gymnasium as gym
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig, BadData, UsageError
+from offline_cli.engines.ranks import ALONE, Ranks
+from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
 from offline_cli.meanings import Meanings, joined
+from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import MLP, Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.plugins import PYTHON, with_network
-from offline_cli.policies.run_files import CONFIG, MODULES, checkpoint_bytes, copy_into, part
+from offline_cli.plugins import PYTHON, plugin_behind, with_network
+from offline_cli.policies.run_files import CONFIG, MODULES, OF_POLICY, STEPPED, checkpoint_bytes, copy_into, part, prefixed
 from offline_cli.policies.run_policy import MEANINGS, NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, same_space
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig, stored_config
 
-__all__ = ["Learner", "Setup", "Start", "cloning_learner", "policy_with_values"]
+__all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "policy_with_values", "rate_factor"]
 
 ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # options of networks that no weight depends on
+BETAS: Final = (0.9, 0.999)
+UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
+LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # random numbers are torch's, which checkpoints keep
+NO_COMPILER: Final = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler")
+SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
+
+
+# ---- an algorithm and its modules ----
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Learner:
+    """An algorithm and the modules it has made."""
+
+    algorithm: Algorithm
+    modules: Mapping[str, nn.Module]
+    groups: Sequence[Group]
+    policy: RLModule  # the first of the modules
+    is_stateful: bool  # whether the policy has a memory
+
+    @classmethod
+    def of(cls, algorithm: Algorithm, task: Task) -> Self:
+        """Raises BadConfig for an algorithm whose modules and groups do not fit together, which is its author's mistake."""
+        modules = algorithm.modules(task)
+        kind = type(algorithm).__name__
+        if next(iter(modules), None) != POLICY or modules[POLICY] is not task.made:
+            fix = f"return {{{POLICY!r}: task.policy(), ...}}: run folders keep what is made there"
+            what = f"{kind}.modules gives no {POLICY!r} first, made by task.policy()"
+            raise BadConfig(what, where=f"algorithm {kind}", fix=fix)
+        if task.made.is_stateful() and not algorithm.learns_sequences:
+            fix = "leave out memory, or learn with the algorithm bc"
+            raise BadConfig(f"{kind} learns from single steps, and the network has a memory", where="[network]", fix=fix)
+        learner = cls(algorithm, modules, list(algorithm.groups(modules)), task.made, task.made.is_stateful())
+        grouped = [name for group in learner.groups for name in group.modules]
+        stepped = [] if {*grouped} - {*modules} else [[*learner.parameters_of(group)] for group in learner.groups]
+        counts = Counter([*grouped, *(("loss", name) for name in learner.losses), *map(id, itertools.chain(*stepped))])
+        if not stepped or not all(stepped) or max(counts.values()) > 1:
+            what = f"{kind}.groups gives groups of {grouped} with losses {learner.losses}"
+            fix = f"groups of modules among {', '.join(modules)}: each module, parameter and loss in one group at most"
+            raise BadConfig(what, where=f"algorithm {kind}", fix=f"{fix}, and parameters to train in each group")
+        return learner
+
+    def before_sequences(self) -> dict[str, Any]:
+        """`state_in` of a policy with memory, leaves (...) for one row; empty for others.
+
+        Each sequence begins with the initial state: what a recording has of states is of the network that played there.
+        """
+        return {Columns.STATE_IN: initial_state(self.policy)} if self.is_stateful else {}
+
+    @property
+    def losses(self) -> list[str]:
+        """The names of all losses."""
+        return [name for group in self.groups for name in group.losses]
+
+    @property
+    def whole(self) -> nn.Module:
+        """All modules as one, to count or move their weights."""
+        return nn.ModuleList(self.modules.values())
+
+    def parameters_of(self, group: Group) -> dict[nn.Parameter, str]:
+        """Each parameter that requires a gradient, once, with its name in checkpoints."""
+        return {
+            parameter: f"{module}.{name}" if len(self.modules) > 1 else name
+            for module in group.modules
+            for name, parameter in self.modules[module].named_parameters()
+            if parameter.requires_grad
+        }
+
+    def state(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers of all modules, by `module.name`, in place: `copy_` into them."""
+        states = {module: part.state_dict() for module, part in self.modules.items()}
+        return {f"{module}.{name}": tensor for module, state in states.items() for name, tensor in state.items()}
+
+    def others(self) -> dict[str, Tensor]:
+        """Of `state` what belongs to no group: target copies and buffers."""
+        stepped = {parameter.data_ptr() for group in self.groups for parameter in self.parameters_of(group)}
+        return {name: tensor for name, tensor in self.state().items() if tensor.data_ptr() not in stepped}
+
+
+def cloning_learner(policy: RLModule) -> Learner:
+    """Behaviour cloning of an existing policy."""
+    algorithm = own_algorithms(BC)[BC]({})
+    modules = {POLICY: policy}
+    return Learner(algorithm, modules, algorithm.groups(modules), policy, policy.is_stateful())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,14 +140,17 @@ class Setup:
     log_std: tuple[float | None, float | None] = (None, None)  # see Task
 
     @classmethod
-    def of(cls, config: BCConfig) -> Self:
-        """What a resolved configuration names. Raises BadConfig for an algorithm that cannot stream."""
-        algorithm = _algorithm(config)
+    def of(cls, config: BCConfig, named: Sequence[str] | None = None, code: Sequence[str] | None = None) -> Self:
+        """What a resolved configuration names. `named`: packages that an algorithm may be of, and `code`: a network; None:
+        any. Raises BadConfig for an algorithm that cannot stream.
+        """
+        options, name = {**config.algorithm}, config.network["name"]
+        algorithm = algorithm_kind(options.pop("name"), named=named)(options)
         if config.streaming and algorithm.refresh_every is not None:
             what = f"{config.algorithm['name']} recomputes its columns from episodes in memory"
             fix = "leave out --streaming, or have columns computed once, as by --set refresh_every=0"
             raise BadConfig(what, where="--streaming", fix=fix)
-        network = network_kind(config.network["name"])(config.network_options)
+        network = network_kind(name, named=None if name == MLP else code)(config.network_options)
         return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
 
     def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
@@ -72,26 +169,17 @@ class Setup:
             copy_into(learner.modules[name].state_dict(), tensors)
         return learner
 
-    def told(self, learner: Learner) -> dict[str, Any]:
-        """Where the modules are from, as JSON values; empty: they are fresh."""
-        if self.start is None:
-            return {}
-        taken = [POLICY, *self.start.shared(learner)]
-        fresh = [name for name in learner.modules if name not in taken]
-        return {"run": self.start.url, "sha256": self.start.loaded.sha256, "modules": taken, "fresh": fresh}
-
-
-def _algorithm(config: BCConfig, **named: Any) -> Algorithm:
-    options = {name: value for name, value in config.algorithm.items() if name != "name"}
-    return algorithm_kind(config.algorithm["name"], **named)(options)
-
 
 # ---- modules of another run ----
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The run to begin with: its policy, and further modules of its last checkpoint where it is by the same algorithm."""
+    """The run to begin with: its policy, and further modules of its last checkpoint where it is by the same algorithm.
+
+    What its connector pieces had learned is kept too, and learned no further: with other statistics its policy would see other
+    numbers than it was trained on.
+    """
 
     url: str
     loaded: LoadedPolicy
@@ -125,8 +213,8 @@ class Start:
             "form of Box actions": (theirs.action_head.forms(), learner.policy.action_head.forms()),
             "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
         }
-        options = {**dict.fromkeys((*told[NETWORK], *self.network)), **told[NETWORK]}
-        pairs |= {f"network {name}": (one, self.network.get(name)) for name, one in options.items() if name not in ASIDE}
+        options = dict.fromkeys((*told[NETWORK], *self.network))
+        pairs |= {f"network {one}": (told[NETWORK].get(one), self.network.get(one)) for one in options if one not in ASIDE}
         wrong = [
             f"{name}: the run has {one}, this one {other}"
             for name, (one, other) in pairs.items()
@@ -147,6 +235,12 @@ class Start:
         """The modules beside the policy that the run has in the same form, each as its tensors."""
         held = {name: part(self.others, f"{name}.") for name in learner.modules if name != POLICY}
         return {name: one for name, one in held.items() if _forms(one) == _forms(learner.modules[name].state_dict())}
+
+    def told(self, learner: Learner) -> dict[str, Any]:
+        """Which modules are from the run, as JSON values."""
+        taken = [POLICY, *self.shared(learner)]
+        fresh = [name for name in learner.modules if name not in taken]
+        return {"run": self.url, "sha256": self.loaded.sha256, "modules": taken, "fresh": fresh}
 
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -182,119 +276,239 @@ def policy_with_values(
     saved = _saved_modules(replace(place, cache=None))
     if saved is None:
         return loaded
-    config, module = stored_config(saved[0]), loaded.module
-    algorithm, name = _algorithm(config, named=plugins), config.network["name"]
-    if type(algorithm).rl_module is Algorithm.rl_module:
+    setup, module = Setup.of(stored_config(saved[0]), plugins, with_network(plugins, network)), loaded.module
+    if type(setup.algorithm).rl_module is Algorithm.rl_module:
         return loaded
-    task = Task(
-        module.observation_space,
-        module.action_space,
-        loaded.description["action_scale"],
-        network_kind(name, named=None if name == MLP else with_network(plugins, network))(config.network_options),
-        weights=module.state_dict(),
-        log_std=(config.log_std_min, config.log_std_max),
-    )
-    learner = Learner.of(algorithm, task)
+    spaces, scale = (module.observation_space, module.action_space), loaded.description["action_scale"]
+    learner = Learner.of(setup.algorithm, Task(*spaces, scale, setup.network, log_std=setup.log_std))
     try:
-        for other, made in learner.modules.items():
-            if other != POLICY:
-                copy_into(made.state_dict(), part(saved[1], f"{other}."))
+        copy_into(learner.state(), {**saved[1], **prefixed(OF_POLICY, module.state_dict())})
     except (KeyError, RuntimeError) as err:
         what = f"the checkpoint has no modules of the form that the algorithm makes: {err}"
         raise BadData(what, where=place.url, fix="train again, or name another run") from err
-    given = algorithm.rl_module(learner.modules)
+    given = setup.algorithm.rl_module(learner.modules)
     if hasattr(given, "compute_values"):
         given.eval()
         module.compute_values = given.compute_values
     return loaded
 
 
-# ---- the modules of a run ----
+# ---- an update ----
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Learner:
-    """An algorithm and the modules it has made."""
+class GroupState:
+    """What a group's steps change beside its parameters: Adam's whole state, which exists from the start, to be saved and
+    written in place; averages of the policy's weights; and `sums` of its losses, () each.
+    """
 
-    algorithm: Algorithm
-    modules: Mapping[str, nn.Module]
-    groups: Sequence[Group]
-    policy: RLModule  # the first of the modules
-    is_stateful: bool  # whether the policy has a memory
+    def __init__(self, learner: Learner, group: Group, *, lr: float, weight_decay: float, ema: float | None) -> None:
+        self.group, self.ema = group, ema
+        named = learner.parameters_of(group)
+        self.parameters, device = list(named), next(iter(named)).device
+        self.rate = lr if group.lr is None else group.lr
+        self.lr = torch.tensor(float(self.rate), device=device)
+        without = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
+        if without is not None:  # marked already: else torch imports its compiler to mark it
+            vars(without).setdefault("__dynamo_disable", without)
+        how: dict[str, Any] = {"betas": BETAS, "weight_decay": weight_decay, "fused": True}
+        self.adam = torch.optim.AdamW(self.parameters, lr=self.lr, **how)
+        self.tensors: dict[str, Tensor] = {}  # of Adam, by `parameter.name`
+        for parameter, name in named.items():
+            moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
+            self.adam.state[parameter] = {"step": torch.zeros((), device=device), **moments}
+            self.tensors |= prefixed(f"{name}.", self.adam.state[parameter])
+        of_policy = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
+        averaged = [one for one in self.parameters if id(one) in of_policy and ema is not None]
+        self.averages = {of_policy[id(one)]: (one.detach().clone(), one) for one in averaged}  # by name, with what they follow
+        self.sums = {name: torch.zeros((), device=device) for name in group.losses}
+        self.inputs = None if len(learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
 
-    @classmethod
-    def of(cls, algorithm: Algorithm, task: Task) -> Self:
-        """Raises BadConfig for an algorithm whose modules and groups do not fit together, which is its author's mistake."""
-        modules = algorithm.modules(task)
-        kind = type(algorithm).__name__
-        where = f"algorithm {kind}"
-        if next(iter(modules), None) != POLICY or modules[POLICY] is not task.made:
-            fix = f"return {{{POLICY!r}: task.policy(), ...}}: run folders keep what is made there"
-            raise BadConfig(f"{kind}.modules gives no {POLICY!r} first, made by task.policy()", where=where, fix=fix)
-        if task.made.is_stateful() and not algorithm.learns_sequences:
-            fix = "leave out memory, or learn with the algorithm bc"
-            raise BadConfig(f"{kind} learns from single steps, and the network has a memory", where="[network]", fix=fix)
-        groups = list(algorithm.groups(modules))
-        learner = cls(algorithm, modules, groups, task.made, task.made.is_stateful())
-        grouped = [name for group in groups for name in group.modules]
-        if (
-            not groups
-            or len({*grouped}) < len(grouped)
-            or len({*learner.losses}) < len(learner.losses)
-            or {*grouped} - {*modules}
-        ):
-            what = f"{kind}.groups gives groups of {grouped} with losses {learner.losses}"
-            fix = f"modules among {', '.join(modules)}, each in one group, and another name for each loss"
-            raise BadConfig(what, where=where, fix=fix)
-        stepped = [parameter.data_ptr() for group in groups for _, parameter in learner.parameters_of(group)]
-        if len({*stepped}) < len(stepped):
-            fix = "modules that share parameters belong in one group"
-            raise BadConfig(f"{kind} has a parameter stepped by two groups", where=where, fix=fix)
-        return learner
-
-    def before_sequences(self) -> dict[str, Any]:
-        """`state_in` of a policy with memory, leaves (...) for one row; empty for others.
-
-        Each sequence begins with the initial state: what a recording has of states is of the network that played there.
+    def follow(self) -> None:
+        """After step n an average becomes d times itself plus 1 - d times the weights, d = min(ema, (1 + n) / (10 + n)): the
+        first weights soon count little. Source: tf.train.ExponentialMovingAverage with `num_updates`.
         """
-        return {Columns.STATE_IN: initial_state(self.policy)} if self.is_stateful else {}
-
-    @property
-    def losses(self) -> list[str]:
-        """The names of all losses."""
-        return [name for group in self.groups for name in group.losses]
-
-    @property
-    def whole(self) -> nn.Module:
-        """All modules as one, to count or move their weights."""
-        return nn.ModuleList(self.modules.values())
-
-    def parameters_of(self, group: Group) -> list[tuple[str, nn.Parameter]]:
-        """Each parameter that requires a gradient, once, with a name for errors. Raises BadConfig for none."""
-        named = {
-            id(parameter): (f"{module}.{name}" if len(self.modules) > 1 else name, parameter)
-            for module in group.modules
-            for name, parameter in self.modules[module].named_parameters()
-            if parameter.requires_grad
-        }
-        if not named:
-            what = f"the group of {', '.join(group.modules)} has no parameter to train"
-            raise BadConfig(what, where=f"algorithm {type(self.algorithm).__name__}", fix="leave that group out")
-        return list(named.values())
-
-    def state(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers of all modules, by `module.name`, in place: `copy_` into them."""
-        states = {module: part.state_dict() for module, part in self.modules.items()}
-        return {f"{module}.{name}": tensor for module, state in states.items() for name, tensor in state.items()}
-
-    def others(self) -> dict[str, Tensor]:
-        """Of `state` what belongs to no group: target copies and buffers."""
-        stepped = {parameter.data_ptr() for group in self.groups for _, parameter in self.parameters_of(group)}
-        return {name: tensor for name, tensor in self.state().items() if tensor.data_ptr() not in stepped}
+        if self.averages:
+            steps = self.adam.state[self.parameters[0]]["step"]
+            share = 1 - ((1 + steps) / (10 + steps)).clamp(max=self.ema)
+            for average, parameter in self.averages.values():
+                average.lerp_(parameter, share.to(parameter.dtype))
 
 
-def cloning_learner(policy: RLModule) -> Learner:
-    """Behaviour cloning of an existing policy."""
-    algorithm = own_algorithms(BC)[BC]({})
-    modules = {POLICY: policy}
-    return Learner(algorithm, modules, algorithm.groups(modules), policy, policy.is_stateful())
+class Update:
+    """Calling it fits the learner's modules once to what `batch` holds then."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        batch: Mapping[str, Any],
+        *,
+        lr: float,
+        precision: str = "fp32",
+        weight_decay: float = 0.0,
+        clip_norm: float | None = None,
+        ema: float | None = None,
+        compile: bool = False,
+        ranks: Ranks = ALONE,
+    ) -> None:
+        """`clip_norm`: the longest gradient of a group, all its parameters as one vector. `ema`: decay of a moving average of
+        the policy's weights; None: there is none. `compile`: compute losses by what torch.compile makes of them.
+        """
+        self.learner, self.batch, self.precision, self.clip_norm, self.ranks = learner, batch, precision, clip_norm, ranks
+        self.steps = [GroupState(learner, group, lr=lr, weight_decay=weight_decay, ema=ema) for group in learner.groups]
+        self.device = self.steps[0].parameters[0].device
+        self._compiled = {id(one): torch.compile(one.group.loss, options=LIKE_EAGER) for one in (self.steps if compile else ())}
+
+    def __call__(self, number: int = 0) -> None:
+        """The update of that number, counted from 0: every group that is due takes a step."""
+        for one in self.steps:
+            if (number + 1) % one.group.every == 0:
+                self._step(one)
+
+    def _step(self, one: GroupState) -> None:
+        """One step of a group: losses, gradients, those of all ranks added up, Adam, and what follows it."""
+        losses = self._losses(one, self._compiled.get(id(one), one.group.loss))
+        self._backward(one, losses)
+        for parameter in one.parameters:
+            if parameter.grad is None:  # the loss does not depend on it in this step
+                parameter.grad = torch.zeros_like(parameter)
+        if self.ranks.count > 1:
+            losses = self._exchanged(one, losses)
+        if self.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(one.parameters, self.clip_norm)
+        with torch.no_grad():
+            UNWRAPPED_STEP(one.adam)
+            one.follow()
+            for name, loss in losses.items():
+                one.sums[name] += loss
+            if one.group.then is not None:
+                one.group.then()
+
+    def _losses(self, one: GroupState, function: Callable[[Mapping[str, Any]], Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+        with autocast(self.device, self.precision):
+            return function(self.batch)
+
+    def _backward(self, one: GroupState, losses: Mapping[str, Tensor]) -> None:
+        """The gradients of the sum of losses, in the parameters."""
+        for parameter in one.parameters:
+            parameter.grad = None
+        first, *others = losses.values()
+        sum(others, start=first).backward(inputs=one.inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+    def _exchanged(self, one: GroupState, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The losses of the whole batch, sums over the ranks as its gradients become."""
+        gradients = [parameter.grad for parameter in one.parameters if parameter.grad is not None]
+        told = torch.stack([losses[name].detach() for name in one.sums]).to(gradients[0].dtype)
+        together = self.ranks.sum_(torch.cat([*(gradient.reshape(-1) for gradient in gradients), told]))
+        *parts, told = torch.split(together, [*(gradient.numel() for gradient in gradients), len(told)])
+        for owner, part_ in zip(one.parameters, parts, strict=True):
+            owner.grad = part_.view_as(owner)
+        return dict(zip(one.sums, told.unbind(), strict=True))
+
+    def scale_rates(self, factor: float) -> None:
+        """Have the steps to come take their learning rates times `factor`."""
+        for step in self.steps:
+            step.lr.fill_(step.rate * factor)
+
+    def check(self) -> None:
+        """Compute all losses and gradients once, without a step, so that updates need not look at their form. Modules stay as
+        they are; random numbers are drawn.
+
+        Raises BadConfig for losses of other names than the group has, that cannot be minimised, or that cannot be compiled;
+        MissingPackage without a compiler.
+        """
+        kind = f"algorithm {type(self.learner.algorithm).__name__}"
+        with unchanged([*self.learner.others().values()]):
+            for one in self.steps:
+                where, fix = (
+                    kind,
+                    "return scalars with a gradient, torch.dot(rows, batch['weights']), by the group's names for them",
+                )
+                try:
+                    losses = self._losses(one, one.group.loss)
+                    if losses.keys() != one.sums.keys() or any(loss.shape != () for loss in losses.values()):
+                        raise TypeError(f"its function gives { ({name: tuple(loss.shape) for name, loss in losses.items()}) }")
+                    self._backward(one, losses)
+                    if id(one) in self._compiled:
+                        where, fix = "--compile", "leave out --compile"
+                        self._backward(one, self._losses(one, self._compiled[id(one)]))
+                except Exception as err:
+                    said = "".join(traceback.format_exception(err))
+                    if plugin_behind(err) is not None or any(word in said.lower() for word in SHORTAGE):
+                        raise
+                    lacking = any(name in said for name in NO_COMPILER)
+                    fix += "; or install g++ or clang++ (CXX names another one), on a GPU triton" * lacking
+                    what = f"{kind} has losses {list(one.sums)} that cannot be minimised: {err}"
+                    raise (MissingPackage if lacking else BadConfig)(what, where=where, fix=fix) from err
+                finally:
+                    for parameter in one.parameters:
+                        parameter.grad = None
+
+    # ---- the policy that is kept ----
+
+    def _averages(self) -> dict[str, Tensor]:
+        return {name: average for step in self.steps for name, (average, _) in step.averages.items()}
+
+    def policy_state(self) -> dict[str, Tensor]:
+        """The policy that is checked and kept: its parameters, or their moving averages, and its buffers; in place."""
+        return {**self.learner.policy.state_dict(), **self._averages()}
+
+    @contextmanager
+    def kept_policy(self) -> Iterator[None]:
+        """Within it the learner's policy is the one that is kept."""
+        stepped, averages = self.learner.policy.state_dict(), self._averages()
+        own = {name: stepped[name] for name in averages}
+        with unchanged(list(own.values())):
+            copy_into(own, averages)
+            yield
+
+    # ---- figures, and what is saved ----
+
+    def means(self, number: int, since: int) -> dict[str, float]:
+        """The mean of each loss over the steps in the last `since` of `number` updates; none where its group took no step.
+
+        Waits for the device.
+        """
+        counts = [(step, number // step.group.every - (number - since) // step.group.every) for step in self.steps]
+        return {name: float(total) / count for step, count in counts if count for name, total in step.sums.items()}
+
+    def forget_losses(self) -> None:
+        """Begin to add up anew."""
+        for step in self.steps:
+            for total in step.sums.values():
+                total.zero_()
+
+    def is_finite(self) -> bool:
+        """Whether all weights are numbers; waits for the device."""
+        return all(bool(torch.isfinite(parameter).all()) for step in self.steps for parameter in step.parameters)
+
+    def changing(self) -> dict[str, Tensor]:
+        """All that an update changes, by name: to be saved, and written back in place with `copy_`.
+
+        With a moving average the policy under its usual names is that, so that whoever plays a checkpoint plays the policy that
+        is kept, and what is stepped has names of its own.
+        """
+        stepped, averages = self.learner.policy.state_dict(), self._averages()
+        found = prefixed(MODULES, self.learner.state() | prefixed(OF_POLICY, averages))
+        for number, step in enumerate(self.steps):
+            found |= prefixed(f"adam.{number}.", step.tensors) | prefixed("sum.", step.sums)
+        return found | prefixed(STEPPED, {name: stepped[name] for name in averages})
+
+
+def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float:
+    """What the learning rate is multiplied with in update `number`, counted from 0, of `bound`: warm-up times `schedule`."""
+    rising = min(1.0, (number + 1) / warmup) if warmup else 1.0
+    passed = min(1.0, max(0, number - warmup) / max(1, bound - warmup))
+    falling = {"constant": 1.0, "linear": 1.0 - passed, "cosine": 0.5 + 0.5 * math.cos(math.pi * passed)}
+    return rising * falling[schedule]
+
+
+@contextmanager
+def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Whatever happens inside, `tensors` have their old values, in the same memory, afterwards."""
+    before = [tensor.clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, before, strict=True):
+                tensor.copy_(value)

@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from offline_cli.byte_sizes import byte_size
-from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.ranks import Ranks, is_first, joined
 from offline_cli.environments import open_environment
 from offline_cli.errors import (
@@ -48,7 +47,6 @@ from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training import checks
-from offline_cli.training.action_recall import ActionRecall
 from offline_cli.training.algorithms.algorithm import BC, uses_rewards
 from offline_cli.training.chosen_episodes import Weights
 from offline_cli.training.config import (
@@ -60,13 +58,11 @@ from offline_cli.training.config import (
     resolve_config,
     stored_config,
 )
-from offline_cli.training.learner import Setup, Start
-from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.run_state import Best, TrainResult, TrainState, check_same_run, describe_policy
+from offline_cli.training.learner import Setup, Start, Update, rate_factor
+from offline_cli.training.run_folder import Best, RunFolder, TrainResult, TrainState, check_same_run, describe_policy
 from offline_cli.training.steps import Batches
-from offline_cli.training.trackers import OnRow, check_trackers, tracking
+from offline_cli.training.trackers import check_trackers, tracking
 from offline_cli.training.training_data import TrainingData, load_data
-from offline_cli.training.updates import Update, captured, rate_factor
 
 __all__ = ["learn"]
 
@@ -76,34 +72,21 @@ LOOK: Final = 10  # updates after which ranks on GPUs, whose updates are short, 
 _log = logging.getLogger(__name__)
 
 
-def learn(  # noqa: C901  one run, read from top to bottom
-    sources: Sources,
-    out: Any,
-    options: Mapping[str, Any],
-    *,
-    algorithm: Mapping[str, Any],
-    weight: Any,
-    env_to_module: Given,
-    on_progress: OnProgress,
-) -> TrainResult:
-    """The whole run. `options`: those of `train_bc`, and keys of the configuration. `algorithm`: what was asked for of its
-    table. What is raised: see `train`.
-    """
+def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: OnProgress) -> TrainResult:  # noqa: C901
+    """The whole run, read from top to bottom. `options`, and what is raised: see `train`."""
     sources = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     storage_options, resume, plugins = options["storage_options"], options["resume"], options["plugins"]
     with ExitStack() as held:
         # ---- configuration and run folder ----
         written = {} if options["config"] is None else read_config(options["config"])  # once: it may be a pipe
         beside = _places(sources, out, options, written)
-        weights = Weights.of(weight, sources, storage_options, beside) if weight else None
+        weights = Weights.of(options["weight"], sources, storage_options, beside) if options["weight"] else None
         folder = RunFolder(open_location(out, storage_options, beside=beside), writes=is_first())
         folder.claim(resume=resume, overwrite=options["overwrite"])
         tables = TableOptions.of({name: value for name, value in options.items() if name not in BCConfig.model_fields})
         check_plugins(plugins)
-        config = _resolved(options, algorithm, folder, written)
-        trackers = [*dict.fromkeys(config.track or ())]
-        if trackers:
-            check_trackers(trackers, folder)
+        config = _resolved(options, folder, written)
+        check_trackers(config.track or (), folder)
         asked = AskedEnvironment.of({name: getattr(config, name) for name in ("env", "env_kwargs", "wrappers")})
         setup, device = Setup.of(config), choose_device(config.device)
         if not options["dry_run"]:
@@ -122,32 +105,37 @@ def learn(  # noqa: C901  one run, read from top to bottom
         if asked is not None:
             played_in, notes = asked.chosen((info.location, info.environment) for info in infos_of_manifests(places))
             environment = held.enter_context(open_environment(played_in.id, played_in.kwargs, played_in.wrappers))
-        others = {} if environment is None else checks.open_others(config, environment, plugins, storage_options)
+            if environment.agents is not None:
+                what = f"{played_in.id} is a game of several agents, in which checks cannot play"
+                fix = "leave it out, then `offline-cli evaluate --policy AGENT=RUN` plays the run beside others"
+                raise BadConfig(what, where="--env", fix=fix)
         data = load_data(
             places,
             config,
             setup,
-            environment=None if environment is None else checks.seen_by(config.agent, environment),
-            env_to_module=env_to_module,
+            environment=environment,
             device=device.type,
             tables=tables,
             weights=weights,
             on_progress=on_progress,
-            **{name: options[name] for name in ("module_id", "pipeline", "from_", "storage_options")},
+            **{name: options[name] for name in ("module_id", "pipeline", "env_to_module", "from_", "storage_options")},
         )
         held.callback(data.close)
 
         # ---- modules, and what a resumed run shares with the one before ----
         learner = data.learner
-        state = TrainState(data=data.facts.digest, seen=data.facts.figures(), device=device.type, pipeline=data.pipeline)
-        state.init_from = setup.told(learner) if checkpoint is None else checkpoint[0].init_from
-        state.opponents = {agent: policy.fingerprint for agent, policy in others.items()}
         own_code = [config.env or "", *(config.wrappers or ()), config.network["name"], config.algorithm["name"]]
-        own_code += [text.partition("=")[2] for text in config.policy or ()]
-        state.code = code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code)
-        state.threads = config.threads or choose_threads(learner.whole, config.batch_size, ranks.here)
-        notes += _notes(data, config, state)
+        state = TrainState(
+            data=data.facts.digest,
+            seen=data.facts.figures(),
+            device=device.type,
+            pipeline=data.pipeline,
+            init_from={} if setup.start is None else setup.start.told(learner),
+            code=code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code),
+            threads=config.threads or choose_threads(learner.whole, config.batch_size, ranks.here),
+        )
         described = describe_policy(data, config, played_in)
+        notes += _notes(data, config, state if checkpoint is None else checkpoint[0])
         if checkpoint is not None:
             wanted, state = state, checkpoint[0]
             check_same_run(state, wanted, options["allow_changes"], where=folder.url)
@@ -158,15 +146,15 @@ def learn(  # noqa: C901  one run, read from top to bottom
             _log.warning("note: %s", note)
         learner.whole.to(device).train()
         stored: dict[str, Any] = {"batch_size": config.batch_size, "seed": config.seed, "device": device, "ranks": ranks}
-        batches = Batches(data.train, **stored, before=learner.before_sequences())
-        held.callback(batches.close)
-        held_out = None if data.val is None else Batches(data.val, **stored, before=learner.before_sequences())
-        if held_out is not None:
-            held.callback(held_out.close)
-        recall = None if held_out is None else ActionRecall(data.action_space, data.meanings, data.train)
+        batches, *checked = (
+            Batches(steps, **stored, before=learner.before_sequences()) for steps in (data.train, data.val) if steps is not None
+        )
+        held_out = checked[0] if checked else None
+        recall = None if held_out is None else checks.ActionRecall(data.action_space, data.meanings, data.train)
         stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema", "compile")}
         update = Update(learner, batches.batch, ranks=ranks, **stepping)
-        bound = config.bound(batches.updates_per_epoch)  # the update at which training ends, whatever it has reached
+        per_epoch = batches.updates_per_epoch
+        bound = config.bound(per_epoch)  # the update at which training ends, whatever it has reached
         held.enter_context(use_threads(state.threads))
         held.enter_context(signals_noted())
         with _own_chance(state):  # before anything is written: an algorithm's mistake leaves no run folder
@@ -176,11 +164,11 @@ def learn(  # noqa: C901  one run, read from top to bottom
             update.check()
             checks.check_gates(learner, batches.batch, config)
         if options["dry_run"]:
-            return replace(_result(folder, config, state, data, batches, notes, None), stopped_by="dry-run")
+            return replace(_result(folder, config, state, data, per_epoch, notes, None), stopped_by="dry-run")
 
         # ---- begin, or go back to the checkpoint ----
         held.enter_context(_telling_how_to_resume())
-        finished = None if checkpoint is None else _finished(folder, config, state, bound, batches.updates_per_epoch)
+        finished = None if checkpoint is None else _finished(folder, config, state, bound, per_epoch)
         ranks.wait()  # until each has read what is there
         if finished is not None:
             return _unless_missed(finished, config)
@@ -206,14 +194,10 @@ def learn(  # noqa: C901  one run, read from top to bottom
                 torch.cuda.set_rng_state(checkpoint[1]["generator_cuda"])
             folder.resume(config, state.metrics_bytes)
         told = {name: value for name, value in flat(config).items() if value is not None}
-        track: OnRow = held.enter_context(tracking(trackers, folder, told, state.update)) if trackers else lambda row: None
+        track = held.enter_context(tracking(config.track or (), folder, told, state.update))
         ranks.copy_first([tensor.detach() for tensor in update.changing().values()])  # networks need not follow from seeds
         if ranks.rank:  # what losses draw is of each rank's own rows
             torch.manual_seed(draw(config.seed, CHANCE, state.update, ranks.rank))
-        launch: Callable[[int], None] = update
-        if device.type == "cuda" and ranks.count == 1:
-            batches.fill(state.update)
-            launch = captured(update)
 
         # ---- updates, with checks and checkpoints ----
         began, stopping = time.perf_counter() - state.seconds, False
@@ -223,7 +207,7 @@ def learn(  # noqa: C901  one run, read from top to bottom
             number = state.update
             if ranks.count == 1 or device.type == "cpu" or number % LOOK == 0:
                 stopping = stopping or ranks.summed([float(requested() is not None)])[0] > 0
-            is_checked = number > 0 and (number % config.check_every(batches.updates_per_epoch) == 0 or number == bound)
+            is_checked = number > 0 and (number % config.check_every(per_epoch) == 0 or number == bound)
             is_told = is_checked or (number > 0 and number % config.log_every == 0)
             is_saved = number == bound or (number % config.checkpoint_every == 0 and folder.checkpoint_is_due) or stopping
             if is_told or is_saved:
@@ -245,14 +229,14 @@ def learn(  # noqa: C901  one run, read from top to bottom
                             scores = checks.score(learner, held_out, config.precision, ranks, recall)
                             figures |= {f"val_{name}": value for name, value in scores.items()}
                         if is_checked and environment is not None:
-                            figures |= checks.played_returns(learner, config, environment, others, data.play, number, ranks)
+                            figures |= checks.played_returns(learner, config, environment, data.play, number, ranks)
                 except StopRequested:  # the check that was cut short is made again by the resumed run
                     stopping = True
                     continue
                 state.seconds = time.perf_counter() - began
                 state.loss, state.losses, state.summed = sum(losses.values()) if losses else None, losses, 0
                 update.forget_losses()
-                row = _row(state, learner.losses, batches.updates_per_epoch, figures)
+                row = _row(state, learner.losses, per_epoch, figures)
                 state.metrics_bytes = folder.append(row)
                 track(row)
                 if is_checked and checks.decide(state, config, figures, bound):
@@ -266,7 +250,7 @@ def learn(  # noqa: C901  one run, read from top to bottom
                 samples = samples + batches.fill(number)
                 if config.lr_schedule != "constant" or config.lr_warmup:
                     update.scale_rates(rate_factor(number, schedule=config.lr_schedule, warmup=config.lr_warmup, bound=bound))
-                launch(number)
+                update(number)
                 state.update, state.summed = number + 1, state.summed + 1
                 state.train_seconds += time.perf_counter() - before
         if state.update < bound:
@@ -275,7 +259,8 @@ def learn(  # noqa: C901  one run, read from top to bottom
         # ---- result ----
         keeps_last = state.best is None or not best or state.stopped_by == "target"
         copy_into(learner.policy.state_dict(), update.policy_state() if keeps_last else best)
-        result = _result(folder, config, state, data, batches, notes, None if keeps_last else state.best)
+        result = _result(folder, config, state, data, per_epoch, notes, None if keeps_last else state.best)
+        del batches, held_out, checked  # the order of an epoch takes memory that drawing the curve needs
         folder.finish(learner.policy.state_dict(), result.as_dict(), until_return=config.until_return)
     return _unless_missed(result, config)
 
@@ -284,38 +269,29 @@ def learn(  # noqa: C901  one run, read from top to bottom
 
 
 def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any], written: Mapping[str, Any]) -> list[Any]:
-    """All that storage options may be for: the run, its sources, and policies of the call, its file and a local run."""
+    """All that storage options may be for: the run, its sources, and the run that it begins with."""
     asked = [options, written]
     if options["resume"] and "://" not in str(out):
         with suppress(OfflineCliError):  # what is wrong there is told where the run is opened
             asked.append(RunFolder(out).config() or {})
-    policies = [text for one in asked if isinstance(one.get("policy"), list | tuple) for text in one["policy"]]
-    starts = [one["init_from"] for one in asked if isinstance(one.get("init_from"), str)]
-    return [out, *sources, *checks.files_of_others([text for text in policies if isinstance(text, str)]), *starts]
+    return [out, *sources, *(one["init_from"] for one in asked if isinstance(one.get("init_from"), str))]
 
 
-def _resolved(
-    options: Mapping[str, Any], algorithm: Mapping[str, Any], folder: RunFolder, written: Mapping[str, Any]
-) -> BCConfig:
+def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[str, Any]) -> BCConfig:
     """The configuration; for a resumed run the stored one, or with another bound. `written`: what the config file says.
 
     Raises BadConfig for other changes.
     """
-    asked = {name: value for name, value in options.items() if name in BCConfig.model_fields and name != "network"}
+    asked = {name: options[name] for name in BCConfig.model_fields if name in options and name not in ("algorithm", "network")}
     if options["memory_limit"] is not None:
         asked["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     file, stored = options["config"], folder.config() if options["resume"] else None
-    agent, asked["until_return"] = checks.target_of(options["until_return"])
-    named: dict[str, Any] = {"algorithm": algorithm, "network": network_named(options["network"])}
+    named: dict[str, Any] = {"algorithm": options["algorithm"], "network": network_named(options["network"])}
     wanted = resolve_config(asked, file=file, stored=stored, said=written, plugins=options["plugins"], **named)
-    if agent not in (None, wanted.agent):
-        what = f"the target is for agent {agent}, and {wanted.agent or 'no single agent'} learns"
-        raise BadConfig(what, where="--until-return", fix=f"--agent {agent}")
     if stored is not None:
         said = {**written, **{name: one for name, one in asked.items() if one is not None}}
         check_named_again(wanted, said, where=folder.url)
-        changed = differences(stored_config(stored), wanted)
-        if changed:
+        if changed := differences(stored_config(stored), wanted):
             fix = "leave these options out to resume, or train again with --overwrite"
             raise BadConfig.of(changed, where=folder.url, fix=fix)
     return wanted
@@ -326,15 +302,12 @@ def _finished(folder: RunFolder, config: BCConfig, state: TrainState, bound: int
     below the updates made.
     """
     if state.update > bound:
-        name, made = config.bound_name, state.update
-        fix = (
-            f"--{name} {made if name == 'updates' else -(-made // updates_per_epoch)} or more, or train again with --overwrite"
-        )
-        raise BadConfig(f"{made} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
+        least = state.update if config.bound_name == "updates" else -(-state.update // updates_per_epoch)
+        fix = f"--{config.bound_name} {least} or more, or train again with --overwrite"
+        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
     known = folder.result()
-    if known is None or not (known.stopped_by == "target" or state.stopped_by is not None or state.update == bound):
-        return None
-    return known
+    is_over = state.stopped_by is not None or state.update == bound or (known is not None and known.stopped_by == "target")
+    return known if is_over else None
 
 
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:
@@ -414,7 +387,6 @@ def _telling_how_to_resume() -> Iterator[None]:
 
 def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
     """What is worth knowing of the data, and of how the run begins."""
-    algorithm, name = data.learner.algorithm, config.algorithm["name"]
     form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_SHAPE)
     seen = (data.observation_space, "observations", form)
     notes = [*data.facts.notes, *flattened_images(*seen), *image_notes(*seen)]
@@ -422,11 +394,7 @@ def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]
         notes.append("bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
     if fresh := ", ".join(state.init_from.get("fresh", [])):
         notes.append(f"{fresh} of the algorithm begin anew: {state.init_from['run']} has none of this form")
-    if data.facts.invented:
-        left_out = f"the last step of each is left out, as {name} bootstraps; --keep-invented takes them"
-        how = f"{name} bootstraps from copies of the ones before" if config.keep_invented else left_out
-        notes.append(f"{data.facts.invented:,} truncated episodes have no recorded last observation: {how}")
-    return [*notes, *data.facts.own_notes(name, uses_rewards=uses_rewards(algorithm))]
+    return [*notes, *data.facts.own_notes(config, uses_rewards=uses_rewards(data.learner.algorithm))]
 
 
 def _row(state: TrainState, losses: Sequence[str], updates_per_epoch: int, figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,12 +412,9 @@ def _row(state: TrainState, losses: Sequence[str], updates_per_epoch: int, figur
 
 
 def _report(on_progress: OnProgress, state: TrainState, bound: int) -> None:
-    shown: dict[str, float | None] = {}
-    if state.update:
-        rates = {"updates/s": state.update, "samples/s": state.samples}
-        shown |= {name: count / max(state.train_seconds, 1e-9) for name, count in rates.items()}
-    shown["loss"] = state.loss
-    shown |= {"val loss": state.figures.get("val_loss"), "return": state.figures.get("eval_return_mean")}
+    rates = {"updates/s": state.update, "samples/s": state.samples} if state.update else {}
+    shown: dict[str, float | None] = {name: count / max(state.train_seconds, 1e-9) for name, count in rates.items()}
+    shown |= {"loss": state.loss, "val loss": state.figures.get("val_loss"), "return": state.figures.get("eval_return_mean")}
     known = {name: value for name, value in shown.items() if value is not None}
     on_progress(Progress("training", state.update, bound, "updates", known))
 
@@ -459,7 +424,7 @@ def _result(
     config: BCConfig,
     state: TrainState,
     data: TrainingData,
-    batches: Batches,
+    updates_per_epoch: int,
     notes: Sequence[str],
     best: Best | None,
 ) -> TrainResult:
@@ -469,16 +434,14 @@ def _result(
     return TrainResult(
         run=folder.url,
         updates=state.update,
-        epochs=round(state.update / batches.updates_per_epoch, 6),
+        epochs=round(state.update / updates_per_epoch, 6),
         seconds=round(state.seconds, 3),
         samples_per_second=round(state.samples / max(state.train_seconds, 1e-9), 1),
         loss=state.loss,
         losses=dict(state.losses),
         **{name: figures.get(name) for name in ("val_loss", "val_accuracy", "val_accuracy_majority", "val_mse")},
         val_recall=figures.get("val_recall", {}),
-        eval_return_mean=figures.get(f"{played}_return_mean"),
-        eval_return_ci95=figures.get(f"{played}_return_ci95"),
-        eval_episodes=figures.get(f"{played}_episodes"),
+        **{f"eval_{name}": figures.get(f"{played}_{name}") for name in ("return_mean", "return_ci95", "episodes")},
         policy_update=state.update if best is None else best.update,
         stopped_by=config.bound_name if state.stopped_by in (None, "bound") else state.stopped_by,
         episodes=facts.episodes,
@@ -496,12 +459,7 @@ def _result(
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
     """`result`, or TargetNotMet where a target return was given and not confirmed, or a gate on a held-out figure is missed."""
-    missed = checks.missed_gates(result, config)
-    if config.until_return is not None and result.stopped_by != "target":
-        best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
-        what = f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}"
-        missed = [what, *missed]
-    if missed:
+    if missed := checks.missed_gates(result, config):
         fix = f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy"
         raise TargetNotMet("; ".join(missed), where=result.run, fix=fix, details=result.as_dict())
     return result

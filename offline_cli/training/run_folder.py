@@ -1,4 +1,4 @@
-"""A run folder, wherever it is.
+"""A run folder, wherever it is, and the state and result of a run that are kept there.
 
     RUN/policy.json          spaces, network and action scale: what it takes to build the policy again
     RUN/config.toml          resolved configuration
@@ -15,9 +15,9 @@ Every file but metrics.jsonl on a local disk is put under its name whole: rename
 kill at any moment leaves the old checkpoint or the new one, whose policy is played until the run is finished; result.json, the
 last file, marks it as finished. Rows of metrics.jsonl that are newer than the checkpoint are cut off by a resumed run.
 
-Where the folder is not on a local disk, the checkpoints that are due by `checkpoint_every` are made at most every `EVERY`
-seconds, and so seldom that training waits for them a twentieth of the time at most; rows are written there with them. What is
-learned does not depend on it. Buckets have no lock: two trainers in one folder there overwrite each other's files. No pickle.
+Where the folder is not on a local disk, checkpoints are made at most every `EVERY` seconds, and so seldom that training waits
+for them a twentieth of the time at most; rows are written there with them. What is learned does not depend on it. Buckets have
+no lock: two trainers in one folder there overwrite each other's files. No pickle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -40,34 +40,174 @@ from safetensors.torch import load
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
+from offline_cli.datasets.manifest import WRAPPERS, Environment
 from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
+from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists
+from offline_cli.meanings import NO_MEANINGS
+from offline_cli.modules.images import NATURE, encoder_package
+from offline_cli.modules.network import network_package
+from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
 from offline_cli.policies import run_files as files
+from offline_cli.policies.run_policy import (
+    ENCODER_PACKAGE,
+    ENVIRONMENTS,
+    FORMAT,
+    GIVEN_SPACE,
+    MEANINGS,
+    NETWORK,
+    VERSION,
+    described_form,
+)
 from offline_cli.report.curves import draw_curve
+from offline_cli.source_code import allowed_changes
+from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.config import BCConfig
-from offline_cli.training.run_state import TrainResult, TrainState
+from offline_cli.training.training_data import TrainingData
 
-__all__ = ["RunFolder"]
+__all__ = ["Best", "RunFolder", "TrainResult", "TrainState", "check_same_run", "describe_policy"]
 
 LOCK: Final = ".training.lock"
 OURS: Final = b"offline-cli-policy"
 REPLACED: Final = (
-    files.RESULT,
-    files.TENSORS,
-    files.STATE,
-    files.WEIGHTS,
-    files.LEARNED,
-    files.METRICS,
-    files.CURVE,
-    files.TRACKERS,
-    files.CONFIG,
+    *(files.RESULT, files.TENSORS, files.STATE, files.WEIGHTS, files.LEARNED),
+    *(files.METRICS, files.CURVE, files.TRACKERS, files.CONFIG),
 )
+"""In the order in which a new run removes them: a result and checkpoint are never beside another run's configuration."""
 EVERY: Final = 10.0  # seconds between two checkpoints, where storage is not a local disk
 SHARE: Final = 0.05  # of the time, that they may take there
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The check at which the policy was best so far."""
+
+    score: float  # higher is better: a mean return, or minus a held-out loss
+    update: int
+    figures: dict[str, Any]  # that check's
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Counters of one run; `update` is also the position in the data."""
+
+    update: int = 0  # updates made
+    summed: int = 0  # updates in the loss sum since the last row
+    samples: int = 0  # steps learned from, padding not counted
+    train_seconds: float = 0.0  # in updates alone
+    seconds: float = 0.0  # checks and checkpoints included
+    loss: float | None = None  # the sum of all losses, as means over the updates of the last row; of cloning nats per action
+    losses: dict[str, float] = field(default_factory=dict)  # each by its name
+    figures: dict[str, Any] = field(default_factory=dict)  # of the last check
+    best: Best | None = None
+    best_val_loss: float | None = None
+    stale_checks: int = 0  # checks since the held-out loss was last better
+    stopped_by: str | None = None  # "target", "patience", "bound"; None: still training
+    metrics_bytes: int = 0  # length of metrics.jsonl that belongs to this state
+    # What a resumed run must share with this one, besides its configuration.
+    data: str = ""  # DataFacts.digest
+    seen: dict[str, Any] = field(default_factory=dict)  # DataFacts.figures
+    threads: int = 1
+    device: str = "cpu"
+    pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
+    code: dict[str, str] = field(default_factory=dict)  # of environment, network, algorithm and pieces, see `code_of`
+    changes: list[str] = field(default_factory=list)  # of it while the run was resumed, in words
+    init_from: dict[str, Any] = field(default_factory=dict)  # the run that it began with (`Start.told`); empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """A finished run. Figures are of the policy that the run holds; None: not measured."""
+
+    run: str
+    updates: int  # made in all
+    epochs: float  # passes over the data
+    seconds: float  # checks included, reading not
+    samples_per_second: float  # steps per second spent in updates
+    loss: float | None  # mean over the last updates; of several losses their sum; of cloning nats per action
+    val_loss: float | None  # nats per action, on the held-out episodes
+    eval_return_mean: float | None  # greedy; the confirmation's where --until-return was met
+    eval_return_ci95: float | None
+    eval_episodes: int | None
+    val_accuracy: float | None  # share of actions guessed right
+    val_accuracy_majority: float | None  # the same of always playing the most frequent action of the training steps
+    val_mse: float | None  # continuous actions, in the data's units
+    policy_update: int  # the update that the policy is from
+    stopped_by: str  # "target", "patience", or the bound, "updates" or "epochs"; "dry-run": nothing was written
+    episodes: int  # in the data, held-out ones included
+    steps: int
+    device: str
+    threads: int
+    steps_left_out: int = 0  # last ones, whose next observation was not recorded
+    notes: list[str] = field(default_factory=list)  # what the policy does without: the layout of images, for one
+    losses: dict[str, float] = field(default_factory=dict)  # each loss of the algorithm by its name, as `loss`
+    rewards_not_finite: dict[str, int] = field(default_factory=dict)  # "nan-in-rewards", "infinite-in-rewards": how many
+    chosen: dict[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, of how many, and their least return
+    weights: dict[str, Any] = field(default_factory=dict)  # by source: its weight, steps, and steps of it in an epoch
+    val_recall: dict[str, Any] = field(default_factory=dict)  # by action: share of its held-out steps guessed right, or None
+    init_from: dict[str, Any] = field(default_factory=dict)  # run, sha256 of its weights, and which modules are from there
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; what was not asked for is left out."""
+        asked = ("chosen", "weights", "val_recall", "init_from")
+        return {name: value for name, value in asdict(self).items() if value or name not in asked}
+
+
+def check_same_run(stored: TrainState, wanted: TrainState, allow_changes: bool, where: str) -> None:
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline, device and code.
+
+    Changes of the code that are allowed are added to `stored`.
+    """
+    told: dict[str, tuple[Any, Any]] = {"the learner pipeline": (stored.pipeline, wanted.pipeline)}
+    told["the device"] = stored.device, wanted.device
+    if stored.data != wanted.data and stored.pipeline == wanted.pipeline:  # which decides what the digest is of
+        told |= {f"the data ({name})": (stored.seen.get(name), one) for name, one in wanted.seen.items()}
+        if stored.seen == wanted.seen:
+            told["the data (episodes, values or order)"] = stored.data, wanted.data
+    problems = [
+        f"{name} differs: the run has {one or 'the default'}, this call {other or 'the default'}"
+        for name, (one, other) in told.items()
+        if one != other
+    ]
+    fix = "resume with what the run was started with, train again with --overwrite"
+    stored.changes += allowed_changes(stored.code, wanted.code, allow_changes, where=where, fix=fix, others=problems)
+    stored.code = wanted.code
+
+
+def describe_policy(data: TrainingData, config: BCConfig, played_in: EnvironmentSpec | None = None) -> dict[str, Any]:
+    """policy.json: what `load_policy` needs besides the weights and what connector pieces learned. `played_in`: for checks.
+
+    Raises BadConfig for a pipeline file with options that JSON does not have.
+    """
+    name = config.network["name"]
+    options = {key: value for key, value in config.network_options.items() if key != "dropout"}  # none of a policy that plays
+    packages = {"package": network_package(name), ENCODER_PACKAGE: encoder_package(str(options.get("encoder", NATURE)))}
+    told: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "observation_space": space_to_json(data.observation_space),
+        "action_space": space_to_json(data.action_space),
+        "action_scale": data.action_scale,
+        NETWORK: {"name": name, **options},
+        **{key: package for key, package in packages.items() if package is not None},
+        **described_form(data.learner.policy.action_head),
+        "environment": config.env,
+    }
+    if data.meanings != NO_MEANINGS:
+        told[MEANINGS] = data.meanings.as_json()
+    known = {one.id: one for one in (data.recorded_in, played_in) if one is not None}  # the latter in place of the former
+    if known:
+        kept = filter(None, map(Environment.of, known.values()))
+        told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
+    if data.facts.module not in (None, DEFAULT_MODULE_ID):
+        told["module"] = data.facts.module  # whose episodes it learned from, for people: a run holds one policy
+    if data.trained is None:
+        return told
+    return told | {GIVEN_SPACE: space_to_json(data.spaces[0]), "pipeline": data.trained.to_json()}
 
 
 class RunFolder:
@@ -118,19 +258,22 @@ class RunFolder:
 
     def learned(self) -> dict[str, Any] | None:
         """What connector pieces had learned when the run began; None: it keeps no such state. Raises BadData."""
-        content, where = whole_file(self._place.join(files.LEARNED)), self._place.join(files.LEARNED).url
-
-        def parse(described: bytes) -> dict[str, Any] | None:
-            told = files.json_object(described).get("pipeline")
-            return (
-                None if content is None and told is None else state_from_bytes(files.check_learned(content, told), where=where)
-            )
-
-        return self._read(files.POLICY, parse)
+        place = self._place.join(files.LEARNED)
+        told = self._read(files.POLICY, lambda content: files.json_object(content).get("pipeline"))
+        found = self._read(files.LEARNED, lambda content: state_from_bytes(files.check_learned(content, told), where=place.url))
+        if found is None and told is not None:
+            raise BadData(f"{files.LEARNED} is missing", where=self.url, fix="train again with --overwrite")
+        return found
 
     def load(self) -> tuple[TrainState, dict[str, Tensor]] | None:
         """The checkpoint; None: there is none. Raises BadData where it cannot be read."""
-        return self._read(files.TENSORS, lambda content: (TrainState.from_dict(files.state_in(content)), load(content)))
+
+        def parse(content: bytes) -> tuple[TrainState, dict[str, Tensor]]:
+            told = files.state_in(content)
+            best = told.pop("best")
+            return TrainState(**told, best=best and Best(**best)), load(content)
+
+        return self._read(files.TENSORS, parse)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, oldest first. Raises BadData."""
@@ -169,7 +312,7 @@ class RunFolder:
                     folder.remove_empty_folder()
 
     def begin(self, config: BCConfig, policy: Mapping[str, Any], learned: bytes | None = None) -> None:
-        """Make the folder, or empty it of the run that was here: its result and checkpoint first, its policy.json last.
+        """Make the folder, or empty it of the run that was here: its result and checkpoint first, its configuration last.
 
         `learned`: the state of connector pieces; None: the policy plays without any.
         """

@@ -138,7 +138,7 @@ def tracking(names: Sequence[str], folder: RunFolder, config: Config, update: in
     try:
         if names and is_first() and (place := folder.local_path) is not None:
             ids = folder.trackers()
-            for name in names:
+            for name in dict.fromkeys(names):
                 id_ = ids.get(name) or uuid.uuid4().hex[:12]
                 if tracker := tried(name, KINDS[name], place, config, update, id_, name not in ids):
                     opened[name], ids[name] = tracker, tracker.id

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from functools import wraps
+from typing import Any
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import (
@@ -28,11 +29,9 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.storage.locations import Location, Sources
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.loop import learn
-from offline_cli.training.run_state import TrainResult
+from offline_cli.training.run_folder import TrainResult
 
 __all__ = ["train", "train_bc"]
-
-NOT_KEYS: Final = ("sources", "out", "algorithm", "set", "weight", "env_to_module", "on_progress", "command")
 
 
 @checked
@@ -73,10 +72,9 @@ def train(
     set: Mapping[str, Any] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
-    policy: Sequence[str] | None = None,
     updates: Count | None = None,
     epochs: Count | None = None,
-    until_return: float | str | None = None,
+    until_return: float | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
     max_val_loss: float | None = None,
@@ -116,9 +114,8 @@ def train(
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
     `weight`, `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
-    In a game of several agents `agent` learns, from its own episodes, and is checked beside others that play by `policy`, texts
-    `AGENT=POLICY`, else at random; returns are its own, and `until_return` may say so: "hunter=3". `track`: names of trackers
-    that get each row of metrics.jsonl. `compile`: compute losses by torch.compile.
+    `agent`: the one whose episodes are learned from, in recordings of several. `track`: names of trackers that get each row of
+    metrics.jsonl. `compile`: compute losses by torch.compile.
 
     With `streaming`, steps are kept on disk, in `temp_dir`; their order is the same. What `config` or
     `pipeline` names is imported without `plugins`. `command`: not used here.
@@ -133,69 +130,17 @@ def train(
     kept all the same).
     """
     options = dict(locals())
-    table = dict(set or {})
-    if "name" in table:
+    if "name" in (set or {}):
         raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
-    table |= {"name": algorithm} if algorithm else {}
-    given = {name: value for name, value in options.items() if name not in NOT_KEYS}
-    given |= {"init_from": init_from and place_named(init_from)}
-    return learn(sources, out, given, algorithm=table, weight=weight, env_to_module=env_to_module, on_progress=on_progress)
+    options["algorithm"] = {**(set or {}), **({"name": algorithm} if algorithm else {})}
+    options["init_from"] = init_from and place_named(init_from)
+    return learn(sources, out, options, on_progress)
 
 
-@checked
-def train_bc(
-    sources: Sources,
-    out: str | os.PathLike[str] | Location,
-    *,
-    env: str | None = None,
-    action_scale: ActionScale | None = None,
-    keep_invented: bool | None = None,
-    from_: str = "auto",
-    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
-    rows_as_episodes: bool = False,
-    episode_ends: EpisodeEnds | None = None,
-    plugins: Sequence[str] = (),
-    module_id: str | None = None,
-    agent: str | None = None,
-    batch_size: Count | None = None,
-    lr: Positive | None = None,
-    seed: Whole | None = None,
-    hidden: Sequence[int] | None = None,
-    config: str | os.PathLike[str] | None = None,
-    network: str | None = None,
-    pipeline: Given = None,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[str] | None = None,
-    policy: Sequence[str] | None = None,
-    updates: Count | None = None,
-    epochs: Count | None = None,
-    until_return: float | str | None = None,
-    patience: Count | None = None,
-    val_fraction: OpenShare | None = None,
-    max_val_loss: float | None = None,
-    min_accuracy: Share | None = None,
-    eval_every: Count | None = None,
-    eval_episodes: Count | None = None,
-    checkpoint_every: Count | None = None,
-    track: Sequence[Tracker] | None = None,
-    device: Device | None = None,
-    precision: Precision | None = None,
-    compile: bool | None = None,
-    streaming: bool | None = None,
-    memory_limit: int | str | None = None,
-    temp_dir: str | os.PathLike[str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    resume: bool = False,
-    allow_changes: bool = False,
-    overwrite: bool = False,
-    dry_run: bool = False,
-    env_to_module: Given = None,
-    on_progress: OnProgress = no_progress,
-    command: Sequence[str] = (),
-) -> TrainResult:
+@wraps(train, assigned=())
+def train_bc(sources: Sources, out: str | os.PathLike[str] | Location, **options: Any) -> TrainResult:
     """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
 
     Options and what is raised: see `train`.
     """
-    options = {name: value for name, value in locals().items() if name not in NOT_KEYS}
-    return learn(sources, out, options, algorithm={}, weight=None, env_to_module=env_to_module, on_progress=on_progress)
+    return train(sources, out, **options)

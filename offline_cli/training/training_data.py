@@ -19,10 +19,12 @@ Decisions:
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -41,6 +43,7 @@ from offline_cli.applying.learner_batches import (
     learner_columns,
     learner_spaces,
     of_one_module,
+    place_of_first,
     with_steps,
 )
 from offline_cli.choices import SOURCE_FORMAT
@@ -62,12 +65,11 @@ from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import bootstraps, uses_rewards
 from offline_cli.training.chosen_episodes import HeldOut, Weights, best_episodes
 from offline_cli.training.config import BCConfig
-from offline_cli.training.data_facts import DataFacts
 from offline_cli.training.learner import Setup
-from offline_cli.training.steps import FileSteps, Steps
-from offline_cli.trees import leaves
+from offline_cli.training.steps import Steps
+from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["TrainingData", "load_data"]
+__all__ = ["DataFacts", "TrainingData", "load_data"]
 
 PLACE: Final = "learner pipeline"
 MiB: Final = 1 << 20
@@ -107,14 +109,15 @@ def load_data(
     piece raises, or a state that cannot be saved; StorageError where the disk is full.
     """
     setup, temp_dir, episode_limit = setup or Setup.of(config), tables.temp_dir, None
-    if config.streaming:
-        room = (config.memory_limit or DEFAULT[device]) - PROGRAM[device]
+    limit = config.memory_limit or (DEFAULT[device] if config.streaming else None)
+    room = None if limit is None else limit - PROGRAM[device]
+    if room is not None and config.streaming:
         if room < LEAST_ROOM:
             what = f"--memory-limit is too small: torch alone needs {PROGRAM[device] // MiB:,} MiB on this device"
             raise BadConfig(what, where="--memory-limit", fix=f"give at least {(PROGRAM[device] + LEAST_ROOM) // MiB:,} MiB")
         tables, episode_limit = replace(tables, memory_limit=LEAST_MEMORY + room // 4), EpisodeLimit(room // COPIES)
-    elif config.memory_limit is not None:
-        tables = replace(tables, memory_limit=max(MEMORY_LIMIT, config.memory_limit))
+    elif limit is not None:
+        tables = replace(tables, memory_limit=max(MEMORY_LIMIT, limit))
     given, beside = PipelineSpec.of(pipeline, "learner"), PipelineSpec.of(env_to_module, "env_to_module", "learner")
     used = (Columns.LOSS_MASK, *(name for name in setup.algorithm.columns if name not in STEP_COLUMNS))
     open_stream = partial(
@@ -137,9 +140,7 @@ def load_data(
         if weights is not None and data.learner.is_stateful:
             fix = "leave out the weights, or the memory"
             raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
-        recorded = Recorded(
-            scope, stream, open_stream, data, module_id, weights, config.memory_limit and config.memory_limit - PROGRAM[device]
-        )
+        recorded = Recorded(scope, [stream], open_stream, data, module_id, weights, room)
         if config.top_fraction is not None:
             recorded.chosen, data.facts.chosen, notes = best_episodes(recorded.once(), config.top_fraction, data.where)
             data.facts.notes += notes
@@ -149,54 +150,55 @@ def load_data(
         if config.streaming:
             check_streamable(data.pieces)
         data.learn_pieces(recorded, held_out)
-        stores: list[Steps] = [FileSteps({}, temp_dir=temp_dir) if config.streaming else Steps({}) for _ in range(2)]
-        for store in stores:
-            unfinished.callback(store.close)
+        data.train, data.val = (Steps(on_disk=config.streaming, temp_dir=temp_dir) for _ in range(2))
+        unfinished.callback(data.close)
         with use_threads(1) if config.streaming else nullcontext():  # parts are small: more threads would wait for each other
-            _fill(stores, data, recorded, held_out, weights)
+            _fill(data, recorded, held_out, weights)
         unfinished.pop_all()  # the owner of the data closes it
-        data.train, data.val = stores[0], None if held_out is None else stores[1]
+        data.val = None if held_out is None else data.val
         data.facts.module = module_id or next(iter(recorded.modules), None)
         data.facts.notes += stream.incomplete
         data.facts.invented = data.facts.invented if bootstraps(setup.algorithm) else 0
+    if config.streaming:
+        give_back()  # before the order of an epoch is drawn, which may take as much
     return data
 
 
-def _fill(
-    stores: Sequence[Steps], data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weights: Weights | None
-) -> None:
-    """Read all episodes, and put their columns into the stores: the second takes those that are held out.
+def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weights: Weights | None) -> None:
+    """Read all episodes, and put their columns into both stores: `val` takes those that are held out.
 
     Raises NoData where nothing is left of them, and what reading and the pieces raise.
     """
-    counts, of_rows = [0, 0], list[Tensor]()
+    stores = [store for store in (data.train, None if held_out is None else data.val) if store is not None]
+    counts, of_rows = [0] * len(stores), list[Tensor]()
     for batch in recorded.parts():
         episodes = data.checked(batch)
         data.facts.see(episodes)
-        is_held = np.zeros(len(episodes), np.bool_) if held_out is None else held_out.among(episodes)
-        parts = [episodes] if held_out is None else [episodes.select(np.flatnonzero(is_held == held)) for held in (False, True)]
-        for number, (store, part) in enumerate(zip(stores, parts, strict=False)):
+        parts = [episodes]
+        if held_out is not None:
+            is_held = held_out.among(episodes)
+            parts = [episodes.select(np.flatnonzero(is_held == held)) for held in (False, True)]
+        for number, (store, part) in enumerate(zip(stores, parts, strict=True)):
+            if not part.num_steps:
+                continue
             counts[number] += part.num_steps
-            columns = data.columns(part) if part.num_steps else {}
-            if weights is not None and columns and not number:
-                of_rows.append(_sources_of_rows(len(leaves(next(iter(columns.values())))[0]), part, recorded.sources_of(part)))
-            if columns and isinstance(store, FileSteps):
+            columns = data.columns(part)
+            if columns:
                 store.add(columns)
-            elif columns:
-                store.columns = columns
+            if columns and weights is not None and store is data.train:
+                rows = len(leaves(next(iter(columns.values())))[0])
+                of_rows.append(_sources_of_rows(rows, part, recorded.sources_of(part)))
         if data.learner.algorithm.refresh_every is not None:  # which does not stream: this is all there is
             data.columns_anew = lambda parts=parts: [data.columns(part) for part in parts]
-    used = 1 if held_out is None else 2
-    if 0 in counts[:used]:
+    if 0 in counts:
         what = "no step, or none to validate on, leads to an observation that was recorded"
         raise NoData(what, where=data.where, fix="record new_obs too, or --keep-invented to learn from copies of obs")
-    if not all(len(store) for store in stores[:used]):
+    if not all(map(len, stores)):
         raise BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
     if weights is not None:
-        train = stores[0]
-        train.sources = torch.cat(of_rows)
-        steps = train.sources.bincount(minlength=len(weights.names)).tolist()
-        train.shares, data.facts.weights = weights.shares(steps), weights.as_dict(steps)
+        data.train.sources = torch.cat(of_rows)
+        steps = data.train.sources.bincount(minlength=len(weights.names)).tolist()
+        data.train.shares, data.facts.weights = weights.shares(steps), weights.as_dict(steps)
 
 
 def _sources_of_rows(rows: int, episodes: EpisodeBatch, of_episodes: Any) -> Tensor:
@@ -211,39 +213,36 @@ def _sources_of_rows(rows: int, episodes: EpisodeBatch, of_episodes: Any) -> Ten
     return torch.from_numpy(found)
 
 
+@dataclass(slots=True, eq=False)
 class Recorded:
     """The episodes of the module that learns, as they were recorded: those that have a step, and are chosen.
 
     In memory they are read once; streaming, each reading opens the sources anew.
     """
 
-    def __init__(
-        self,
-        scope: Scope,
-        stream: EpisodeStream,
-        open_stream: Callable[[], EpisodeStream],
-        data: TrainingData,
-        module_id: str | None,
-        weights: Weights | None,
-        room: int | None,
-    ) -> None:
-        """`room`: bytes for what is held in memory; None: any."""
-        self._scope, self._opened, self._open = scope, [stream], open_stream
-        self._data, self._module_id, self._weights, self._room = data, module_id, weights, room
-        self._whole: EpisodeBatch | None = None
-        self._count: int | None = None  # all episodes, once they have been read
-        self._sources: dict[str, int] = {}  # of each episode by id, where sources have weights
-        self.chosen: set[tuple[str, str | None]] | None = None  # ids with agents; None: all
-        self.modules: Counter[str] = Counter()  # episodes of each, once they were read
+    scope: Scope
+    opened: list[EpisodeStream]  # what the first reading takes
+    open_stream: Callable[[], EpisodeStream]
+    data: TrainingData
+    module_id: str | None
+    weights: Weights | None
+    room: int | None  # bytes for what is held in memory; None: any
+    chosen: set[tuple[str, str | None]] | None = None  # ids with agents; None: all
+    modules: Counter[str] = field(default_factory=Counter)  # episodes of each, once they were read
+    _whole: EpisodeBatch | None = None
+    _count: int | None = None  # all episodes, once they have been read
+    _sources: dict[str, int] = field(default_factory=dict)  # of each episode by id, where sources have weights
 
     def once(self) -> Iterator[EpisodeBatch]:
         """All of them. Raises what reading raises, NoData; BadConfig at the end of the data where it holds several modules or
-        not the one wanted; BadData where the source has changed since an earlier reading."""
-        if self._data.config.streaming:
+        not the one wanted, and where it does not fit into memory; BadData where the source has changed since an earlier
+        reading.
+        """
+        if self.data.config.streaming:
             yield from filter(len, map(self._only_chosen, self._read()))
             return
         if self._whole is None:
-            batches = list(self._within_memory(self._read()))
+            batches = list(self._read())
             self._whole = batches.pop() if len(batches) == 1 else EpisodeBatch.concat(batches)
             del batches
             give_back()
@@ -251,7 +250,7 @@ class Recorded:
 
     def parts(self) -> Iterator[EpisodeBatch]:
         """All of them, for the last time, as many at a time as go through the pipeline together."""
-        if not self._data.config.streaming:
+        if not self.data.config.streaming:
             (whole,) = self.once()
             self._whole = None
             yield whole
@@ -272,15 +271,20 @@ class Recorded:
         return batch.select(np.flatnonzero([name in self.chosen for name in names]))
 
     def _read(self) -> Iterator[EpisodeBatch]:
-        config, where, count = self._data.config, self._data.where, 0
-        with self._scope.part() as held:
-            stream = held.enter(self._opened.pop() if self._opened else self._open())
-            numbers = {} if self._weights is None else self._weights.by_location(stream.locations)
+        config, where, count, size, steps = self.data.config, self.data.where, 0, 0, 0
+        with self.scope.part() as held:
+            stream = held.enter(self.opened.pop() if self.opened else self.open_stream())
+            numbers = {} if self.weights is None else self.weights.by_location(stream.locations)
             self.modules = Counter()
-            batches = filter(len, map(with_steps, self._data.rewarded(stream)))
-            for batch in of_one_module(batches, config.agent, self._module_id, where=where, seen=self.modules):
-                count += len(batch)
-                if self._weights is not None:
+            batches = filter(len, map(with_steps, stream))
+            for batch in of_one_module(batches, config.agent, self.module_id, where=where, seen=self.modules):
+                self.data.check_recorded_rewards(stream)
+                count, size, steps = count + len(batch), size + batch.nbytes, steps + batch.num_steps
+                if not config.streaming and self.room is not None and COPIES * size > self.room:
+                    what = f"the first {steps:,} steps take {size // MiB:,} MiB, several times while they are put together"
+                    fix = "--streaming, which keeps them on disk; or a larger --memory-limit"
+                    raise BadConfig(f"{what}: too much for the memory limit", where=where, fix=fix)
+                if self.weights is not None:
                     self._sources |= dict.fromkeys(batch.ids, numbers[stream.drawn_from()])
                 yield batch
                 del batch
@@ -290,17 +294,6 @@ class Recorded:
         self._count = count
         if not count:
             raise NoData("no episode has any steps", where=where, fix="record again")
-
-    def _within_memory(self, batches: Iterator[EpisodeBatch]) -> Iterator[EpisodeBatch]:
-        """`batches`; raises BadConfig, naming --streaming, as soon as they do not fit into the memory limit."""
-        size = steps = 0
-        for batch in batches:
-            size, steps = size + batch.nbytes, steps + batch.num_steps
-            if self._room is not None and COPIES * size > self._room:
-                what = f"the first {steps:,} steps take {size // MiB:,} MiB, several times while they are put together"
-                fix = "--streaming, which keeps them on disk; or a larger --memory-limit"
-                raise BadConfig(f"{what}: too much for the memory limit", where=self._data.where, fix=fix)
-            yield batch
 
 
 class TrainingData:
@@ -344,7 +337,7 @@ class TrainingData:
         if environment is not None and self.play is not None:
             self.play.check(environment, *announced, where=PLACE)
         setup.algorithm.extend(self._made)
-        self._check_recorded_rewards(stream)
+        self.check_recorded_rewards(stream)
         if setup.start is not None:
             setup.start.check_meanings(self.meanings, self.where)
         self.learner = setup.learner(*announced, stream.action_scale, "" if self._alone else given.in_words)
@@ -375,16 +368,10 @@ class TrainingData:
         """Of the pipeline that the episodes go through."""
         return list(self._made.pieces())
 
-    def rewarded(self, stream: EpisodeStream) -> Iterator[EpisodeBatch]:
-        """The stream. Raises BadData where it has steps without reward, and rewards are needed."""
-        for batch in stream:
-            self._check_recorded_rewards(stream)
-            yield batch
-
-    def _check_recorded_rewards(self, stream: EpisodeStream) -> None:
+    def check_recorded_rewards(self, stream: EpisodeStream) -> None:
         """Raise BadData for steps without reward, as far as they are known now, where they are learned from, or chosen by."""
-        needed, by_return = uses_rewards(self._algorithm), self.config.top_fraction is not None
-        if (needed or by_return) and (found := stream.without_rewards) is not None:
+        needed = uses_rewards(self._algorithm)
+        if (needed or self.config.top_fraction is not None) and (found := stream.without_rewards) is not None:
             where, count = found
             why = f"{type(self._algorithm).__name__} learns from rewards" if needed else "--top-fraction chooses by rewards"
             what = f"steps without a reward ({count:,} so far), for which 0 was taken: {why}"
@@ -437,3 +424,77 @@ class TrainingData:
         if self._environment is not None and self.play is not None:
             self.play = replace(self.play, trained=self.trained)  # learned states have to find their pieces now, not later
             self.play.check(self._environment, self.observation_space, self.action_space, where=PLACE)
+
+
+@dataclass(slots=True, eq=False)
+class DataFacts:
+    """Counts, faults of rewards, notes, and the digest by which a resumed run knows its data again.
+
+    Collected batch by batch over all episodes that are learned from, held-out ones included.
+    """
+
+    every_leaf: bool = False  # the digest is of all that pieces may read, rewards for instance, not of obs and actions alone
+    episodes: int = 0
+    steps: int = 0
+    invented: int = 0  # episodes that do not end at an observation that was recorded
+    faults: Counter[str] = field(default_factory=Counter)  # rewards that are not finite, by kind as `validate` calls it
+    all_zero: bool = True  # all rewards
+    sources: str = ""  # where the episodes are from
+    module: str | None = None  # whose episodes they are
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, of how many, and their least return
+    weights: Mapping[str, Any] = field(default_factory=dict)  # by source: weight, steps, and steps of it in an epoch
+    notes: list[str] = field(default_factory=list)
+    _first_fault: str = ""  # episode and step of the first reward that is not finite
+    _agents: Counter[str] = field(default_factory=Counter)  # episodes of each
+    _hashes: dict[str, Any] = field(default_factory=dict)  # a running hash of ids and each leaf, whatever parts they come in
+
+    def see(self, episodes: EpisodeBatch) -> None:
+        """Take more episodes into account, each once."""
+        self.episodes, self.steps = self.episodes + len(episodes), self.steps + episodes.num_steps
+        self.invented += int(np.count_nonzero(episodes.invented_ends))
+        self._agents.update(filter(None, episodes.agent_ids or ()))
+        self.all_zero = self.all_zero and not episodes.rewards.any()
+        for kind, wrong in (("nan", np.isnan(episodes.rewards)), ("infinite", np.isinf(episodes.rewards))):
+            if wrong.any():
+                self.faults[f"{kind}-in-rewards"] += int(np.count_nonzero(wrong))
+                self._first_fault = self._first_fault or place_of_first(episodes, ~np.isfinite(episodes.rewards))
+        self._hash("ids", "".join(f"{id_}\n" for id_ in episodes.ids).encode("utf-8", "surrogatepass"))
+        trees: dict[str, Tree] = {"lengths": episodes.lengths, Columns.OBS: episodes.obs, Columns.ACTIONS: episodes.actions}
+        if self.every_leaf:
+            trees |= {"rewards": episodes.rewards, "terminated": episodes.terminated, "truncated": episodes.truncated}
+            trees |= {"extra": dict(episodes.extra)}
+        for path, leaf in flatten(trees):
+            self._hash(f"{path} {leaf.dtype}{leaf.shape[1:]}", np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"")
+
+    def _hash(self, name: str, data: Any) -> None:
+        self._hashes.setdefault(name, hashlib.blake2b(digest_size=16)).update(data)
+
+    @property
+    def digest(self) -> str:
+        """Hex; the same for the same episodes in the same order, drawn in the same shares."""
+        lines = [f"{name} {one.hexdigest()}" for name, one in sorted(self._hashes.items())]
+        lines += [json.dumps(self.weights)] if self.weights else []
+        return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+    def figures(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the digest, by which a difference can be said in words: JSON values."""
+        told = {"sources": self.sources, "module": self.module, "episodes": self.episodes, "steps": self.steps}
+        return told | {"weights": {name: one["weight"] for name, one in self.weights.items()}}
+
+    def own_notes(self, config: BCConfig, *, uses_rewards: bool) -> list[str]:
+        """On last observations and rewards, and on agents that share the module that learns."""
+        notes, algorithm = list[str](), config.algorithm["name"]
+        if self.invented:
+            left_out = f"the last step of each is left out, as {algorithm} bootstraps; --keep-invented takes them"
+            how = f"{algorithm} bootstraps from copies of the ones before" if config.keep_invented else left_out
+            notes.append(f"{self.invented:,} truncated episodes have no recorded last observation: {how}")
+        if len(self._agents) > 1:
+            named = ", ".join(f"{name} ({count:,} episodes)" for name, count in self._agents.most_common(8))
+            notes.append(f"one policy learns from the episodes of {len(self._agents):,} agents of one module: {named}")
+        if self.faults:
+            named = ", ".join(f"{kind} {count:,}" for kind, count in self.faults.items())
+            why = "" if uses_rewards else f"; {algorithm} does not use them"
+            notes.append(f"rewards that are not finite, first in {self._first_fault}: {named}{why}")
+        if uses_rewards and self.all_zero:
+            notes.append("all rewards are 0: by them no action is better than another")
+        return notes

@@ -48,7 +48,7 @@ def test_all_mistakes_are_told_at_once_as_they_were_written(call_json: Call, rec
     code, told = call_json("train", recording, "--out", tmp_path / "run", "--algorithm", "valued_cloning", *wrong, *FEW)
     assert code == 4
     problems = " | ".join(told["error"]["problems"])
-    for words in ("'evry' was unexpected", "--set tau: 7", "--set beta: 'much'"):
+    for words in ("'evry' was unexpected", "algorithm.tau: 7", "algorithm.beta: 'much'"):
         assert words in problems
     assert not (tmp_path / "run").exists()
 

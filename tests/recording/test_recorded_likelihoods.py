@@ -21,9 +21,9 @@ from offline_cli.meanings import NO_MEANINGS
 from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.spaces import Space
 from offline_cli.training.config import BCConfig
-from offline_cli.training.data_facts import DataFacts
 from offline_cli.training.learner import Setup
-from offline_cli.training.run_state import describe_policy
+from offline_cli.training.run_folder import describe_policy
+from offline_cli.training.training_data import DataFacts
 from offline_cli.trees import Tree, map_leaves
 
 Record = Callable[..., Path]

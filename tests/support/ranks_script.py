@@ -19,10 +19,9 @@ from offline_cli.modules.network import Mlp
 from offline_cli.progress import no_progress
 from offline_cli.training.algorithms.algorithm import Task, own_algorithms
 from offline_cli.training.config import resolve_config
-from offline_cli.training.learner import Learner
+from offline_cli.training.learner import Learner, Update
 from offline_cli.training.steps import Batches, Steps
 from offline_cli.training.training_data import load_data
-from offline_cli.training.updates import Update
 from offline_cli.trees import map_leaves
 
 OBS, BOX = spaces.Box(-9.0, 9.0, (3,)), spaces.Box(-4.0, 4.0, (2,))

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from safetensors.numpy import load_file
-from stored_steps import columns_in
 
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
@@ -122,32 +121,6 @@ def test_the_same_episodes_in_either_scale_give_the_same_weights_and_the_same_pl
     for one, two in zip(*played, strict=True):
         for (path, left), (_, right) in zip(flatten(one), flatten(two), strict=True):
             np.testing.assert_array_equal(left, right, err_msg=path)
-
-
-def test_a_clone_gives_the_environment_the_actions_that_were_recorded(
-    config: Path, write_dataset: Write, tmp_path: Path
-) -> None:
-    batch = batch_of(recorded(tmp_path, "asymmetric"))
-    constant = np.broadcast_to(np.array([-1.5, 7.5], np.float32), batch.actions.shape)
-    data = write_dataset(replace(batch, actions=constant), action_scale="env")
-    train_bc(data, tmp_path / "run", config=config, env="Taking-asymmetric-v0", epochs=200, eval_episodes=1)
-    GIVEN.clear()
-    evaluate(tmp_path / "run", episodes=3)
-    np.testing.assert_allclose(np.mean(GIVEN, axis=0), [-1.5, 7.5], atol=0.3)
-
-
-def test_raw_actions_beyond_the_bounds_are_learned_as_they_are_and_played_clipped(
-    config: Path, write_dataset: Write, tmp_path: Path
-) -> None:
-    batch = batch_of(recorded(tmp_path, "asymmetric"))
-    wild = np.broadcast_to(np.array([-1.6, 1.4], np.float32), batch.actions.shape)
-    data = write_dataset(replace(batch, actions=wild), action_scale="normalized")
-    loaded = load_data(str(data), resolve_config({}), on_progress=lambda progress: None)
-    assert columns_in(loaded.train)["actions"][0].tolist() == wild[0].tolist()
-    train_bc(data, tmp_path / "run", config=config, env="Taking-asymmetric-v0", epochs=200, eval_episodes=1)
-    GIVEN.clear()
-    evaluate(tmp_path / "run", episodes=1)
-    np.testing.assert_array_equal(np.array(GIVEN), np.broadcast_to(np.array([-2.0, 10.0], np.float32), (10, 2)))
 
 
 def test_a_run_is_recorded_in_its_own_outputs_and_the_recording_teaches_the_same_actions(

@@ -23,8 +23,7 @@ from benchmarks import rival_environments
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms, td_targets
-from offline_cli.training.learner import Learner
-from offline_cli.training.updates import Update
+from offline_cli.training.learner import Learner, Update
 
 STORED = Path(__file__).resolve().parents[1] / "testdata" / "d3rlpy_answers"
 LANES = [pytest.param("d3rlpy", marks=pytest.mark.nightly), "stored"]
@@ -127,7 +126,7 @@ def test_losses_and_gradients_are_those_of_d3rlpy(lane: Path, name: str) -> None
     found: dict[str, Tensor] = {}
     for group in made.groups:
         losses = group.loss(rows)
-        sum(losses.values()).backward(inputs=[parameter for _, parameter in made.parameters_of(group)])  # type: ignore[union-attr]
+        sum(losses.values()).backward(inputs=list(made.parameters_of(group)))  # type: ignore[union-attr]
         found |= losses
     if name == "iql":
         pairs = {"v_loss": found["value"], "q_loss": found["q"], "actor_loss": found["policy"]}

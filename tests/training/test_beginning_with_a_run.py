@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,16 +64,6 @@ def test_of_a_run_by_the_same_algorithm_all_modules_are_taken(write_dataset: Wri
     assert same(modules(first), modules(second))
 
 
-def test_of_a_run_by_another_algorithm_the_policy_alone_is_taken_and_the_rest_is_named(
-    write_dataset: Write, tmp_path: Path
-) -> None:
-    data, first, second = write_dataset(), tmp_path / "first", tmp_path / "second"
-    train(data, first, **OPTIONS)
-    result = train(data, second, algorithm="iql", init_from=first, **ONE)
-    assert same(weights(first), weights(second))
-    assert result.notes[0].startswith("value, critics, target_critics of the algorithm begin anew")
-
-
 def test_all_differences_are_named_at_once(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
     train(write_dataset(), tmp_path / "first", **OPTIONS)
     other = write_dataset(make_batch(continuous=True), name="other", action_scale="normalized")
@@ -108,22 +97,6 @@ def test_what_pieces_had_learned_is_taken_over_and_resumed(
         train(other, tmp_path / "none", init_from=tmp_path / "first", **OPTIONS)
 
 
-def test_a_resumed_run_does_not_ask_for_the_other_one_again(write_dataset: Write, tmp_path: Path, often: Path) -> None:
-    data, first = write_dataset(), tmp_path / "first"
-    train(data, first, **OPTIONS)
-    how: dict[str, Any] = {"config": often, **OPTIONS}
-    whole = train(data, tmp_path / "whole", init_from=first, **how)
-    with pytest.raises(Interrupted):
-        train(data, tmp_path / "parts", init_from=first, on_progress=signal_at(9), **how)
-    first.rename(tmp_path / "gone")
-    parts = train(data, tmp_path / "parts", resume=True)
-    assert (parts.init_from, weights(tmp_path / "parts").keys()) == (whole.init_from, weights(tmp_path / "whole").keys())
-    files = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("parts", "whole")]
-    assert files[0] == files[1]
-    with pytest.raises(BadConfig, match="init_from: the run has"):
-        train(data, tmp_path / "parts", resume=True, init_from=tmp_path / "gone")
-
-
 def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp_path: Path) -> None:
     data = write_dataset()
     with pytest.raises(StorageNotFound):
@@ -134,13 +107,3 @@ def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp
     with pytest.raises(UsageError, match="cannot begin with what it replaces"):
         train(data, tmp_path / "run", init_from=tmp_path / "run", overwrite=True, **OPTIONS)
     assert (tmp_path / "run" / "result.json").exists()
-
-
-def test_storage_options_may_be_for_a_run_that_the_config_file_alone_names(write_dataset: Write, tmp_path: Path) -> None:
-    data, first = write_dataset(), f"memory://{uuid.uuid4().hex}/run"
-    train(data, first, **OPTIONS)
-    (tmp_path / "c.toml").write_text(f'init_from = "{first}"\n')
-    result = train(data, tmp_path / "run", config=tmp_path / "c.toml", storage_options={"global_store": True}, **ONE)
-    assert result.init_from["run"] == first
-    with pytest.raises(UsageError):
-        train(data, tmp_path / "other", storage_options={"global_store": True}, **ONE)

@@ -12,7 +12,7 @@ import pytest
 
 from offline_cli.converting.operations.selecting import filter as filtered
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, NoData
+from offline_cli.errors import NoData
 from offline_cli.training.chosen_episodes import HeldOut
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.train import train
@@ -62,28 +62,6 @@ def test_the_result_says_how_many_were_chosen_and_their_least_return(
     assert result.as_dict()["chosen"] == {"episodes": 3, "of": 12, "least_return": pytest.approx(np.sort(batch.returns)[-3])}
 
 
-def test_a_return_is_summed_over_all_fragments_of_an_episode(tmp_path: Path) -> None:
-    rows = [(0, t, 1.0) for t in range(6)] + [(1, t, 2.0) for t in range(4)]
-    for name, part in (("a.csv", rows[:4] + rows[6:]), ("b.csv", rows[4:6])):
-        lines = [f"{e},{t},{e},{t % 2},{reward},{int(t == (5, 3)[e])}" for e, t, reward in part]
-        (tmp_path / name).write_text("\n".join(["eps_id,t,obs,actions,rewards,terminated", *lines]) + "\n")
-    result = train([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "run", top_fraction=0.5, mapping=MAPPED, **OPTIONS)
-    assert result.as_dict()["chosen"] == {"episodes": 1, "of": 2, "least_return": 8.0}
-    assert result.steps == 4
-
-
-MAPPED = {
-    "columns": {
-        "eps_id": "eps_id",
-        "t": "t",
-        "obs": ["obs"],
-        "actions": "actions",
-        "rewards": "rewards",
-        "terminateds": "terminated",
-    }
-}
-
-
 def test_equal_returns_take_the_first_episodes_and_say_so(write_dataset: Write, make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch(length=1)
     result = train(write_dataset(batch), tmp_path / "run", top_fraction=0.25, **OPTIONS)
@@ -102,28 +80,6 @@ def test_episodes_whose_return_is_not_a_number_are_not_chosen_and_named(
     batch.rewards[:] = np.nan
     with pytest.raises(NoData, match="no episode has a return that is a number"):
         train(write_dataset(batch, name="none"), tmp_path / "none-run", top_fraction=0.5, **OPTIONS)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_data_without_rewards_is_refused_whatever_the_algorithm(tmp_path: Path, streaming: bool) -> None:
-    rows = [f"run-{e},{t},{t % 2}" for e in range(6) for t in range(5)]
-    (tmp_path / "arm.csv").write_text("\n".join(["run,x,turn", *rows]) + "\n")
-    mapping = {"columns": {"eps_id": "run", "obs": ["x"], "actions": "turn"}}
-    with pytest.raises(BadData, match="--top-fraction chooses by rewards") as caught:
-        train(tmp_path / "arm.csv", tmp_path / "run", mapping=mapping, top_fraction=0.5, streaming=streaming, **OPTIONS)
-    assert (caught.value.exit_code, caught.value.fix.endswith("or leave out --top-fraction")) == (3, True)
-
-
-def test_a_run_resumes_with_its_own_share_alone(
-    write_dataset: Write, rewarded: Callable[..., EpisodeBatch], tmp_path: Path
-) -> None:
-    source, whole, parts = write_dataset(rewarded(1)), tmp_path / "whole", tmp_path / "parts"
-    train(source, whole, top_fraction=0.5, **OPTIONS)
-    train(source, parts, top_fraction=0.5, **{**OPTIONS, "updates": 12})
-    with pytest.raises(BadConfig, match=r"top_fraction: the run has 0\.5, this call asks for 0\.25"):
-        train(source, parts, resume=True, top_fraction=0.25)
-    assert train(source, parts, resume=True, updates=30).chosen == train(source, whole, resume=True).chosen
-    assert told(whole)[1] == told(parts)[1]
 
 
 @pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.26, 3), (0.38, 4), (0.99, 9)], ids=str)

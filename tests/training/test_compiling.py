@@ -53,15 +53,6 @@ def test_compiled_losses_are_those_without(
         assert other == pytest.approx(one, abs=1e-4)
 
 
-def test_a_compiled_run_resumes_to_the_same_weights(write_dataset: Write, tmp_path: Path) -> None:
-    data, options = write_dataset(), {**SMALL, "compile": True}
-    train(data, tmp_path / "whole", **options)
-    train(data, tmp_path / "cut", **{**options, "updates": 20})
-    train(data, tmp_path / "cut", resume=True, updates=40)
-    weights = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "cut")]
-    assert weights[0] == weights[1]
-
-
 def test_a_machine_without_a_compiler_is_told_what_to_install(write_dataset: Write, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "offline_cli", "train", str(write_dataset()), "--out", str(tmp_path / "run")]
     environment = {**os.environ, "CXX": str(tmp_path / "no-g++"), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
@@ -70,31 +61,3 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(write_dataset: Wri
     told = json.loads(done.stdout)
     assert (done.returncode, told["error"]["where"]) == (6, "--compile")
     assert not (tmp_path / "run").exists()
-
-
-STUBBORN = """
-import torch
-from torch import nn
-from offline_cli.modules.python_network import action_inputs
-
-class Stubborn(nn.Module):
-    def __init__(self, action_space):
-        super().__init__()
-        self.layer = nn.Linear(3, action_inputs(action_space))
-
-    def forward(self, observations):
-        if torch.compiler.is_compiling():
-            raise RuntimeError("not like this")
-        return self.layer(observations)
-
-def build(observation_space, action_space, options):
-    return Stubborn(action_space)
-"""
-
-
-def test_a_network_that_torch_cannot_compile_learns_as_it_stands(write_dataset: Write, tmp_path: Path) -> None:
-    (tmp_path / "stubborn.py").write_text(STUBBORN)
-    options: dict[str, Any] = {"network": f"{tmp_path / 'stubborn.py'}:build", "updates": 9, "device": "cpu"}
-    data = write_dataset()
-    found = [train(data, tmp_path / str(how), compile=how, **options).loss for how in (False, True)]
-    assert found[0] == pytest.approx(found[1], abs=1e-4)

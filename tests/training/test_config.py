@@ -25,29 +25,11 @@ def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
         assert word in problems
 
 
-@pytest.mark.parametrize(("options", "epochs"), [({}, 20), ({"until_return": 1.0, "env": "X"}, 200)])
-def test_training_is_bounded_even_unasked(options: dict[str, object], epochs: int) -> None:
-    assert resolve_config(options).bound(updates_per_epoch=10) == epochs * 10
-
-
 def test_another_bound_replaces_a_stored_one_and_is_no_difference() -> None:
     stored = resolve_config({"epochs": 3})
     wanted = resolve_config({"updates": 9}, stored=stored.as_dict())
     assert (wanted.updates, wanted.epochs) == (9, None)
     assert differences(stored, wanted) == []
-
-
-@pytest.mark.parametrize(("asked", "other"), [("updates", "epochs"), ("epochs", "updates")])
-def test_a_bound_that_is_an_option_replaces_the_one_in_the_file(tmp_path: Path, asked: str, other: str) -> None:
-    (tmp_path / "c.toml").write_text(f"{other} = 7\n")
-    config = resolve_config({asked: 3}, file=tmp_path / "c.toml", stored={"epochs": 9})
-    assert (getattr(config, asked), getattr(config, other)) == (3, None)
-
-
-def test_two_bounds_in_one_file_are_a_mistake_of_the_file(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text("updates = 7\nepochs = 2\n")
-    with pytest.raises(BadConfig, match="updates and epochs: give one of the two"):
-        resolve_config({}, file=tmp_path / "c.toml")
 
 
 @pytest.mark.parametrize(
@@ -99,17 +81,3 @@ def test_a_missing_file_and_a_broken_one_are_named(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("lr = = 3")
     with pytest.raises(BadConfig, match="not TOML"):
         resolve_config({}, file=tmp_path / "c.toml")
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("name", ["lr", "val_fraction", "until_return"])
-def test_a_number_that_is_not_finite_is_refused_as_an_option_and_in_a_file(tmp_path: Path, name: str, value: float) -> None:
-    told = str(value)
-    with pytest.raises(BadConfig) as caught:
-        resolve_config({name: value, "env": "CartPole-v1"})
-    assert caught.value.details["problems"][0].startswith(f"--{name.replace('_', '-')}: ")
-    assert told in caught.value.details["problems"][0]
-    (tmp_path / "c.toml").write_text(f'{name} = {value}\nenv = "CartPole-v1"')
-    with pytest.raises(BadConfig) as caught:
-        resolve_config({}, file=tmp_path / "c.toml")
-    assert caught.value.details["problems"][0].startswith(f"{name}: ")

@@ -1,8 +1,7 @@
-"""On a GPU: captured training, data fed from the host, resuming, playing and recording. `make gpu` runs these tests."""
+"""On a GPU: training as on the CPU, data fed from the host, resuming, playing and recording. `make gpu` runs these tests."""
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from collections.abc import Callable
@@ -14,33 +13,20 @@ import torch
 from gymnasium import spaces
 from safetensors.torch import load_file
 
-from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.modules.policy_modules import build_module
-from offline_cli.playing.evaluate import evaluate
 from offline_cli.progress import Progress
-from offline_cli.recording.record import record
 from offline_cli.training import steps
-from offline_cli.training.learner import cloning_learner
+from offline_cli.training.learner import Update, cloning_learner
 from offline_cli.training.steps import Batches, Steps
 from offline_cli.training.train import train_bc
-from offline_cli.training.updates import Update, captured
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
 ]
 Write = Callable[..., Path]
-Make = Callable[..., EpisodeBatch]
 GPU = "cuda"
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network."""
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 def flat(run: Path) -> torch.Tensor:
@@ -91,24 +77,6 @@ def test_a_run_that_was_stopped_there_ends_as_an_undisturbed_one(write_dataset: 
     assert apart(flat(tmp_path / "whole"), flat(tmp_path / "cut")) < 1e-4
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_box_actions_are_learned_there_and_played(
-    make_batch: Make, write_dataset: Write, config: Path, tmp_path: Path, precision: str
-) -> None:
-    data, run = write_dataset(make_batch(continuous=True), action_scale="env"), tmp_path / "run"
-    result = train_bc(data, run, config=config, updates=150, device=GPU, precision=precision, val_fraction=0.25)
-    assert result.val_mse is not None
-    assert result.val_mse < 0.5
-    assert evaluate(run, env="Aim-v0", episodes=3, device=GPU, explore=True).episodes == 3
-
-
-def test_a_policy_from_there_records_on_either_device(write_dataset: Write, config: Path, tmp_path: Path) -> None:
-    train_bc(write_dataset(), tmp_path / "run", config=config, updates=20, device=GPU)
-    for device in ("cpu", GPU):
-        told = record("Sign-v0", tmp_path / device, policy=str(tmp_path / "run"), episodes=4, num_envs=2, device=device)
-        assert (told.episodes, told.complete) == (4, True)
-
-
 OBSERVATIONS: dict[str, spaces.Space[Any]] = {
     "image": spaces.Box(0, 255, (40, 40, 3), "uint8"),
     "choices": spaces.MultiDiscrete([3, 4]),
@@ -124,22 +92,20 @@ ACTIONS: dict[str, spaces.Space[Any]] = {
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("seen", "done"), [("image", "box"), ("choices", "choices"), ("nested", "nested"), ("nested", "bits")])
-def test_every_kind_of_space_can_be_captured(seen: str, done: str, precision: str) -> None:
+def test_every_kind_of_space_is_learned_there_as_on_the_cpu(seen: str, done: str, precision: str) -> None:
     space, actions = OBSERVATIONS[seen], ACTIONS[done]
     columns = {name: stacked(part) for name, part in (("obs", space), ("actions", actions))}
     ends = []
-    for capture in (False, True):
-        module = build_module(space, actions, hidden=[16], action_scale="env", seed=0).to(GPU).train()
-        loader = Batches(Steps(columns), batch_size=8, seed=0, device=torch.device(GPU))
+    for device in ("cpu", GPU):
+        module = build_module(space, actions, hidden=[16], action_scale="env", seed=0).to(device).train()
+        loader = Batches(Steps(columns), batch_size=8, seed=0, device=torch.device(device))
         update = Update(cloning_learner(module), loader.batch, lr=1e-3, precision=precision)
-        loader.fill(0)
-        launch = captured(update) if capture else update
         for number in range(10):
             loader.fill(number)
-            launch(number)
-        ends.append(torch.cat([one.detach().reshape(-1) for one in update.steps[0].parameters]))
+            update(number)
+        ends.append(torch.cat([one.detach().reshape(-1).cpu() for one in update.steps[0].parameters]))
         assert torch.isfinite(ends[-1]).all()
-    assert apart(*ends) < 2e-4  # of weights that have moved by some 5e-3
+    assert apart(*ends) < (2e-4 if precision == "fp32" else 2e-3)  # of weights that have moved by some 5e-3
 
 
 def stacked(space: spaces.Space[Any], rows: int = 20) -> Any:
@@ -150,21 +116,3 @@ def stacked(space: spaces.Space[Any], rows: int = 20) -> Any:
         return tuple(stacked(part) for part in space.spaces)
     space.seed(0)
     return torch.stack([torch.as_tensor(space.sample()) for _ in range(rows)])
-
-
-def test_a_captured_update_keeps_what_its_graph_writes_to() -> None:
-    """Whoever captures may let go of module and optimizer; what is allocated later must not land in their memory."""
-
-    def launch_alone() -> Callable[[int], None]:
-        module = build_module(OBSERVATIONS["choices"], ACTIONS["bits"], hidden=[64], action_scale="env", seed=0).to(GPU).train()
-        batch = {"obs": stacked(OBSERVATIONS["choices"]).to(GPU), "actions": stacked(ACTIONS["bits"]).to(GPU)}
-        batch["weights"] = torch.full((20,), 0.05, device=GPU)
-        return captured(Update(cloning_learner(module), batch, lr=1e-3))
-
-    launch = launch_alone()
-    gc.collect()
-    later = [torch.full((n,), 7.0, device=GPU) for n in (32, 64, 128, 512, 2048, 4096, 8192) for _ in range(20)]
-    for number in range(5):
-        launch(number)
-    torch.cuda.synchronize()
-    assert all(bool((tensor == 7.0).all()) for tensor in later)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offline_cli.converting.convert import convert
 from offline_cli.errors import BadData
 from offline_cli.training.train import train_bc
 
@@ -49,41 +47,6 @@ def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, t
     assert "train-bc" in caught.value.fix
     assert not (tmp_path / "run").exists()
     assert train_bc(table, tmp_path / "bc", mapping=MAPPED, **OPTIONS, **manner).updates == 2
-
-
-def test_a_dataset_that_was_made_of_such_a_table_is_refused_by_name_among_others(
-    table: Path, marwil: Path, tmp_path: Path
-) -> None:
-    rewarded = tmp_path / "rewarded.csv"
-    head, *rows = table.read_text().splitlines()
-    rewarded.write_text("\n".join([f"{head},gain", *(f"other-{row},1" for row in rows)]) + "\n")
-    convert(table, tmp_path / "arm", mapping=MAPPED)
-    convert(rewarded, tmp_path / "good", mapping={"columns": {**MAPPED["columns"], "rewards": "gain"}})
-    both = [tmp_path / "good", tmp_path / "arm"]
-    with pytest.raises(BadData, match="steps without a reward") as caught:
-        train_bc(both, tmp_path / "run", config=marwil, **OPTIONS)
-    assert caught.value.where.endswith("arm")
-    assert train_bc(both, tmp_path / "bc", **OPTIONS).updates == 2
-    assert train_bc(tmp_path / "good", tmp_path / "run", config=marwil, **OPTIONS).updates == 2
-
-
-@pytest.mark.parametrize("first", ["with", "without"])
-def test_recordings_of_which_some_have_none_are_refused(marwil: Path, tmp_path: Path, first: str) -> None:
-    paths = {name: tmp_path / f"{name}.json" for name in ("with", "without")}
-    for number, (name, path) in enumerate(paths.items()):
-        steps: dict[str, Any] = {
-            "type": "SampleBatch",
-            "eps_id": [number] * 4,
-            "obs": [[0.1, 0.2]] * 4,
-            "actions": [0, 1, 0, 1],
-        }
-        steps |= {"terminateds": [False] * 3 + [True]} | ({"rewards": [1.0] * 4} if name == "with" else {})
-        path.write_text(json.dumps(steps) + "\n")
-    sources = sorted(paths.values(), key=lambda path: path.stem != first)
-    with pytest.raises(BadData, match=r"steps without a reward \(4 so far\)") as caught:
-        train_bc(sources, tmp_path / "run", config=marwil, **OPTIONS)
-    assert sources[0].name in caught.value.where  # the files are one source, which is named by its first
-    assert train_bc(paths["with"], tmp_path / "run", config=marwil, **OPTIONS).updates == 2
 
 
 def test_rewards_that_are_no_numbers_are_refused_with_count_episode_and_step(

@@ -93,16 +93,6 @@ def test_learning_without_them_is_learning_from_the_steps_before(
     assert (tmp_path / "run" / "policy.safetensors").read_bytes() == weights
 
 
-def test_the_best_episodes_are_chosen_by_all_their_rewards_and_held_out_ones_are_shortened_too(
-    tmp_path: Path, train: Told
-) -> None:
-    arrays = d4rl()
-    arrays["rewards"][[2 * LENGTH - 1, 3 * LENGTH - 1]] = 50  # in steps that are left out
-    source = write(tmp_path / "b.hdf5", arrays)
-    found = train(source, "iql", "--top-fraction", "0.33", "--val-fraction", "0.5")
-    assert (found["chosen"]["least_return"], found["steps"], found["steps_left_out"]) == (LENGTH + 49, 2 * LENGTH - 2, 2)
-
-
 @FORMATS
 def test_the_mark_survives_every_operation(form: str, source: Path, tmp_path: Path, told: Told) -> None:
     marks = [True] * EPISODES
@@ -117,15 +107,3 @@ def test_the_mark_survives_every_operation(form: str, source: Path, tmp_path: Pa
     told("merge", tmp_path / "S" / "train", tmp_path / "S" / "val", "--out", tmp_path / "M")
     told("convert", folder / "data", "--out", tmp_path / "C", "--to", form, "--action-scale", "env")
     assert [*map(assumed, (tmp_path / name for name in "FARMC"))] == [marks, marks[:3], marks, marks, marks]
-
-
-@pytest.mark.parametrize("piece", ["add_next_observations_from_episodes_to_train_batch", "n_step_returns"])
-def test_train_batches_of_next_observations_hold_recorded_ones(piece: str, source: Path, tmp_path: Path, told: Told) -> None:
-    options = {"n_step_returns": "n_step = 3\ngamma = 0.9\n"}.get(piece, "")
-    (tmp_path / "p.toml").write_text(f'kind = "learner"\n[[pieces]]\nname = "{piece}"\n{options}')
-    asked = ["apply", source, "--pipeline", tmp_path / "p.toml", "--action-scale", "env", "--out"]
-    found, kept = told(*asked, tmp_path / "B"), told(*asked, tmp_path / "K", "--keep-invented")
-    assert [(one["rows"], one["steps_left_out"], bool(one["notes"])) for one in (found, kept)] == [
-        (STEPS - 5, 5, True),
-        (STEPS, 0, False),
-    ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from signal_at import signal_at
-from stored_steps import columns_in
 from torch import Tensor
 
-from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, Interrupted
+from offline_cli.errors import BadConfig
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms
-from offline_cli.training.config import resolve_config
 from offline_cli.training.learner import Learner
-from offline_cli.training.train import train_bc
-from offline_cli.training.training_data import load_data
 
-Write = Callable[..., Path]
-Make = Callable[..., EpisodeBatch]
 NAMES = ("iql", "td3-bc")
 OBS = spaces.Box(-9.0, 9.0, (3,))
 BOX = spaces.Box(-4.0, 4.0, (2,))
-OPTIONS: dict[str, Any] = {"updates": 30, "val_fraction": 0.25, "eval_every": 15, "seed": 4, "device": "cpu"}
 
 
 def learner(name: str, actions: spaces.Space[Any] = BOX, **options: Any) -> Learner:
@@ -81,12 +71,6 @@ def config(folder: Path, name: str, **options: Any) -> Path:
         encoding="utf-8",
     )
     return file
-
-
-@pytest.fixture
-def data(write_dataset: Write, make_batch: Make) -> Path:
-    """Box actions in [-4, 4], recorded in these units."""
-    return write_dataset(make_batch(continuous=True), action_scale="env")
 
 
 def test_discrete_iql_is_what_its_formulas_say() -> None:
@@ -152,23 +136,6 @@ def test_targets_of_rebrac_lose_by_the_distance_from_the_next_recorded_action(op
     torch.testing.assert_close(found[0] - found[1], discount * 0.4 * far)
 
 
-def comparable(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
-    """The policy's bytes, and all rows of metrics without what the clock says."""
-    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    untimed = [{k: v for k, v in row.items() if k not in ("seconds", "samples_per_second")} for row in found]
-    return (run / "policy.safetensors").read_bytes(), untimed
-
-
-def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(data: Path, tmp_path: Path) -> None:
-    options = {**OPTIONS, "config": config(tmp_path, "iql"), "streaming": True}
-    train_bc(data, tmp_path / "whole", **options)
-    with pytest.raises(Interrupted):
-        train_bc(data, tmp_path / "cut", on_progress=signal_at(13), **options)
-    torch.manual_seed(99)  # chance is the run's own
-    train_bc(data, tmp_path / "cut", resume=True)
-    assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
-
-
 @pytest.mark.parametrize(
     ("actions", "named"),
     [
@@ -183,40 +150,3 @@ def test_td3_bc_refuses_what_is_no_box_with_bounds(actions: spaces.Space[Any], n
     assert named in caught.value.what
     assert "iql" in caught.value.fix
     assert "td3-bc" not in caught.value.fix
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"), [("iql", {"expectile": 1.0, "gama": 0.9}), ("td3-bc", {"alpha": -1, "policy_q": "mean"})]
-)
-def test_mistakes_in_options_are_all_named(data: Path, tmp_path: Path, name: str, wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadConfig) as caught:
-        train_bc(data, tmp_path / "run", config=config(tmp_path, name, **wrong))
-    problems = " ".join(caught.value.details["problems"])
-    assert [key for key in wrong if key not in problems] == []
-
-
-def held_of(data: Path, folder: Path, *, streaming: bool = False, pieces: str = "") -> dict[str, Any]:
-    (folder / "p.toml").write_text(f'kind = "learner"\n{pieces}')
-    options = resolve_config({"streaming": streaming}, file=config(folder, "td3-bc", critic_bc=0.1))
-    made = load_data(data, options, pipeline=folder / "p.toml", on_progress=lambda _: None)
-    found = {name: tensor.numpy() for name, tensor in columns_in(made.train).items()}
-    made.close()
-    return found
-
-
-@pytest.mark.parametrize("pieces", ["", '[[pieces]]\nname = "mean_std_filter"\n'], ids=["plain", "filtered"])
-def test_the_next_observations_and_actions_are_those_recorded_after_each_step(
-    make_batch: Make, write_dataset: Write, tmp_path: Path, pieces: str
-) -> None:
-    ended = np.arange(12) % 2 == 0
-    recorded = replace(make_batch(continuous=True), terminated=ended, truncated=~ended)
-    held = held_of(write_dataset(recorded, action_scale="env"), tmp_path, pieces=pieces)
-    ends = recorded.starts[1:] - 1
-    within = np.setdiff1d(np.arange(recorded.num_steps), ends)
-    np.testing.assert_array_equal(np.flatnonzero(~held["is_followed"]), ends)
-    np.testing.assert_array_equal(np.flatnonzero(held["terminateds"]), ends[::2])
-    np.testing.assert_array_equal(held["next_actions"][within], held["actions"][within + 1])
-    np.testing.assert_array_equal(held["next_actions"][ends], held["actions"][ends])
-    np.testing.assert_array_equal(held["new_obs"][within], held["obs"][within + 1])
-    if not pieces:
-        np.testing.assert_array_equal(held["new_obs"][ends], recorded.obs[recorded.obs_starts[1:] - 1])

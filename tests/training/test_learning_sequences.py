@@ -20,7 +20,6 @@ from offline_cli import load_policy as policy_in_use
 from offline_cli import record
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig
 from offline_cli.modules import build_recurrent_module
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.training.algorithms.bc import bc_loss
@@ -139,17 +138,6 @@ def test_steps_that_pad_change_no_gradient(memory: str, lengths: list[int], padd
     assert any(bool(part.any()) for part in short)
 
 
-def test_states_of_a_recording_are_not_those_of_the_network_that_learns(
-    write_dataset: Write, config: Callable[..., Path], episodes: EpisodeBatch
-) -> None:
-    outs = {"state_out": {"h": np.ones((sum(LENGTHS), 1, 3), np.float32)}}
-    data = loaded(write_dataset, config("gru"), replace(episodes, extra=outs))
-    loader = stepper(data, 1000)
-    loader.fill(0)
-    assert not loader.batch["state_in"]["h"].any()
-    assert loader.batch["state_in"]["h"].shape[1:] == (1, 8)
-
-
 @pytest.mark.parametrize("memory", ["lstm", "gru"])
 def test_a_run_with_a_memory_is_trained_evaluated_recorded_and_acts(
     memory: str, make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, told: Any
@@ -226,22 +214,3 @@ def test_an_algorithm_that_learns_from_single_steps_refuses_a_memory_by_name(
     assert (code, found["error"]["code"]) == (4, "bad-config")
     assert "single steps" in found["error"]["what"]
     assert not (tmp_path / "run").exists()
-
-
-def test_a_pipeline_without_the_pieces_that_cut_sequences_is_refused(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    pieces = 'kind = "learner"\ndefaults = false\n' + "".join(
-        f'[[pieces]]\nname = "{name}"\n'
-        for name in ("add_observations_from_episodes_to_batch", "add_columns_from_episodes_to_batch", "batch_individual_items")
-    )
-    (tmp_path / "p.toml").write_text(pieces)
-    with pytest.raises(BadConfig, match="sequences"):
-        train_bc(
-            write_dataset(make_batch()),
-            tmp_path / "run",
-            config=config(),
-            pipeline=tmp_path / "p.toml",
-            updates=1,
-            device="cpu",
-        )

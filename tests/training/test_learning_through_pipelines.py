@@ -14,10 +14,8 @@ import torch
 from signal_at import signal_at
 from stored_steps import columns_in
 
-from offline_cli.connectors import MeanStdFilter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadPiece, Interrupted, SpaceMismatch
-from offline_cli.policies.run_policy import load_policy
+from offline_cli.errors import BadConfig, Interrupted, SpaceMismatch
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import Recorded, TrainingData, load_data
@@ -25,13 +23,6 @@ from offline_cli.training.training_data import Recorded, TrainingData, load_data
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
 FILTER_AND_STACK = '[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n'
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network."""
-    (tmp_path / "small.toml").write_text("hidden = [16]\nbatch_size = 64\nlr = 0.01\nlog_every = 10\n")
-    return tmp_path / "small.toml"
 
 
 @pytest.fixture
@@ -87,31 +78,6 @@ def test_rows_that_a_pipeline_masks_are_neither_learned_from_nor_measured_on(wri
         assert torch.equal(columns_in(longer.val)[column], columns_in(plain.val)[column])
 
 
-def test_a_run_keeps_the_document_and_exactly_what_its_pieces_learned(
-    write_dataset: Write, config: Path, pipeline: Any, tmp_path: Path
-) -> None:
-    recorded = write_dataset()
-    train_bc(recorded, tmp_path / "run", config=config, updates=3, pipeline=pipeline())
-    described = json.loads((tmp_path / "run" / "policy.json").read_text())
-    assert described["pipeline"]["document"]["pieces"][1] == {"name": "frame_stacking", "num_frames": 2}
-    kept, before = load_policy(str(tmp_path / "run")).trained, loaded(recorded, pipeline()).trained
-    assert kept is not None
-    assert before is not None
-    for name in ("mean", "m2"):
-        stored, learned = (found.state["MeanStdFilter"]["obs"][name] for found in (kept, before))
-        assert stored.tobytes() == learned.tobytes()
-        assert stored.flags.writeable
-
-
-def test_a_run_that_replaces_one_leaves_nothing_of_its_pieces(
-    write_dataset: Write, config: Path, pipeline: Any, tmp_path: Path
-) -> None:
-    recorded = write_dataset()
-    train_bc(recorded, tmp_path / "run", config=config, updates=2, pipeline=pipeline())
-    train_bc(recorded, tmp_path / "run", config=config, updates=2, overwrite=True)
-    assert not (tmp_path / "run" / "connectors.msgpack").exists()
-
-
 @pytest.fixture
 def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading episodes fails the test."""
@@ -140,20 +106,6 @@ def test_a_pipeline_that_does_not_fit_is_refused_before_data_is_read(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.usefixtures("unread")
-def test_python_objects_do_not_say_what_belongs_beside_the_environment(write_dataset: Write, tmp_path: Path) -> None:
-    pieces = [MeanStdFilter(as_learner_connector=True)]
-    with pytest.raises(BadConfig, match="cannot be determined from Python objects: MeanStdFilter") as caught:
-        train_bc(write_dataset(), tmp_path / "run", env="Sign-v0", pipeline=pieces)
-    assert "env_to_module" in caught.value.fix
-
-
-def test_a_piece_that_raises_on_the_data_is_named(write_dataset: Write, pipeline: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadPiece, match="piece LearnerRaises raised ZeroDivisionError: no rewards") as caught:
-        train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline('[[pieces]]\nuse = "odd_pieces:LearnerRaises"\n'))
-    assert "episode-0-" in caught.value.where
-
-
 OPTIONS: dict[str, Any] = {"updates": 60, "val_fraction": 0.25, "eval_every": 20, "env": "Sign-v0", "eval_episodes": 2}
 
 
@@ -178,12 +130,3 @@ def test_a_resumed_run_through_pieces_is_the_undisturbed_one(
         for run in ("run", "whole")
     ]
     assert rows[0] == rows[1]
-
-
-def test_resuming_with_another_pipeline_file_is_refused_by_name(interrupted: Path, pipeline: Any, tmp_path: Path) -> None:
-    pattern = r"the run has mean_std_filter, frame_stacking \(file \w+\), this call "
-    with pytest.raises(BadConfig, match=pattern + "the default"):
-        train_bc(interrupted, tmp_path / "run", resume=True)
-    other = pipeline(FILTER_AND_STACK.replace("2", "3"), name="other.toml")
-    with pytest.raises(BadConfig, match=pattern + "mean_std_filter"):
-        train_bc(interrupted, tmp_path / "run", resume=True, pipeline=other)

@@ -7,16 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from edited_json import told_in
-from gymnasium import spaces
 
 from offline_cli import evaluate, export, load_policy, record, train
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.errors import BadConfig
-from offline_cli.modules.distributions import build_head
-from offline_cli.modules.python_network import action_inputs
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -155,21 +151,6 @@ def test_a_module_in_rllibs_manner_with_a_memory_learns_from_sequences_and_plays
                 assert policy.act(episode.get_observations(step)) == episode.get_actions(step)
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Discrete(4),
-        spaces.Box(-1, 1, (3,), np.float32),
-        spaces.MultiDiscrete([2, 3]),
-        spaces.MultiBinary(3),
-        spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Box(-1, 1, (2,))}),
-    ],
-    ids=str,
-)
-def test_action_inputs_is_the_width_that_the_distribution_takes(space: spaces.Space[Any]) -> None:
-    assert action_inputs(space) == build_head(space, action_scale="env").size
-
-
 # ---- what a run folder does not get to choose ----
 
 
@@ -211,18 +192,6 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
     assert all(named in found["error"]["what"] for named in ("network.2.weight", "[2, 6]", "[9, 6]"))
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_bytes_and_nothing_of_it_is_pickled(run: Path, data: Path) -> None:
-    whole = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    for content in whole.values():
-        assert b"own_net" not in content or b"{" in (content[8:9], content[:1]) or content[:1] in b"ahe"  # JSON and TOML alone
-    parts = run.parent / "parts"
-    config = run.parent / "c.toml"
-    same: dict[str, Any] = {**OPTIONS, "network": BUILD, "config": config, "env": "Sign-v0", "eval_episodes": 2}
-    train_bc(data, parts, **{**same, "updates": 17})
-    train_bc(data, parts, resume=True, updates=24, network=BUILD)
-    assert (parts / "policy.safetensors").read_bytes() == whole["policy.safetensors"]
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -253,12 +222,3 @@ def test_a_mistake_is_exit_4_before_data_is_read_or_a_run_folder_is_made(
     assert caught.value.exit_code == 4
     assert "own_net" in f"{caught.value.what} {caught.value.where}"
     assert not (tmp_path / "run").exists()
-
-
-def test_an_exception_of_the_code_names_its_line(data: Path, tmp_path: Path, call: Call) -> None:
-    text = "def build(observation_space, action_space, options):\n    raise KeyError('no such width')\n"
-    (tmp_path / "failing.py").write_text(text)
-    code, found = call("train-bc", data, "--out", tmp_path / "run", "--network", "failing.py:build")
-    assert code == 3
-    assert "no such width" in found["error"]["what"]
-    assert "line 2" in found["error"]["where"]

@@ -19,14 +19,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offline_cli.engines.ranks import Ranks, is_first
-from offline_cli.training.steps import WEIGHTS, Batches, FileSteps, Steps
+from offline_cli.engines.ranks import Ranks
+from offline_cli.training.steps import WEIGHTS, Batches, Steps
 
 CPU = torch.device("cpu")
 SCRIPT = Path(__file__).resolve().parents[1] / "support" / "ranks_script.py"
 ALGORITHMS = ("bc", "marwil", "iql", "td3-bc")
 KINDS = (*ALGORITHMS, "lstm", "stacks", "own")  # the last: BC of sequences, of stacks of frames, by a network of one's own
-Write = Callable[..., Path]
 
 
 def in_memory(steps: int) -> Steps:
@@ -35,15 +34,14 @@ def in_memory(steps: int) -> Steps:
 
 
 def on_disk(steps: int) -> Steps:
-    made = FileSteps({})
+    made = Steps(on_disk=True)
     made.add(in_memory(steps).columns)
     return made
 
 
 def learned(loader: Batches, update: int) -> list[tuple[int, float]]:
     """The steps of one rank's part of a batch that count, with their weights."""
-    with closing(loader):
-        loader.fill(update)
+    loader.fill(update)
     weights = loader.batch[WEIGHTS].tolist()
     return [(step, weight) for step, weight in zip(loader.batch["actions"].tolist(), weights, strict=True) if weight]
 
@@ -60,20 +58,6 @@ def test_ranks_share_out_the_batch_that_one_process_has(
         parts = [learned(Batches(store, **how, ranks=Ranks(rank, count)), update) for rank in range(count)]
     assert [one for part in parts for one in part] == alone
     assert max(map(len, parts)) <= -(-len(alone) // count)
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_every_step_comes_once_in_an_epoch_of_all_ranks(count: int) -> None:
-    with closing(in_memory(101)) as store:
-        loaders = [Batches(store, batch_size=16, seed=0, device=CPU, ranks=Ranks(rank, count)) for rank in range(count)]
-        epoch = range(loaders[0].updates_per_epoch, 2 * loaders[0].updates_per_epoch)
-        found = [step for update in epoch for loader in loaders for step, _ in learned(loader, update)]
-    assert sorted(found) == list(range(101))
-
-
-def test_one_process_alone_is_the_first_whatever_its_cluster_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "3")
-    assert is_first()
 
 
 def torchrun(count: int, *words: str, **how: Any) -> subprocess.Popen[str]:

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from safetensors.torch import load_file
 
-from offline_cli.errors import BadConfig
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import algorithm_kind
 from offline_cli.training.config import resolve_config
 from offline_cli.training.learner import Learner
-from offline_cli.training.train import train
 
-Write = Callable[..., Path]
-Make = Callable[..., Any]
 OPTIONS = {
     "alpha": 1.0,
     "normalize_q": True,
@@ -101,23 +94,3 @@ def test_its_losses_are_those_of_td3_bc_with_distances_added_up() -> None:
     assert {name: float(loss.detach()) for name, loss in found.items()} == pytest.approx(
         {name: float(one) for name, one in wanted.items()}, rel=1e-5
     )
-
-
-def test_it_trains_and_resumes_as_the_run_that_it_is(make_batch: Make, write_dataset: Write, tmp_path: Path) -> None:
-    data = write_dataset(make_batch(continuous=True), action_scale="env")
-    how: dict[str, Any] = {"algorithm": "rebrac", "hidden": (16, 16), "batch_size": 32, "device": "cpu"}
-    train(data, tmp_path / "once", updates=12, **how)
-    train(data, tmp_path / "twice", updates=5, **how)
-    train(data, tmp_path / "twice", updates=12, resume=True)
-    once, twice = (load_file(tmp_path / name / "policy.safetensors") for name in ("once", "twice"))
-    assert once.keys() == twice.keys()
-    assert all(torch.equal(once[name], twice[name]) for name in once)
-
-
-def test_other_actions_are_refused_and_no_algorithm_of_its_kind_is_suggested() -> None:
-    for actions in (spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (2,))):
-        with pytest.raises(BadConfig) as caught:
-            learner(actions)
-        assert caught.value.where == "algorithm rebrac"
-        assert "iql" in caught.value.fix
-        assert "td3-bc" not in caught.value.fix

@@ -13,24 +13,19 @@ from edited_json import told_in
 from gymnasium import spaces
 from safetensors.torch import load
 from signal_at import signal_at
-from torch import nn
 
 from offline_cli import train
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.modules.policy_modules import build_module
-from offline_cli.modules.rl_module import evaluating
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms
-from offline_cli.training.algorithms.bc import bc_loss
-from offline_cli.training.learner import Learner, cloning_learner
-from offline_cli.training.updates import Update
+from offline_cli.training.learner import Learner, Update, cloning_learner
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
-Call = Callable[..., tuple[int, dict[str, Any]]]
 
 OBS = spaces.Box(-9.0, 9.0, (3,))
 BOX = spaces.Box(-4.0, 4.0, (2,))
@@ -97,31 +92,10 @@ def test_the_policy_of_a_run_is_the_average_and_checkpoints_hold_both(data: Path
     assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in weights_in(run).items())
 
 
-def test_dropout_acts_where_a_gradient_is_computed_and_nowhere_else() -> None:
-    (module, batch), (plain, _) = made(dropout=0.5), made()
-    assert not torch.equal(bc_loss(module, batch), bc_loss(plain, batch))
-    with torch.no_grad():  # as targets are made
-        assert torch.equal(bc_loss(module, batch), bc_loss(plain, batch))
-    with evaluating(module):
-        assert torch.equal(bc_loss(module, batch), bc_loss(plain, batch))
-    assert torch.equal(module.act(batch["obs"]), plain.act(batch["obs"]))
-
-
 def learner(name: str, network: Mlp, **options: Any) -> Learner:
     kind = own_algorithms(name)[name]
     defaults = {key: one["default"] for key, one in kind.schema["properties"].items() if "default" in one}
     return Learner.of(kind({**defaults, **options}), Task(OBS, BOX, "env", network))
-
-
-@pytest.mark.parametrize("algorithm", ALL)
-def test_a_policy_with_layer_norm_is_read_back_as_it_was_trained(data: Path, tmp_path: Path, algorithm: str) -> None:
-    run = run_of(data, tmp_path / "run", algorithm=algorithm, layer_norm=True, dropout=0.2)
-    described = told_in(run / "policy.json")
-    assert (described["network"]["layer_norm"], "dropout" in described["network"]) == (True, False)
-    assert ("gaussian" in described) == (algorithm in ("iql", "td3-bc"))
-    module: Any = load_policy(run).module
-    assert any(isinstance(part, nn.LayerNorm) for part in module.modules())
-    assert all(torch.equal(tensor, module.state_dict()[name]) for name, tensor in weights_in(run).items())
 
 
 @pytest.mark.parametrize(
@@ -140,17 +114,6 @@ def test_the_spread_is_within_the_limits_that_were_asked_for(
     assert [list(form.log_std) for form in load_policy(run).module.action_head.forms()] == [told["log_std"]]
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "asked"),
-    [("td3-bc", {"log_std_min": -6.0}), ("bc", {"log_std_min": 3.0}), ("bc", {"log_std_min": 1, "log_std_max": -1})],
-)
-def test_limits_that_limit_nothing_are_refused(data: Path, tmp_path: Path, algorithm: str, asked: dict[str, float]) -> None:
-    with pytest.raises(Exception, match=r"log.std.min") as caught:
-        run_of(data, tmp_path / "run", algorithm=algorithm, **asked)
-    assert getattr(caught.value, "exit_code", None) in (2, 4)
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
     options = {**OPTIONS, "algorithm": "td3-bc", "ema": 0.9, "dropout": 0.3, "layer_norm": True}
     train(data, tmp_path / "whole", **options)
@@ -159,13 +122,3 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(data: Path, tmp_path: P
     torch.manual_seed(99)  # chance is the run's own
     train(data, tmp_path / "cut", resume=True)
     assert comparable(tmp_path / "cut") == comparable(tmp_path / "whole")
-
-
-def test_all_mistakes_are_told_at_once(data: Path, tmp_path: Path, call: Call) -> None:
-    file = tmp_path / "mine.toml"
-    file.write_text('ema = 1.5\ndropout = 1.0\nlog_std_min = inf\nlayer_norm = "yes"\n')
-    code, told = call("train", data, "--out", tmp_path / "run", "--config", file)
-    keys = sorted(problem.partition(":")[0] for problem in told["error"]["problems"])
-    assert (code, keys) == (4, ["dropout", "ema", "layer_norm", "log_std_min"])
-    code, told = call("train", data, "--out", tmp_path / "run", "--ema", 1.5)
-    assert (code, told["error"]["code"], "--ema" in told["error"]["what"]) == (2, "usage-error", True)

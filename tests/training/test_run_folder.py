@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import subprocess
 import sys
@@ -14,15 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from folder_content import content
 from fsspec.implementations.memory import MemoryFileSystem
-from signal_at import signal_at
 
-from offline_cli.errors import BadData, Interrupted, Locked, OutputExists, StorageError
+from offline_cli.errors import BadData, Locked, OutputExists, StorageError
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.config import BCConfig
-from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.run_state import Best, TrainState
+from offline_cli.training.run_folder import Best, RunFolder, TrainState
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -131,18 +127,6 @@ def test_metrics_are_cut_back_to_the_checkpoint_even_if_half_a_row_is_left(folde
 # ---- damage ----
 
 
-def test_a_full_disk_is_a_storage_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    folder = RunFolder(tmp_path / "run")
-    folder.begin(BCConfig(), POLICY)
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match="no space left") as caught:
-        folder.save(TrainState(update=5), tensors(1.0))
-    assert caught.value.where.startswith(folder.url)
-
-
 @pytest.mark.parametrize("damage", [lambda whole: whole[:20], lambda whole: b"\xff" * 40, lambda whole: b""])
 def test_a_broken_checkpoint_is_named_and_can_be_replaced(
     write_dataset: Write, tmp_path: Path, damage: Callable[[bytes], bytes]
@@ -159,18 +143,6 @@ def test_a_broken_checkpoint_is_named_and_can_be_replaced(
 # ---- whose folder it is ----
 
 
-@pytest.mark.parametrize("how", [{"resume": True}, {"overwrite": True}, {}])
-def test_anybodys_config_makes_no_run(write_dataset: Write, tmp_path: Path, how: dict[str, bool]) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "config.toml").write_text('title = "mine"\nlr = 0.1\nhidden = [8]\nbatch_size = 4\n')
-    before = content(site)
-    with pytest.raises(OutputExists, match="something else") as caught:
-        train_bc(write_dataset(), site, updates=8, **how)
-    assert caught.value.exit_code == 2
-    assert content(site) == before
-
-
 def test_a_run_is_replaced_by_overwrite_alone_and_the_users_own_files_stay(write_dataset: Write, tmp_path: Path) -> None:
     data, run = write_dataset(), tmp_path / "run"
     train_bc(data, run, updates=4)
@@ -181,17 +153,6 @@ def test_a_run_is_replaced_by_overwrite_alone_and_the_users_own_files_stay(write
     assert train_bc(data, run, updates=3, overwrite=True).updates == 3
     assert (run / "notes.txt").read_text() == "mine"
     assert not list(run.glob("_part*"))
-
-
-def test_a_link_under_a_runs_name_is_replaced_and_not_followed(write_dataset: Write, tmp_path: Path) -> None:
-    data, run = write_dataset(), tmp_path / "run"
-    train_bc(data, run, updates=4)
-    (tmp_path / "mine").write_text("mine")
-    for name in ("metrics.jsonl", "policy.safetensors"):
-        (run / name).unlink()
-        (run / name).symlink_to(tmp_path / "mine")
-    train_bc(data, run, updates=3, overwrite=True)
-    assert (tmp_path / "mine").read_text() == "mine"
 
 
 # ---- one trainer at a time ----
@@ -215,23 +176,6 @@ def test_a_trainer_that_was_killed_keeps_nobody_out(write_dataset: Write, tmp_pa
     subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=False)
     assert os.listdir(tmp_path / "run") == [".training.lock"]
     assert train_bc(write_dataset(), tmp_path / "run", updates=3).updates == 3
-
-
-def test_a_trainer_that_fails_before_it_begins_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), RunFolder(tmp_path / "made" / "run").locked():
-        raise ZeroDivisionError
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_interrupted_run_in_memory_ends_as_one_on_disk_that_was_not(write_dataset: Write, tmp_path: Path) -> None:
-    data, out = write_dataset(), f"memory://{uuid.uuid4().hex}/run"
-    options: dict[str, Any] = {"updates": 60, "batch_size": 32, "val_fraction": 0.25, "eval_every": 15}
-    train_bc(data, tmp_path / "whole", **options)
-    with pytest.raises(Interrupted):
-        train_bc(data, out, on_progress=signal_at(30), **options)
-    train_bc(data, out, resume=True)
-    for name in ("policy.safetensors", "policy.json", "config.toml"):
-        assert open_location(out).join(name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_storage_that_fails_says_from_where_to_resume(

@@ -11,24 +11,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadEpisode, OfflineCliError
 from offline_cli.storage.locations import open_location
 from offline_cli.training.train import train_bc
 
 Make = Callable[..., EpisodeBatch]
 Mixed = tuple[list[Path], list[Path]]
-CONFIG = "hidden = [8]\nbatch_size = 32\nlr = 0.01\ncheckpoint_every = 5\nthreads = 1\n"
 ALIKE = ("one", "two")
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    """A small network."""
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 @pytest.fixture
@@ -85,32 +75,3 @@ def test_what_cloning_does_not_use_does_not_decide(mixed: Mixed, config: Path, t
     results = [train_bc(sources, run, updates=20, **options) for sources, run in zip(mixed, runs, strict=True)]
     assert results[0].episodes == results[1].episodes == 15
     assert policy(runs[0]) == policy(runs[1])
-
-
-def test_a_mask_is_used_so_the_source_without_one_is_named(
-    make_batch: Make, write: Callable[..., Path], config: Path, tmp_path: Path
-) -> None:
-    first, second = (make_batch(episodes=3, seed=seed) for seed in (0, 1))
-    masked = write(replace(first, extra={"loss_mask": np.ones(first.num_steps, np.bool_)}), "masked")
-    bare = write(second, "bare")
-    with pytest.raises(BadEpisode, match="'loss_mask' is used") as caught:
-        train_bc([masked, bare], tmp_path / "run", config=config, updates=2)
-    assert str(bare) in caught.value.where
-    assert str(masked) not in caught.value.where
-
-
-class Passing(ConnectorV2):
-    """Might look at any extra model output."""
-
-    per_episode = True
-
-    def __call__(self, *, batch: Any, **_: Any) -> Any:
-        return batch
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_pieces_get_sources_with_the_same_outputs_alone(mixed: Mixed, config: Path, tmp_path: Path, streaming: bool) -> None:
-    with pytest.raises(OfflineCliError) as caught:
-        train_bc(mixed[0], tmp_path / "run", config=config, updates=2, pipeline=Passing(), streaming=streaming)
-    assert caught.value.exit_code == 3
-    assert not (tmp_path / "run").exists()

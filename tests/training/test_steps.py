@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offline_cli.training import steps as stores
-from offline_cli.training.steps import WEIGHTS, Batches, FileSteps, Steps, epoch_order
+from offline_cli.training.steps import WEIGHTS, Batches, Steps, epoch_order
 from offline_cli.trees import leaves
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def in_memory(count: int) -> Steps:
 
 def in_file(count: int) -> Steps:
     """The same, appended in parts."""
-    made = FileSteps({})
+    made = Steps(on_disk=True)
     for rows in torch.split(torch.arange(count), 7):
         made.add(columns_of(rows))
     return made
@@ -52,19 +52,14 @@ def seen(batches: Batches, update: int) -> list[int]:
     return values
 
 
-def opened(steps: Steps, batch_size: int, *, seed: int = 0, device: torch.device = CPU) -> Any:
-    return closing(Batches(steps, batch_size=batch_size, seed=seed, device=device))
-
-
 @pytest.fixture
 def batches() -> Iterator[Callable[..., Batches]]:
     """Makes batches of so many steps, which are closed in the end."""
-    made: list[Any] = []
+    made: list[Steps] = []
 
     def make(count: int, batch_size: int, make: Make = in_memory, **how: Any) -> Batches:
-        steps = make(count)
-        made.extend([Batches(steps, batch_size=batch_size, **{"seed": 0, "device": CPU, **how}), steps])
-        return made[-2]
+        made.append(make(count))
+        return Batches(made[-1], batch_size=batch_size, **{"seed": 0, "device": CPU, **how})
 
     yield make
     for one in made:
@@ -75,7 +70,8 @@ def batches() -> Iterator[Callable[..., Batches]]:
 @settings(max_examples=20, deadline=None)
 @given(count=st.integers(1, 300), batch_size=st.integers(1, 80), epoch=st.integers(0, 3))
 def test_every_step_comes_exactly_once_per_epoch(make: Make, count: int, batch_size: int, epoch: int) -> None:
-    with closing(make(count)) as steps, opened(steps, batch_size) as stream:
+    with closing(make(count)) as steps:
+        stream = Batches(steps, batch_size=batch_size, seed=0, device=CPU)
         updates = range(epoch * stream.updates_per_epoch, (epoch + 1) * stream.updates_per_epoch)
         assert sorted(step for update in updates for step in seen(stream, update)) == list(range(count))
 
@@ -121,7 +117,8 @@ def test_reading_in_order_gives_every_step_in_the_order_of_the_data(
 
 
 def test_weights_draw_the_share_of_each_source_and_no_step_again_before_all_of_its_source() -> None:
-    steps = Steps(columns_of(torch.arange(2000)), sources=(torch.arange(2000) >= 1900).int(), shares=[0.7, 0.3])
+    steps = in_memory(2000)
+    steps.sources, steps.shares = (torch.arange(2000) >= 1900).int(), [0.7, 0.3]
     orders = [epoch_order(steps, 5, epoch) for epoch in (0, 0, 1)]
     assert torch.equal(orders[0], orders[1])
     assert not torch.equal(orders[0], orders[2])

@@ -13,9 +13,7 @@ from torch.utils.data import DataLoader
 
 from offline_cli import EpisodeBatch, open_dataset, write_dataset
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import BadConfig, UsageError
-
-NESTED = spaces.Dict({"pair": spaces.Tuple([spaces.Discrete(9), spaces.Box(-9, 9, (2, 3), np.float64)])})
+from offline_cli.errors import BadConfig
 
 
 def numbered(lengths: tuple[int, ...] = (3, 40, 7, 25, 1, 30, 4)) -> EpisodeBatch:
@@ -75,64 +73,9 @@ def test_a_shuffled_loader_over_steps_in_memory_gives_each_once(dataset: Dataset
     assert rewards.tolist() != list(range(110))
 
 
-@pytest.mark.integration
-@pytest.mark.parametrize(("batch_size", "shuffle"), [(None, False), (16, True)])
-def test_workers_share_a_stream_without_a_step_twice(dataset: Dataset, batch_size: int | None, shuffle: bool) -> None:
-    dataset[3]  # what it keeps does not travel
-    stream = dataset.to_torch(["rewards"], streaming=True, batch_size=batch_size, shuffle=shuffle, seed=1)
-    for workers in (0, 2):
-        found = [step["rewards"] for step in DataLoader(stream, batch_size=None, num_workers=workers)]
-        assert all(batch_size is None or len(part) <= batch_size for part in found)
-        assert sorted(torch.cat([part.reshape(-1) for part in found]).tolist()) == list(range(110))
-
-
-def test_a_stream_in_one_process_has_the_order_of_the_dataset_unless_it_is_shuffled_by_seed_and_epoch(dataset: Dataset) -> None:
-    def order(stream: Any) -> list[float]:
-        return [float(step) for batch in stream for step in batch["rewards"]]
-
-    assert order(dataset.to_torch(streaming=True, batch_size=7)) == list(range(110))
-    stream = dataset.to_torch(streaming=True, batch_size=7, shuffle=True, seed=3)
-    first = order(stream)
-    assert first != list(range(110))
-    assert sorted(first) == list(range(110))
-    assert order(stream) == first == order(dataset.to_torch(streaming=True, batch_size=7, shuffle=True, seed=3))
-    stream.set_epoch(1)
-    assert order(stream) not in (first, list(range(110)))
-
-
-def test_nested_spaces_are_trees_of_tensors(random_nested: EpisodeBatch, tmp_path: Path) -> None:
-    write_dataset(random_nested, tmp_path / "D", format="columns")
-    dataset = open_dataset(tmp_path / "D")
-    batch = next(iter(DataLoader(dataset.to_torch(), batch_size=4)))
-    assert batch["obs"]["pair"][1].shape == (4, 2, 3)
-    (streamed,) = dataset.to_torch(["obs"], streaming=True, batch_size=99)
-    np.testing.assert_array_equal(streamed["obs"]["pair"][1], random_nested.acted_obs()["pair"][1])
-
-
-@pytest.fixture
-def random_nested() -> EpisodeBatch:
-    """Two episodes of Dict and Tuple observations."""
-    rng, starts = np.random.default_rng(0), np.array([0, 4, 9])
-    return EpisodeBatch(
-        ids=("a", "b"),
-        starts=starts,
-        obs={"pair": (rng.integers(0, 9, 11), rng.normal(size=(11, 2, 3)))},
-        actions=rng.integers(0, 3, 9),
-        rewards=np.ones(9),
-        terminated=np.ones(2, np.bool_),
-        truncated=np.zeros(2, np.bool_),
-        observation_space=NESTED,
-        action_space=spaces.Discrete(3),
-    )
-
-
-def test_wrong_columns_and_options_are_named(dataset: Dataset) -> None:
+def test_wrong_columns_are_named(dataset: Dataset) -> None:
     wrong: tuple[Any, ...] = (["reward"], "obs", [])
     for columns in wrong:
         with pytest.raises(BadConfig) as caught:
             dataset.to_torch(columns)
         assert repr(columns) in caught.value.what
-    with pytest.raises(UsageError, match="batch_size: for streams alone"):
-        dataset.to_torch(batch_size=4)  # type: ignore[call-overload]
-    with pytest.raises(BadConfig, match="batch_size of 0"):
-        dataset.to_torch(streaming=True, batch_size=0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,19 +13,12 @@ import pytest
 from fake_trackers import TRACKERS, Kept
 from signal_at import signal_at
 
-from offline_cli.errors import BadConfig, Interrupted, MissingPackage, OfflineCliError
+from offline_cli.errors import BadConfig, Interrupted, MissingPackage
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
-CONFIG = "hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n"
 OPTIONS: dict[str, Any] = {"updates": 40, "val_fraction": 0.25, "eval_every": 15}
 EACH = pytest.mark.parametrize("name", TRACKERS)
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Path:
-    (tmp_path / "c.toml").write_text(CONFIG)
-    return tmp_path / "c.toml"
 
 
 def figures(run: Path) -> dict[int, dict[str, float]]:
@@ -84,34 +76,6 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_the_tracker(
     assert (len(told.ids), len(set(told.ids)), len(told.configs), len(told.closed)) == (2, 1, 1, 2)
 
 
-def test_tensorboard_hides_what_a_resumed_run_logs_again(
-    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
-) -> None:
-    data = write_dataset()
-    train_bc(data, tmp_path / "run", config=config, track=["tensorboard"], updates=10)
-    train_bc(data, tmp_path / "run", resume=True, updates=20)
-    assert [one["purge_step"] for one in kept["tensorboard"].opened] == [0, 10]
-
-
-def test_a_run_that_is_replaced_is_another_run_of_the_tracker(
-    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
-) -> None:
-    data = write_dataset()
-    for _ in range(2):
-        train_bc(data, tmp_path / "run", config=config, track=["wandb"], updates=3, overwrite=True)
-    assert len(set(kept["wandb"].ids)) == len(kept["wandb"].configs) == 2
-
-
-def test_a_resumed_run_may_be_tracked_from_then_on(
-    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
-) -> None:
-    data, run = write_dataset(), tmp_path / "run"
-    train_bc(data, run, config=config, updates=10)
-    train_bc(data, run, resume=True, updates=20, track=["mlflow"])
-    assert min(kept["mlflow"].rows) >= 10
-    assert len(kept["mlflow"].configs) == 1
-
-
 def test_a_tracker_that_is_not_installed_is_named_with_what_to_install(
     write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,15 +84,6 @@ def test_a_tracker_that_is_not_installed_is_named_with_what_to_install(
         train_bc(write_dataset(), tmp_path / "run", config=config, track=["wandb"], updates=3)
     assert (caught.value.exit_code, caught.value.fix) == (6, "pip install 'offline-cli[wandb]'")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_is_called_like_a_tracker_is_not_its_package(
-    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here" / "trackio").mkdir(parents=True)
-    monkeypatch.syspath_prepend(str(tmp_path / "here"))
-    with pytest.raises(MissingPackage):
-        train_bc(write_dataset(), tmp_path / "run", config=config, track=["trackio"], updates=3)
 
 
 @pytest.mark.parametrize("fails", ["open", "log", "close"])
@@ -151,37 +106,8 @@ def test_a_tracker_that_fails_is_one_warning_and_training_goes_on(
     assert len(kept[name].closed) == (fails != "open")
 
 
-def test_trackers_are_closed_where_the_run_fails(
-    kept: dict[str, Kept], write_dataset: Write, config: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(OfflineCliError):
-        train_bc(write_dataset(), tmp_path / "run", config=config, track=TRACKERS, env="Failing-v0", updates=40)
-    ends = {name: one.closed for name, one in kept.items()}
-    assert ends == {"tensorboard": ["closed"], "wandb": [1], "mlflow": ["FAILED"], "trackio": [0]}
-
-
 def test_a_run_folder_in_a_bucket_is_not_tracked(kept: dict[str, Kept], write_dataset: Write, config: Path) -> None:
     with pytest.raises(BadConfig) as caught:
         train_bc(write_dataset(), "memory://runs/tracked", config=config, track=["wandb"], updates=3)
     assert caught.value.where == "--track"
     assert not kept["wandb"].opened
-
-
-WANDB = """
-import os
-def init(**given):
-    with open(os.environ["TOLD"], "a") as told:
-        told.write(os.environ["RANK"])
-    return type("Run", (), {"log": lambda *args, **given: None, "finish": lambda *args, **given: None})()
-"""
-
-
-@pytest.mark.integration
-def test_of_several_processes_the_first_one_tracks(write_dataset: Write, config: Path, tmp_path: Path) -> None:
-    (tmp_path / "wandb.py").write_text(WANDB)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "offline_cli"]
-    options = ["--out", str(tmp_path / "run"), "--config", str(config), "--updates", "3", "--track", "wandb"]
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "TOLD": str(tmp_path / "told"), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    subprocess.run([*torchrun, "train-bc", str(write_dataset()), *options], env=environment, check=True, timeout=240)
-    assert (tmp_path / "told").read_text() == "0"

@@ -17,17 +17,14 @@ import torch
 from edited_json import told_in
 from gymnasium import spaces
 
-from offline_cli.connectors import ConnectorV2
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
-    BadConfig,
     BadData,
     Diverged,
     MissingDevice,
     SpaceMismatch,
     StorageNotFound,
     TargetNotMet,
-    UsageError,
 )
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
@@ -208,14 +205,6 @@ def test_observations_that_are_not_numbers_are_refused_with_episode_and_step(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_observation_that_nothing_was_done_on_may_be_anything(
-    write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path
-) -> None:
-    batch = make_batch()
-    batch.obs[batch.obs_starts[4] - 1] = np.nan  # the last of an episode
-    assert train_bc(write_dataset(batch), tmp_path / "run", config=config, updates=3).updates == 3
-
-
 @pytest.mark.parametrize("options", [{"env": "Sign-v0", "eval_episodes": 2}, {}])
 def test_a_loss_that_is_no_number_ends_training_by_name(
     write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path, options: dict[str, Any]
@@ -227,54 +216,12 @@ def test_a_loss_that_is_no_number_ends_training_by_name(
     assert not (tmp_path / "run" / "policy.safetensors").exists()
 
 
-def test_until_return_without_an_environment_and_patience_without_held_out_data_are_refused_together(
-    write_dataset: Write, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError) as caught:
-        train_bc(write_dataset(), tmp_path / "run", until_return=5.0, patience=2)
-    assert len(caught.value.details["problems"]) == 2
-
-
 def test_episodes_of_one_step_are_learned_from(write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path) -> None:
     data = write_dataset(make_batch(episodes=40, length=1))
     result = train_bc(data, tmp_path / "run", config=config, val_fraction=0.25, epochs=200)
     assert (result.episodes, result.steps) == (40, 40)
     assert result.val_accuracy is not None
     assert result.val_accuracy > 0.7
-
-
-def test_episodes_without_a_step_are_left_out(write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path) -> None:
-    data = write_dataset(without_steps(make_batch(episodes=9), [0, 3, 8]))
-    result = train_bc(data, tmp_path / "run", config=config, val_fraction=0.2, updates=3)
-    assert result.episodes == 6
-
-
-def without_steps(batch: EpisodeBatch, empty: list[int]) -> EpisodeBatch:
-    """`batch` with the steps of these episodes taken out, all but the first observation."""
-    lengths = np.where(np.isin(np.arange(len(batch)), empty), 0, batch.lengths)
-    gone = np.isin(np.repeat(np.arange(len(batch)), batch.lengths), empty)
-    place = np.arange(len(batch.obs)) - np.repeat(batch.obs_starts[:-1], batch.lengths + 1)
-    kept = ~np.isin(np.repeat(np.arange(len(batch)), batch.lengths + 1), empty) | (place == 0)
-    return replace(
-        batch,
-        starts=np.concatenate([[0], np.cumsum(lengths)]),
-        obs=batch.obs[kept],
-        actions=batch.actions[~gone],
-        rewards=batch.rewards[~gone],
-        terminated=np.zeros(len(batch), np.bool_),
-    )
-
-
-def test_a_piece_that_does_not_say_which_shape_it_makes_is_refused(write_dataset: Write, tmp_path: Path) -> None:
-    class Halve(ConnectorV2):
-        whole_arrays = True
-
-        def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-            batch["obs"] = episodes.acted_obs()[:, :2]
-            return batch
-
-    with pytest.raises(BadConfig, match=r"rows of \{'obs': \(2,\)\}, and announced \{'obs': \(3,\)\}"):
-        train_bc(write_dataset(), tmp_path / "run", updates=1, pipeline=lambda obs, act: Halve())
 
 
 @pytest.mark.parametrize("env", ["Failing-v0", "Numberless-v0"])
@@ -294,18 +241,3 @@ def test_a_dry_run_checks_everything_and_writes_nothing(write_dataset: Write, tm
     with pytest.raises(SpaceMismatch):
         train_bc(data, tmp_path / "run", env="CartPole-v1", dry_run=True)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("scale", ["env", "normalized"])
-def test_recordings_of_pendulum_are_learned_and_played(real_data: Path, tmp_path: Path, config: Path, scale: str) -> None:
-    data = real_data / "rllib_episodes_pendulum"
-    with pytest.raises(BadConfig, match="unknown scale"):
-        train_bc(data, tmp_path / "run", env="Pendulum-v1", updates=1)
-    result = train_bc(
-        data, tmp_path / "run", config=config, env="Pendulum-v1", action_scale=scale, updates=30, val_fraction=0.2
-    )
-    assert (result.episodes, result.steps) == (8, 1600)
-    assert result.val_mse is not None
-    played = evaluate(tmp_path / "run", episodes=2, explore=True)  # drawn actions leave the bounds, and are clipped to them
-    assert -2000 < played.return_mean < 0
-    assert played.length_mean == 200

@@ -1,4 +1,4 @@
-"""One update: the optimizer against torch's, the loss, and what capturing must leave unchanged."""
+"""One update: the optimizer and schedules against torch's, and the loss."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import torch
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
-from offline_cli.modules.distributions import LOG_STD_RANGE
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
-from offline_cli.training.learner import cloning_learner
-from offline_cli.training.steps import WEIGHTS, Batches, Steps
-from offline_cli.training.updates import Update, captured, rate_factor, unchanged
+from offline_cli.training.learner import Update, cloning_learner, rate_factor
+from offline_cli.training.steps import WEIGHTS
 
 BOX = spaces.Box(-9, 9, (3,))
 
@@ -65,18 +63,6 @@ def test_rows_of_weight_zero_change_neither_loss_nor_gradient() -> None:
         torch.testing.assert_close(left.grad, right.grad)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_updates_overfit_one_batch(precision: str) -> None:
-    module, batch = make(rows=16)
-    update = Update(cloning_learner(module), batch, lr=1e-2, precision=precision)
-    before = bc_loss(module, batch).item()
-    for _ in range(400):
-        update()
-    assert before > 1.2
-    assert bc_loss(module, batch).item() < 0.05
-    assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
-
-
 def test_a_seeded_run_gives_known_losses() -> None:
     module, batch = make(seed=3)
     update = Update(cloning_learner(module), batch, lr=1e-2)
@@ -88,60 +74,7 @@ def test_a_seeded_run_gives_known_losses() -> None:
     assert update.steps[0].sums["nll"].item() == pytest.approx(sum(losses), abs=1e-4)
 
 
-def test_a_spread_that_observations_far_from_zero_have_made_too_large_comes_down_again() -> None:
-    module = build_module(BOX, spaces.Box(-1.0, 1.0, (2,)), hidden=[64, 64], action_scale="normalized", seed=3)
-    shift = torch.randn(256, 3, generator=torch.Generator().manual_seed(3))
-    batch = {Columns.OBS: shift + 300, Columns.ACTIONS: shift[:, :2] / 4, WEIGHTS: torch.full((256,), 1 / 256)}
-    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].max().item() == LOG_STD_RANGE[1]
-    update = Update(cloning_learner(module), batch, lr=1e-3)
-    for _ in range(300):
-        update()
-    assert module.forward_train(batch)[Columns.ACTION_DIST_INPUTS][:, 2:].max().item() < LOG_STD_RANGE[1]
-
-
 KNOWN = [1.40499, 1.37588, 1.35442, 1.33742, 1.32336]  # of the first correct run; they change only where arithmetic does
-
-
-def test_warming_up_leaves_everything_as_it_was() -> None:
-    module, batch = make()
-    update = Update(cloning_learner(module), batch, lr=1e-2)
-    update()
-    before = [tensor.clone() for tensor in list(update.changing().values())]
-    places = [tensor.data_ptr() for tensor in list(update.changing().values())]
-    with unchanged(list(update.changing().values())):
-        update()
-    assert all(torch.equal(tensor, value) for tensor, value in zip(list(update.changing().values()), before, strict=True))
-    assert [tensor.data_ptr() for tensor in list(update.changing().values())] == places
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device, and torch finds none")
-def test_captured_and_eager_updates_agree() -> None:
-    ends = [trained(torch.device("cuda"), capture=capture) for capture in (False, True)]
-    torch.testing.assert_close(ends[0], ends[1], rtol=1e-5, atol=1e-5)
-
-
-def weights_of(update: Update) -> torch.Tensor:
-    return torch.cat([one.detach().reshape(-1) for one in update.steps[0].parameters])
-
-
-def columns(device: torch.device) -> Batches:
-    """Batches of 32 from 100 steps: the last of an epoch is padded."""
-    _, data = make(rows=100)
-    return Batches(Steps({name: data[name] for name in (Columns.OBS, Columns.ACTIONS)}), batch_size=32, seed=0, device=device)
-
-
-def trained(device: torch.device, *, capture: bool) -> dict[str, torch.Tensor]:
-    """Weights, sum of losses and optimizer after 50 updates on batches that change."""
-    module, _ = make()
-    loader = columns(device)
-    update = Update(cloning_learner(module.to(device)), loader.batch, lr=1e-2)
-    loader.fill(0)
-    launch = captured(update) if capture else update
-    for number in range(50):
-        loader.fill(number)
-        launch(number)
-    return {"weights": weights_of(update), **{name: one for name, one in update.changing().items() if "adam" in name}}
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
@@ -159,10 +92,3 @@ def test_the_learning_rate_follows_torchs_schedules(schedule: str) -> None:
         assert factor == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         after.step()
-
-
-def test_rates_are_scaled_for_groups_with_rates_of_their_own_too() -> None:
-    module, batch = make()
-    update = Update(cloning_learner(module), batch, lr=0.5)
-    update.scale_rates(0.25)
-    assert [step.lr.item() for step in update.steps] == [0.125]

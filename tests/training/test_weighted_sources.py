@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from signal_at import signal_at
 
 from offline_cli.applying import learner_batches
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, Interrupted, NoData, UsageError
-from offline_cli.training import training_data
 from offline_cli.training.train import train
 
 Write = Callable[..., Path]
 Make = Callable[..., EpisodeBatch]
 OPTIONS: dict[str, Any] = {"updates": 45, "batch_size": 32, "hidden": (8,), "device": "cpu", "eval_every": 15}
-MANNERS = pytest.mark.parametrize("streaming", [False, True])
 
 
 @pytest.fixture(autouse=True)
@@ -50,9 +46,9 @@ def test_a_run_that_was_stopped_ends_with_the_same_bytes(
 
 def test_a_run_resumes_with_its_own_weights_alone(sources: list[str], tmp_path: Path) -> None:
     train(sources, tmp_path / "run", weight={sources[1]: 0.4}, **OPTIONS)
-    with pytest.raises(BadConfig, match=r"weights: the run has .* this call every step once an epoch"):
+    with pytest.raises(BadConfig, match="weights"):
         train(sources, tmp_path / "run", resume=True, updates=60)
-    with pytest.raises(BadConfig, match="weights: the run has"):
+    with pytest.raises(BadConfig, match="weights"):
         train(sources, tmp_path / "run", resume=True, updates=60, weight={sources[1]: 0.5})
     assert train(sources, tmp_path / "run", resume=True, updates=60, weight={sources[1]: 0.4}).updates == 60
 
@@ -80,31 +76,3 @@ def test_a_source_of_weight_0_is_left_out_and_one_without_steps_is_refused(sourc
     same = [sources[0], f"{sources[0]}/../{Path(sources[0]).name}"]  # the second holds copies of the first alone
     with pytest.raises(NoData, match="no step to learn from is in"):
         train(same, tmp_path / "twice", weight={same[1]: 0.5}, **OPTIONS)
-
-
-def test_a_pipeline_whose_rows_are_not_the_steps_is_refused(
-    sources: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = training_data.learner_columns
-
-    def halves(*args: Any, **options: Any) -> dict[str, Any]:
-        return {name: column[::2] for name, column in made(*args, **options).items()}
-
-    monkeypatch.setattr(training_data, "learner_columns", halves)
-    with pytest.raises(BadConfig, match="the source of each is not known") as caught:
-        train(sources, tmp_path / "run", weight={sources[1]: 0.5}, **OPTIONS)
-    assert caught.value.exit_code == 4
-
-
-@MANNERS
-def test_steps_that_a_mask_leaves_out_count_for_no_source(
-    write_dataset: Write, make_batch: Make, tmp_path: Path, streaming: bool
-) -> None:
-    found = []
-    for seed, name in enumerate(("one", "two")):
-        batch = make_batch(seed=seed)
-        mask = np.arange(batch.num_steps) % (seed + 2) > 0
-        found.append((str(write_dataset(replace(batch, extra={"loss_mask": mask}), name=name)), int(mask.sum())))
-    weight = [f"{found[0][0]}=0.25"]
-    result = train([name for name, _ in found], tmp_path / "run", weight=weight, streaming=streaming, **OPTIONS)
-    assert [one["steps"] for one in result.weights.values()] == [count for _, count in found]

@@ -1,16 +1,8 @@
 """Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
 
 An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
-these are saved in checkpoints, moved to the device, and put back after a CUDA graph's warm-up. Losses and what follows them run
-inside a captured graph there: they never read a value back from the device, nor branch on one, and all shapes are static.
-
-* `Task`: what modules are made for: spaces, the scale of actions, and the network that the user chose.
-* `frozen_copy`, `move_towards`: target networks, modules that follow others slowly (Polyak and Juditsky 1992; Lillicrap et al.
-  2016, section 3).
-* `number`: the schema of an option.
-* `TD_COLUMNS`, `TD_OPTIONS`, `td_targets`, `each_value`: what algorithms with critics Q(s, a) share (Sutton 1988).
-* `algorithm_kind`: algorithms by the name that an `[algorithm]` table gives: ours, and those of other packages
-  (`offline_cli.algorithms`).
+these are saved in checkpoints and moved to the device. Losses and what follows them never read a value back from the device,
+nor branch on one, so that nothing waits for it, and all shapes are static, as torch.compile likes them.
 """
 
 from __future__ import annotations
@@ -38,31 +30,9 @@ from offline_cli.policies.seeds import draw, for_torch
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 
-__all__ = [
-    "BC",
-    "LOSS",
-    "POLICY",
-    "TD_COLUMNS",
-    "TD_OPTIONS",
-    "Algorithm",
-    "Batch",
-    "Group",
-    "Modules",
-    "StepValues",
-    "Task",
-    "algorithm_kind",
-    "bootstraps",
-    "each_value",
-    "frozen_copy",
-    "learned_steps",
-    "move_towards",
-    "number",
-    "of_steps",
-    "own_algorithms",
-    "step_rows",
-    "td_targets",
-    "uses_rewards",
-]
+__all__ = ["BC", "LOSS", "POLICY", "TD_COLUMNS", "TD_OPTIONS", "Algorithm", "Batch", "Group", "Modules", "StepValues", "Task"]
+__all__ += ["algorithm_kind", "bootstraps", "cloning_scores", "each_value", "frozen_copy", "learned_steps", "move_towards"]
+__all__ += ["number", "of_steps", "own_algorithms", "step_rows", "td_targets", "uses_rewards"]
 
 AT_A_TIME: Final = 1 << 16  # observations whose values are computed together: each takes the widths of all layers
 CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from rllib_answers import Answers, asked_nightly
 from signal_at import signal_at
 
 from offline_cli.connectors.learner.returns import discounted, factors
-from offline_cli.errors import Interrupted, TrainingDiverged
+from offline_cli.errors import Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.spaces import Space
 from offline_cli.training.algorithms.algorithm import Task, algorithm_kind
@@ -197,25 +196,8 @@ def rewarded(make_batch: Make, *, truncated: bool = False, **how: Any) -> Any:
     return replace(batch, rewards=rng.normal(size=len(batch.rewards)), **ends)
 
 
-def losses_of(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
 def saved(run: Path) -> bytes:
     return (run / "policy.safetensors").read_bytes()
-
-
-@pytest.mark.parametrize("more", [{"val_fraction": 0.25, "eval_every": 15}, {"streaming": True}], ids=str)
-def test_with_beta_0_a_run_is_behaviour_cloning_to_the_last_bit(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, more: dict[str, Any]
-) -> None:
-    data = write_dataset(rewarded(make_batch))
-    (tmp_path / "bc.toml").write_text(SMALL)
-    plain = train_bc(data, tmp_path / "bc", config=tmp_path / "bc.toml", **OPTIONS, **more)
-    found = train_bc(data, tmp_path / "marwil", config=config(beta=0), **OPTIONS, **more)
-    assert saved(tmp_path / "bc") == saved(tmp_path / "marwil")
-    assert losses_of(tmp_path / "bc") == losses_of(tmp_path / "marwil")
-    assert (found.val_loss, found.val_accuracy) == (plain.val_loss, plain.val_accuracy)
 
 
 @pytest.mark.parametrize("truncated", [False, True])
@@ -261,30 +243,3 @@ def test_a_run_with_recomputed_value_targets_resumes_bit_for_bit(
     assert saved(tmp_path / "whole") == saved(tmp_path / "cut")
     train_bc(data, tmp_path / "once", config=config(refresh_every=0, lambda_=0.9), **OPTIONS)
     assert saved(tmp_path / "whole") != saved(tmp_path / "once")
-
-
-@pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
-def test_it_learns_through_pieces_that_learn_and_is_validated_and_played_with_them(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path, manner: dict[str, Any]
-) -> None:
-    pieces = tmp_path / "pieces.toml"
-    pieces.write_text(
-        'kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n'
-    )
-    data = write_dataset(rewarded(make_batch))
-    how: dict[str, Any] = {"val_fraction": 0.25, "env": "Sign-v0", "eval_every": 30, "eval_episodes": 2, **manner}
-    found = train_bc(data, tmp_path / "run", config=config(refresh_every=0), pipeline=pieces, **OPTIONS, **how)
-    assert found.val_loss is not None
-    assert found.eval_return_mean is not None
-    assert found.losses.keys() == {"policy", "vf"}
-
-
-def test_rewards_too_large_for_the_norm_end_with_exit_7_and_an_option_helps(
-    make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
-) -> None:
-    batch = rewarded(make_batch)
-    data = write_dataset(replace(batch, rewards=batch.rewards * 1e4))
-    with pytest.raises(TrainingDiverged) as caught:
-        train_bc(data, tmp_path / "run", config=config(), **OPTIONS)
-    assert caught.value.exit_code == 7
-    train_bc(data, tmp_path / "other", config=config(moving_average_sqd_adv_norm_start=1e10), **OPTIONS)
