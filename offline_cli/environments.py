@@ -16,7 +16,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, Self
@@ -105,7 +105,7 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     make = _maker(name)
     if isinstance(make, gym.envs.registration.EnvSpec):
         # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
-        make = partial(gym.make, make.id, disable_env_checker=True)
+        make = partial(gym.make, replace(make, order_enforce=False), disable_env_checker=True)
     return Environment(name, _fitted_out(name, make, given, around), EnvironmentSpec(name, given, tuple(wrappers)))
 
 

@@ -47,7 +47,9 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves(tree: Tree) -> list[Any]:
     """The leaves, depth first."""
-    return [leaf for _, leaf in flatten(tree)]
+    if not isinstance(tree, (dict, tuple)):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
 
 
 def paths(tree: Tree, prefix: str = "") -> list[str]:

@@ -52,7 +52,7 @@ def test_without_the_package_the_line_to_install_it_is_told(tmp_path: Path, monk
 
 
 def test_an_episode_that_is_not_played_is_not_filmed(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="episodes 4"):
+    with pytest.raises(UsageError, match="episode 4"):
         evaluate("random", **PLAYED, video=str(tmp_path / "films"), video_episodes=(1, 4))
 
 
