@@ -204,7 +204,7 @@ class Loop:
         is_all = isinstance(rows, slice)
         if not is_all:
             seen, infos = rows_of(seen, rows), infos and [infos[slot] for slot in rows.tolist()]
-        known = infos and [info.kept for info in infos]
+        known = None if infos is None else [info.kept for info in infos]
         memory = rows_of(state.memory, rows)
         given = State(state.episodes[rows], state.t[rows], state.rewards[rows], state.key, known, memory)
         try:

@@ -33,7 +33,7 @@ from offline_cli.modules.images import NATURE, encoder_kind
 from offline_cli.modules.images import OURS as OUR_ENCODERS
 from offline_cli.modules.network import OURS, Network, PythonNetwork, network_kind
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
-from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, is_registered, with_network
+from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, package_of, with_network
 from offline_cli.policies.run_files import (
     CONFIG,
     LEARNED,
@@ -195,7 +195,7 @@ def _kind_of_network(told: Described, where: str, plugins: Collection[str]) -> t
         raise BadConfig(f"the run has the network {name}, not {code}", where=where, fix=fix)
     known = {*OURS, *OUR_ENCODERS}
     for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
-        if one not in known and not one.startswith(PYTHON) and not is_registered(group, one):
+        if one not in known and not one.startswith(PYTHON) and package_of(group, one) is None:
             kind = "network" if group == NETWORKS else "encoder"
             what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
             fix = f"install that package if you trust it, and give {OPTION} with its name"

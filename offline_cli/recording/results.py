@@ -82,7 +82,7 @@ def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: i
     counts = [manifest.counts.episodes for manifest in manifests]
 
     def mean(column: str, moment: str = "mean") -> float | None:
-        known = [manifest.statistics[column][moment] for manifest in manifests]
+        known = [dict[str, Any](manifest.statistics)[column][moment] for manifest in manifests]
         return None if None in known else float(np.average(known, weights=counts))
 
     return replace(

@@ -20,8 +20,7 @@ from operated import data_files
 from pickled_engine import PickledEngine
 
 from offline_cli.converting.convert import convert
-from offline_cli.engines.engine import Engine, EngineSpec
-from offline_cli.engines.window import called
+from offline_cli.engines.engine import Engine, EngineSpec, called
 from offline_cli.errors import BadData, MissingPackage, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
