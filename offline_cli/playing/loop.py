@@ -9,8 +9,6 @@ beyond HELD_BYTES of them no new one begins until it has ended.
 
 from __future__ import annotations
 
-import multiprocessing.util
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -37,7 +35,7 @@ from offline_cli.trees import Tree, map_leaves, rows_of, with_rows
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be handed out
 ROUNDS: Final = 16  # episodes of a copy in one block of a worker, at most
-SHARES: Final = 4  # blocks of each worker, where the number of episodes is known
+SHARES: Final = 2  # blocks of each worker, where the number of episodes is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,29 +121,12 @@ def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
         done += count
 
 
-_opened: dict[bytes, tuple[Environment, Policy]] = {}  # of a worker: what it plays its blocks with
-
-
 def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
-    """In a worker, which opens environment and policy for its first block, and keeps them for the next ones."""
-    key = pickle.dumps(replace(plan, first=0, episodes=None))
-    try:
-        if key not in _opened:
-            _close_opened()
-            multiprocessing.util.Finalize(None, _close_opened, exitpriority=0)
-            spec = plan.environment
-            environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
-            _opened[key] = environment, opened_policy(plan, environment)
-        yield from played(plan, *_opened[key], make)
-    except BaseException:
-        _close_opened()
-        raise
+    """In a worker, which opens environment and policy for each block."""
+    spec = plan.environment
+    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        yield from played(plan, environment, opened_policy(plan, environment), make)
     check()
-
-
-def _close_opened() -> None:
-    while _opened:
-        _opened.popitem()[1][0].close()
 
 
 class Loop:

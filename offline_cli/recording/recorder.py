@@ -219,8 +219,8 @@ def _save_open() -> None:
             _log.warning("%s: the recorder was not closed, and not all of it could be saved: %s", recorder.url, err)
             continue
         if manifest is not None:
-            text = "%s: the recorder was not closed, and is saved as incomplete. Next time, open it in a `with`"
-            _log.warning(text, recorder.url)
+            text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Next time, open it in a `with`"
+            _log.warning(text, recorder.url, manifest.counts.episodes)
 
 
 # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.

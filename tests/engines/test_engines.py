@@ -81,19 +81,6 @@ def test_only_ray_has_an_address() -> None:
     assert raised.value.where == "--engine-address"
 
 
-def test_without_ray_its_extra_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as raised:
-        EngineSpec.of({"engine": "ray", "workers": 2, "engine_address": None})
-    assert raised.value.fix == "pip install 'offline-cli[ray]'"
-
-
-def test_an_address_of_ray_client_is_refused() -> None:
-    with pytest.raises(UsageError) as raised:
-        EngineSpec.of({"engine": "ray", "workers": 2, "engine_address": "ray://head:10001"})
-    assert raised.value.where == "--engine-address ray://head:10001"
-
-
 def children_of(pid: int) -> list[int]:
     found = []
     for place in Path("/proc").glob("[0-9]*/stat"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from offline_cli import Recorder, train
+from offline_cli import Recorder
 from offline_cli.errors import BadConfig, BadData
 from offline_cli.import_path import module_named
 
@@ -194,24 +194,3 @@ def test_a_recorder_refuses_a_dataset_of_another_source_file(then: str) -> None:
 
 
 # ---- training ----
-
-
-@pytest.mark.parametrize("file", ["dice_net.py"])
-def test_a_run_is_resumed_with_the_code_it_began_with(file: str, told: Told) -> None:
-    told(*words())
-    Path("learner.toml").write_text('kind = "learner"\n[[pieces]]\nuse = "dice_piece:Passed"\n')
-    options: dict[str, Any] = {
-        "env": ENV,
-        "network": "python:dice_net:build",
-        "pipeline": "learner.toml",
-        "env_to_module": [],
-        "eval_episodes": 2,
-    }
-    train("D", "run", **options, updates=2)
-    changed(file)
-    with pytest.raises(BadConfig) as caught:
-        train("D", "run", **options, updates=4, resume=True)
-    assert caught.value.details["changed"] == [file]
-    found = train("D", "run", **options, updates=4, resume=True, allow_changes=True)
-    assert found.updates == 4
-    assert any(file in note for note in found.notes)
