@@ -8,6 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Final, TypeVar, get_type_hints
 
 from offline_cli.errors import UsageError
+from offline_cli.progress import NotebookLines, in_notebook
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,12 +25,20 @@ def as_option(keyword: str) -> str:
 def checked(function: Function) -> Function:
     """Decorator of a public function: it raises UsageError naming every keyword whose value its annotation does not allow.
 
-    Scalars of numpy and torch become Python's own.
+    Scalars of numpy and torch become Python's own. In a notebook progress is shown where nobody takes it (`on_progress`).
     """
+    reports = "on_progress" in signature(function).parameters
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
-        return function(*args, **_valid(function, given))
+        given = _valid(function, given)
+        if not reports or "on_progress" in given or not in_notebook():
+            return function(*args, **given)
+        lines = NotebookLines()
+        try:
+            return function(*args, **given, on_progress=lines)
+        finally:
+            lines.draw()
 
     return call  # type: ignore[return-value]
 

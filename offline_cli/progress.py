@@ -1,10 +1,15 @@
-"""How long-running functions report their progress to the caller; the command line shows it as bars."""
+"""How long-running functions report their progress to the caller; the command line and notebooks show it."""
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+DRAW_SECONDS: Final = 0.25  # between two drawings in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +51,34 @@ class ProgressBars:
         if report.stage not in self._tasks:
             self._tasks[report.stage] = self.shown.add_task(report.stage, total=report.total, told=told)
         self.shown.update(self._tasks[report.stage], completed=report.done, total=report.total, told=told)
+
+
+def in_notebook() -> bool:
+    """Whether this program runs in a kernel of Jupyter's, whose IPython is a builtin."""
+    shell = vars(builtins).get("get_ipython")
+    return shell is not None and any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell()).__mro__)
+
+
+class NotebookLines:
+    """Shows reports in the output of a notebook's cell: a line for each stage, which stays there."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, str] = {}
+        self._cell: Any = None
+        self._next = 0.0
+
+    def __call__(self, report: Progress) -> None:
+        of = "" if report.total is None else f"/{report.total:,}"
+        figures = (f"{name} {value:.4g}" for name, value in report.figures.items())
+        self._lines[report.stage] = ", ".join((f"{report.stage}: {report.done:,}{of} {report.unit}", *figures))
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + DRAW_SECONDS
+            self.draw()
+
+    def draw(self) -> None:
+        """Show the lines as they are now."""
+        shown = {"text/plain": "\n".join(self._lines.values())}
+        if self._cell is not None:
+            self._cell.update(shown, raw=True)
+        elif self._lines:
+            self._cell = importlib.import_module("IPython.display").display(shown, raw=True, display_id=True)
