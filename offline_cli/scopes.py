@@ -24,23 +24,36 @@ T = TypeVar("T")
 class Scope(ExitStack):
     """What is held open, closed last to first; a context manager, and usable again after `close`."""
 
+    def __init__(self, parent: Scope | None = None) -> None:
+        super().__init__()
+        self._parent = parent
+        self._parts: dict[Scope, None] = {}  # those that have not ended, which are closed before all else
+
     def enter(self, resource: AbstractContextManager[T]) -> T:
         """Enter `resource`, and hold it until the scope is closed."""
         return self.enter_context(resource)
 
     def part(self) -> Scope:
         """A scope that ends before this one does, or with it."""
-        part = Scope()
-        self.push(part)
+        part = Scope(self)
+        self._parts[part] = None
         return part
 
     def moved(self) -> Scope:
         """A new scope that holds all that this one did; to hand on what was opened without an error."""
-        return self.pop_all()
+        other = self.pop_all()
+        other._parts, self._parts = self._parts, {}
+        return other
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is not GeneratorExit:  # dropped: see above
-            super().__exit__(kind, error, trace)
+        if kind is GeneratorExit:  # dropped: see above
+            return
+        if self._parent is not None:
+            self._parent._parts.pop(self, None)
+        parts, self._parts = self._parts, {}
+        for part in parts:
+            self.push(part)
+        super().__exit__(kind, error, trace)
 
 
 def part_of(scope: Scope | None) -> Scope:

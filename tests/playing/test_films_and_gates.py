@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from offline_cli import evaluate
@@ -74,9 +73,3 @@ def test_a_gate_for_one_agent_looks_at_its_own_returns() -> None:
 def test_a_gate_that_says_nothing_is_refused_before_anything_is_played(gate: str, error: type[Exception]) -> None:
     with pytest.raises(error):
         gated(gate)
-
-
-def test_a_number_is_the_gate_of_the_mean_return() -> None:
-    assert np.isfinite(evaluate("random", **PLAYED, min_return=1.0).return_mean)
-    with pytest.raises(TargetNotMet):
-        evaluate("random", **PLAYED, min_return=1e6)

@@ -55,9 +55,6 @@ class Net(RLModule):
         self.layer = nn.Linear(6, 2)
     def _forward(self, batch, **kwargs):
         return {"action_dist_inputs": self.layer(batch["obs"])}
-
-def build(observation_space, action_space, options):
-    return nn.Linear(6, 2)
 """,
     "beside.toml": 'kind = "env_to_module"\n[[pieces]]\nuse = "dice_piece:Passed"\n',
 }
