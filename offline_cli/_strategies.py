@@ -19,8 +19,8 @@ BOXES: Final = ("float16", "float32", "float64", "int8", "uint8", "int32", "int6
 MAX_STEPS: Final = 6
 
 
-def any_space(max_depth: int = 2) -> SearchStrategy[Space]:
-    """See `offline_cli.testing.spaces`."""
+def spaces(*, max_depth: int = 2) -> SearchStrategy[Space]:
+    """Box of any dtype and rank, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple nested up to `max_depth`."""
     shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
     counts = st.lists(st.integers(1, 4), min_size=1, max_size=3)
     space: SearchStrategy[Space] = st.one_of(
@@ -44,13 +44,13 @@ def _box(dtype: str, shape: tuple[int, ...]) -> gym_spaces.Box:
 
 
 @st.composite
-def any_batch(draw: DrawFn, observation_space: Space | None, action_space: Space | None) -> EpisodeBatch:
-    """See `offline_cli.testing.episode_batches`."""
+def episode_batches(draw: DrawFn, *, observation_space: Space | None = None, action_space: Space | None = None) -> EpisodeBatch:
+    """Batches of 1 to 4 episodes of 0 to 6 steps, with values inside the spaces (drawn unless given)."""
     lengths = draw(st.lists(st.integers(0, MAX_STEPS), min_size=1, max_size=4))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))  # values by seed: drawn one by one they would cost seconds
     count, steps = len(lengths), sum(lengths)
-    obs, actions = observation_space or draw(any_space()), action_space or draw(any_space())
-    extra = draw(st.dictionaries(st.sampled_from(("action_logp", "vf_preds", "state_out")), any_space(1), max_size=2))
+    obs, actions = observation_space or draw(spaces()), action_space or draw(spaces())
+    extra = draw(st.dictionaries(st.sampled_from(("action_logp", "vf_preds", "state_out")), spaces(max_depth=1), max_size=2))
     flags = draw(_each(count, st.sampled_from(((False, False), (True, False), (False, True)))))
     seconds = st.floats(0, 1e9) | st.just(float("nan"))
     t_started, clock = draw(st.none() | _each(count, st.integers(0, 1000))), draw(st.none() | _each(2 * count, seconds))
@@ -105,9 +105,9 @@ def _rows(space: Space, count: int, rng: np.random.Generator) -> Tree:
 
 
 @st.composite
-def any_episode(draw: DrawFn, observation_space: Space | None, action_space: Space | None) -> SingleAgentEpisode:
-    """See `offline_cli.testing.episodes`."""
-    whole = draw(any_batch(observation_space, action_space))[0]
+def episodes(draw: DrawFn, *, observation_space: Space | None = None, action_space: Space | None = None) -> SingleAgentEpisode:
+    """Episodes of 0 to 6 steps, numpy'ized or still growing, whole or a chunk with a lookback buffer."""
+    whole = draw(episode_batches(observation_space=observation_space, action_space=action_space))[0]
     if draw(st.booleans()):
         return whole
     cut_at, lookback = draw(st.none() | st.integers(0, MAX_STEPS)), draw(st.integers(0, 3))

@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Final, TypeVar, get_type_hints
 
 from offline_cli.errors import UsageError
-from offline_cli.progress import in_notebook, progress_bars
+from offline_cli.progress import NotebookLines, in_notebook
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,8 +34,11 @@ def checked(function: Function) -> Function:
         given = _valid(function, given)
         if not reports or "on_progress" in given or not in_notebook():
             return function(*args, **given)
-        with progress_bars() as bars:
-            return function(*args, **given, on_progress=bars)
+        lines = NotebookLines()
+        try:
+            return function(*args, **given, on_progress=lines)
+        finally:
+            lines.draw()
 
     return call  # type: ignore[return-value]
 
@@ -59,23 +62,9 @@ def _is_scalar(value: Any) -> bool:
     return getattr(value, "shape", None) == () and hasattr(value, "item")
 
 
-LIMITS: Final = {
-    "greater_than_equal": "is less than {ge:g}",
-    "greater_than": "is not above {gt:g}",
-    "less_than_equal": "is more than {le:g}",
-    "less_than": "is not below {lt:g}",
-}
-
-
 def worded(error: Any, value: Any) -> str:
-    """What pydantic finds wrong with `value`, or an item of it: `0 is less than 1`."""
-    kind, context = error["type"], error.get("ctx", {})
-    if kind in LIMITS:
-        return f"{error['input']:g} {LIMITS[kind].format(**context)}"
-    if kind == "literal_error":
-        return f"{value!r} is not one of {context['expected'].replace(' or ', ', ').replace(chr(39), '')}"
-    text = repr(value)
-    return f"{error['msg'].removeprefix('Value error, ').removeprefix('Input ')}, not {text[:MAX_SHOWN]}"
+    """What pydantic finds wrong with `value`, or an item of it: `should be greater than or equal to 1, not 0`."""
+    return f"{error['msg'].removeprefix('Value error, ').removeprefix('Input ')}, not {repr(value)[:MAX_SHOWN]}"
 
 
 @cache

@@ -1,8 +1,7 @@
 """Environments by name: a gymnasium id, `module:EnvId`, or a class or function, `python:package.module:make_env`.
 
 One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
-or run folder does (`formats/opening.py` says what of a record from there is used). It may also lie in the current folder, which
-is searched last, so that it hides no installed package, or in a file named by its path (`my_envs.py:make_env`).
+or run folder does (`formats/asked_environment.py` says what of a record from there is used).
 
 Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
 MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
@@ -10,29 +9,30 @@ MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
+import importlib
 import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 import gymnasium as gym
 import gymnasium.wrappers
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment
+from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment, UnsupportedSpace
 from offline_cli.games import Game, common_spaces, game_of
-from offline_cli.import_path import PYTHON, call_of, module_named, named_object, names_file, no_module
-from offline_cli.spaces import Space, check_supported, declared_spaces
-
-__all__ = ["Env", "Environment", "EnvironmentSpec", "check_registered", "open_environment", "spaces_of_env"]
+from offline_cli.import_path import EXTRAS, PYTHON, call_of, imported, named_object
+from offline_cli.spaces import Space, check_supported
 
 Env = gym.Env[Any, Any]
-EXTRAS = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}
+FORMS = (
+    "a registered id (python -c 'import gymnasium; gymnasium.pprint_registry()'), module:EnvId, or"
+    " python:package.module:make_env"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,18 @@ class Environment:
         first = self._singles[0]
         self.agents = first.spaces_of if isinstance(first, Game) else None  # observations and actions by agent, of several
         try:
-            self.observation_space, self.action_space = declared_spaces(first, name)
-            check_supported(self.observation_space, where=f"observations of {name}")
-            check_supported(self.action_space, where=f"actions of {name}")
+            self.observation_space, self.action_space = (self._space(side) for side in ("observation_space", "action_space"))
         except Exception:
             self.close()
             raise
+
+    def _space(self, side: str) -> Space:
+        found: Space | None = getattr(self._singles[0], side, None)
+        if found is None:
+            fix = "set it in __init__, as gymnasium.Env asks"
+            raise UnsupportedSpace(f"the environment has no {side}", where=self.name, fix=fix)
+        check_supported(found, where=f"{side} of {self.name}")
+        return found
 
     def singles(self, count: int) -> list[Env]:
         """`count` copies."""
@@ -98,32 +104,28 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
     """The environment of that name, made with `kwargs`, inside `wrappers`: the first is the innermost.
 
     A wrapper is `package.module:Class`, or the name of one of gymnasium.wrappers; arguments follow, `Name:key=value,...`.
-    Raises UnknownEnvironment, with near matches, UnsupportedSpace, MissingPackage for what it needs, BadConfig for kwargs that
-    it does not take and, naming all mistakes, for wrappers, and BadData where its code raises.
+    Raises UnknownEnvironment, UnsupportedSpace, MissingPackage for what it needs, BadConfig for kwargs that it does not take
+    and, naming all mistakes, for wrappers, and BadData where its code raises.
     """
-    given, around = dict(kwargs or {}), _wrappers(wrappers)
-    make = _maker(name)
+    given, around, make = dict(kwargs or {}), _wrappers(wrappers), _maker(name)
     if isinstance(make, gym.envs.registration.EnvSpec):
-        # The checker prints about style and slows each step; the caller checks what comes back against the spaces.
-        make = partial(gym.make, make.id, disable_env_checker=True)
-    return Environment(name, _fitted_out(name, make, given, around), EnvironmentSpec(name, given, tuple(wrappers)))
+        # Both checks of gymnasium slow each step: the loop that plays checks values against the spaces, and keeps the order.
+        make = partial(gym.make, replace(make, order_enforce=False), disable_env_checker=True)
 
-
-def _fitted_out(name: str, make: Callable[..., Any], kwargs: dict[str, Any], wrappers: list[Any]) -> Callable[[], Any]:
     def made() -> Any:
         try:
-            env = make(**kwargs)
+            env = make(**given)
         except TypeError as err:
-            if not kwargs:
+            if not given:
                 raise
             fix = "name arguments that the environment takes, with values that it accepts"
-            raise BadConfig(f"{name} cannot be made with {kwargs}: {err}", where="--env-kwargs", fix=fix) from err
-        for wrapper in wrappers:
+            raise BadConfig(f"{name} cannot be made with {given}: {err}", where="--env-kwargs", fix=fix) from err
+        for wrapper in around:
             env = wrapper(env)
         _check_keeps_no_moments(env, name)
         return env
 
-    return made
+    return Environment(name, made, EnvironmentSpec(name, given, tuple(wrappers)))
 
 
 def _check_keeps_no_moments(env: Any, name: str) -> None:
@@ -131,10 +133,8 @@ def _check_keeps_no_moments(env: Any, name: str) -> None:
     while isinstance(env, gym.Wrapper):
         if isinstance(env, (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward)) and env.update_running_mean:
             kind = type(env).__name__
-            what = f"{kind} goes on changing what {name} gives by statistics of its own in each copy, which are not saved"
-            fix = (
-                "leave it out, and train through the piece mean_std_filter; or code that sets its update_running_mean to False"
-            )
+            what = f"{kind} changes what {name} gives by running statistics of each copy, which are not saved"
+            fix = "train through the piece mean_std_filter instead, or set update_running_mean to False"
             raise BadConfig(what, where=f"wrapper {kind}", fix=fix)
         env = env.env
 
@@ -163,41 +163,29 @@ def _maker(name: str) -> Any:
     """What makes the environment: gymnasium's record of an id, or a class or function."""
     is_code = name.startswith(PYTHON)
     module, colon, id_ = name.removeprefix(PYTHON).rpartition(":")
-    imported, why = _imported(module, name) if colon or is_code else None, f"{module} has no {id_!r}"
+    found: Any = None
+    if colon or is_code:
+        found = imported(module, where=f"--env {name}", form=FORMS, unknown=UnknownEnvironment, raised=BadData)
+    known, why = list(vars(found)) if found is not None else [], f"{module} has no {id_!r}"
     if not is_code:
         if id_.startswith("ALE/"):  # its package registers them
             _guarded(name, "importing ale_py for", lambda: importlib.import_module("ale_py"))
         try:
             return gym.spec(id_)
         except gym.error.Error as err:
+            known += gym.registry
             if not (colon and isinstance(err, (gym.error.NameNotFound, gym.error.NamespaceNotFound))):
                 why = str(err)
-    found: Any = imported
     for part in id_.split("."):
         found = getattr(found, part, None)
     if callable(found):
         return found
-    if found is not None:
-        raise _unknown(name, f"it is {type(found).__name__}, not a function that makes an environment")
-    known = [*(vars(imported) if imported else ()), *(() if is_code else gym.registry)]
-    near = difflib.get_close_matches(id_, known, n=3, cutoff=0.5)
-    raise _unknown(name, why, [f"{name[: -len(id_)]}{match}" for match in near])
-
-
-def _imported(module: str, name: str) -> ModuleType:
-    if not module or (module.startswith(".") and not names_file(module)):
-        raise _unknown(name, "it names no module")
-    try:
-        return module_named(module)
-    except ModuleNotFoundError as err:
-        lacks_pettingzoo = str(err.name).startswith("pettingzoo") and importlib.util.find_spec("pettingzoo") is None
-        if not lacks_pettingzoo and (said := no_module(module, err)):
-            raise _unknown(name, said) from err
-        raise _missing(name, err) from err
-    except OfflineCliError:
-        raise
-    except (Exception, SystemExit) as err:
-        raise _raised(name, f"importing {module}", err) from err
+    near = [f"{name[: -len(id_)]}{match}" for match in get_close_matches(id_, known, n=3, cutoff=0.5)]
+    what = f"no environment {name!r}: " + (
+        why if found is None else f"it is {type(found).__name__}, not a function that makes one"
+    )
+    fix = f"did you mean {' or '.join(near)}?" if near else FORMS
+    raise UnknownEnvironment(what, where=f"--env {name}", fix=fix, details={"near": near})
 
 
 def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
@@ -207,41 +195,28 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
     except OfflineCliError:
         raise
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as err:
-        raise _missing(name, err) from err
-    except Exception as err:
-        raise _raised(name, f"{doing} {name}", err) from err
-
-
-def _unknown(name: str, why: str, near: Sequence[str] = ()) -> UnknownEnvironment:
-    forms = "a registered id (python -c 'import gymnasium; gymnasium.pprint_registry()'), module:EnvId, "
-    forms += "or python:package.module:make_env"
-    fix = f"did you mean {' or '.join(near)}?" if near else forms
-    return UnknownEnvironment(f"no environment {name!r}: {why}", where=f"--env {name}", fix=fix, details={"near": [*near]})
-
-
-def _missing(name: str, error: ImportError | gym.error.Error) -> MissingPackage:
-    said = re.search(r"pip install [^`]+", str(error))
-    package = (getattr(error, "name", None) or "what the environment needs").partition(".")[0]
-    fix = said[0] if said else f"pip install {EXTRAS.get(package, package)}"
-    return MissingPackage(f"{name} needs a package: {error}", where=f"--env {name}", fix=fix)
-
-
-def _raised(name: str, doing: str, error: BaseException) -> BadData:
-    return BadData(f"{doing} raised {error!r}", where=f"--env {name}", fix="check the environment by itself, in Python")
+        said = re.search(r"pip install [^`]+", str(err))
+        package = (getattr(err, "name", None) or "what the environment needs").partition(".")[0]
+        fix = said[0] if said else f"pip install {EXTRAS.get(package, package)}"
+        raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
+    except (Exception, SystemExit) as err:
+        fix = "check the environment by itself, in Python"
+        raise BadData(f"{doing} {name} raised {err!r}", where=f"--env {name}", fix=fix) from err
 
 
 # ---- wrappers ----
 
 
-def _wrappers(texts: Sequence[str]) -> list[Any]:
+def _wrappers(texts: Sequence[str]) -> list[Callable[[Any], Any]]:
     """What `--wrapper` names, with its arguments. Raises BadConfig with all mistakes."""
-    made, wrong = [], list[str]()
+    made, wrong = list[Callable[[Any], Any]](), list[str]()
     for text in texts:
         name, arguments, mistakes = call_of(text)
         try:
             path = name.removeprefix(PYTHON) if ":" in name else f"{gymnasium.wrappers.__name__}:{name}"
             form = "package.module:Class, or the name of one of gymnasium.wrappers"
-            made.append(_called(text, named_object(path, where=f"--wrapper {text}", form=form, raised=BadData), arguments))
+            found = named_object(path, where=f"--wrapper {text}", form=form, raised=BadData)
+            made.append(partial(_wrapped, text, found, arguments))
         except BadConfig as err:
             mistakes = [f"{err.what} ({err.fix})"]
         wrong += [f"{text}: {mistake}" for mistake in mistakes]
@@ -251,15 +226,11 @@ def _wrappers(texts: Sequence[str]) -> list[Any]:
     return made
 
 
-def _called(text: str, found: Any, arguments: Mapping[str, Any]) -> Callable[[Any], Any]:
-    if getattr(found, "__module__", "").startswith(gymnasium.wrappers.__name__):  # which take tuples, and JSON has none
+def _wrapped(text: str, wrapper: Any, arguments: Mapping[str, Any], env: Any) -> Any:
+    if getattr(wrapper, "__module__", "").startswith(gymnasium.wrappers.__name__):  # which take tuples, and JSON has none
         arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
-
-    def made(env: Any) -> Any:
-        try:
-            return found(env, **arguments)
-        except (TypeError, ValueError, AssertionError) as err:
-            fix = "name arguments that the wrapper takes, with values that it accepts"
-            raise BadConfig(f"the wrapper cannot be made so: {err}", where=f"--wrapper {text}", fix=fix) from err
-
-    return made
+    try:
+        return wrapper(env, **arguments)
+    except (TypeError, ValueError, AssertionError) as err:
+        fix = "name arguments that the wrapper takes, with values that it accepts"
+        raise BadConfig(f"the wrapper cannot be made so: {err}", where=f"--wrapper {text}", fix=fix) from err

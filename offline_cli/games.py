@@ -20,12 +20,12 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import create_empty_array
 
 from offline_cli.errors import BadConfig
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.step_values import flag_of, reward_of
-
-__all__ = ["ACTS", "OBS", "RETURN", "REWARD", "SHOWN", "STATE", "TERMINATED", "TRUNCATED", "Game", "common_spaces", "game_of"]
+from offline_cli.trees import rows_of
 
 OBS, STATE = "obs", "state"
 SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # of a state (..., 6), float64
@@ -67,7 +67,7 @@ class Game(gym.Env[Any, Any]):
         parts = {agent: spaces.Dict([(OBS, own[0]), (STATE, state)]) for agent, own in self.spaces_of.items()}
         self.observation_space = spaces.Dict(list(parts.items()))
         self.action_space = spaces.Dict([(agent, own[1]) for agent, own in self.spaces_of.items()])
-        self._nothing = {agent: _zeros(own[0]) for agent, own in self.spaces_of.items()}
+        self._nothing = {agent: rows_of(create_empty_array(own[0]), 0) for agent, own in self.spaces_of.items()}
         self._seen: dict[str, Any] = {}
         self._state: dict[str, Any] = {}
         self._infos: dict[str, Any] = {}
@@ -160,11 +160,3 @@ class TurnGame(Game):
         played = self._played
         while played.agents and not self._show(played.agent_selection, *played.last()):
             played.step(None)
-
-
-def _zeros(space: Space) -> Any:
-    if isinstance(space, spaces.Dict):
-        return {name: _zeros(part) for name, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple):
-        return tuple(map(_zeros, space.spaces))
-    return np.zeros(space.shape or (), space.dtype)

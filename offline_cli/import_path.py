@@ -14,8 +14,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final
@@ -23,14 +21,9 @@ from typing import Any, Final
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 
 PYTHON: Final = "python:"  # before the name of an object, in an option
+EXTRAS: Final = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}  # of packages that users name
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
-ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
-
-
-def add_current_folder() -> None:
-    """Have modules of the current folder found too: before the first module that a user names."""
-    if "" not in sys.path:
-        sys.path.append("")
+BETWEEN: Final = re.compile(r",(?=\s*[^\W\d]\w*\s*=)")  # two arguments
 
 
 def names_file(module: str) -> bool:
@@ -44,7 +37,8 @@ def module_named(module: str) -> ModuleType:
     Runs its code: only to be called for what a user's own file or option names. Raises ModuleNotFoundError, whose `name` is
     `module` for a file that is not there, and what the module raises.
     """
-    add_current_folder()
+    if "" not in sys.path:
+        sys.path.append("")
     if not names_file(module):
         return importlib.import_module(module)
     if not os.path.isfile(module):
@@ -68,34 +62,45 @@ def module_named(module: str) -> ModuleType:
     return found
 
 
-def no_module(module: str, error: ModuleNotFoundError) -> str:
-    """What `module_named` says by `error`: there is no such module or file; empty: the module lacks another one."""
-    if not f"{module}.".startswith(f"{error.name}."):
-        return ""
-    return f"there is no {'file' if names_file(module) else 'module'} {error.name!r}"
+def imported(
+    module: str,
+    *,
+    where: str,
+    form: str,
+    unknown: type[OfflineCliError] = BadConfig,
+    raised: type[OfflineCliError] = BadConfig,
+) -> ModuleType:
+    """The same for an option; `form`: how it has to be written.
 
-
-def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:
-    """What `package.module:attribute` or `file.py:attribute` names, see `module_named`; the attribute may have dots.
-
-    Runs the module's code: only to be called for what a user's own file or option names. `form`: how it has to be written.
-    Raises BadConfig where there is no such thing, MissingPackage where the module needs a package, `raised` where it raises.
+    Raises `unknown` where there is no such module, MissingPackage where the module needs a package, `raised` where it raises.
     """
-    module, colon, attribute = path.rpartition(":")
-    if not colon or not module or (module.startswith(".") and not names_file(module)) or not attribute:
-        raise BadConfig(f"{path!r} names no module and attribute", where=where, fix=form)
+    if not module or (module.startswith(".") and not names_file(module)):
+        raise unknown(f"{module!r} names no module", where=where, fix=form)
     try:
-        found: Any = module_named(module)
+        return module_named(module)
     except ModuleNotFoundError as err:
-        if said := no_module(module, err):
-            raise BadConfig(said, where=where, fix=form) from err
         package = (err.name or "what it needs").partition(".")[0]
-        raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=f"pip install {package}") from err
+        if f"{module}.".startswith(f"{err.name}.") and package not in EXTRAS:
+            what = f"there is no {'file' if names_file(module) else 'module'} {err.name!r}"
+            raise unknown(what, where=where, fix=form) from err
+        fix = f"pip install {EXTRAS.get(package, package)}"
+        raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=fix) from err
     except OfflineCliError as err:
         err.where = f"{where}: {err.where}"
         raise
     except (Exception, SystemExit) as err:  # it is user code, which may raise anything
         raise raised(f"importing {module} raised {err!r}", where=where, fix="import it by itself, in Python") from err
+
+
+def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:
+    """What `package.module:attribute` or `file.py:attribute` names; the attribute may have dots. See `imported`.
+
+    Raises BadConfig where there is no such thing, and what `imported` raises.
+    """
+    module, colon, attribute = path.rpartition(":")
+    if not colon or not attribute:
+        raise BadConfig(f"{path!r} names no module and attribute", where=where, fix=form)
+    found: Any = imported(module, where=where, form=form, raised=raised)
     for part in attribute.split("."):
         if not hasattr(found, part):
             near = get_close_matches(part, dir(found), n=3, cutoff=0.5)
@@ -105,49 +110,28 @@ def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliErr
     return found
 
 
-# ---- calls: `package.module:Class:key=value,...` ----
-
-
 def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
-    """What a text names, the arguments behind it, and every mistake in these. A value is JSON, or else text as it stands."""
+    """What `package.module:Class:key=value,...` names, its arguments, and every mistake in these.
+
+    A value is JSON, or else text as it stands.
+    """
     match = CALL.fullmatch(text)
     if match is None:
         return text, {}, [f"{text!r} is no NAME:key=value,..."]
     found: dict[str, Any] = {}
     wrong = []
-    for name, raw in _arguments_of(match["arguments"] or ""):
-        if not name:
-            wrong.append(f'{raw!r} is not key=value (lists as [84,84], other commas within "quotes")')
-        elif name in found:
+    for part in BETWEEN.split(match["arguments"] or ""):
+        name, _, raw = (piece.strip() for piece in part.partition("="))
+        try:
+            value = json.loads(raw, parse_constant=str)
+        except (ValueError, RecursionError):
+            value = raw
+            if "," in raw:
+                wrong.append(f'{raw!r} is no value (lists as [84,84], other commas within "quotes")')
+        if name in found:
             wrong.append(f"{name} is given twice")
-        found[name] = _value(raw)
+        found |= {name: value} if name else {}
     return match["path"], found, wrong
-
-
-def _arguments_of(text: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of `key=value,...`, where values may be JSON with commas; without a name what is none."""
-    text = text.strip()
-    while text:
-        match = ARGUMENT.match(text)
-        name, rest = (match[1], text[match.end() :]) if match else ("", text)
-        raw = rest.partition(",")[0]
-        if match and rest[:1] in ("[", "{", '"'):  # a list, object or quoted text goes to its own end
-            with suppress(ValueError, RecursionError):
-                end = json.JSONDecoder().raw_decode(rest)[1]
-                raw = rest[:end] if rest[end:].lstrip()[:1] in ("", ",") else raw
-        yield name, raw.strip()
-        text = rest[len(raw) :].lstrip().removeprefix(",").lstrip()
-
-
-def _value(raw: str) -> Any:
-    try:
-        return json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        return raw
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def path_for_workers() -> list[str]:

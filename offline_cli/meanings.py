@@ -125,8 +125,9 @@ def _both(one: Element, other: Element) -> Element:
 def _in_words(kind: str, one: Any, other: Any) -> tuple[str, str]:
     """Two different names or units; of categories the first that differ."""
     if kind == "categories":
-        at = next(number for number, pair in enumerate(zip_longest(one, other)) if pair[0] != pair[1])
-        kind, one, other = f"category {at}", *(texts[at] if at < len(texts) else "(none)" for texts in (one, other))
+        pairs = zip_longest(one, other, fillvalue="(none)")
+        at, (one, other) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
+        kind = f"category {at}"
     return f"{kind} {one}", f"{kind} {other}"
 
 
@@ -136,13 +137,14 @@ def joined(said: Sequence[tuple[str, Meanings]], columns: Collection[str] | None
     `columns`: those that the episodes have; None: all. Raises BadConfig, naming both places and the first difference.
     """
     known = NO_MEANINGS
-    for place, one in said:
-        if known.difference(one):
-            before, (column, index, *both) = next((before, found) for before, had in said if (found := had.difference(one)))
-            what = f"{column}[{index}] means two things: {both[0]} in {before}, {both[1]} in {place}"
-            details = {"column": column, "index": index, "said": both, "sources": [before, place]}
-            raise BadConfig(what, where=f"{before} and {place}", fix=FIX, details=details)
-        known = known if one == known else known.with_missing(one)
+    for number, (place, one) in enumerate(said):
+        for before, had in said[:number] if known.difference(one) else ():
+            if found := had.difference(one):
+                column, index, *both = found
+                what = f"{column}[{index}] means two things: {both[0]} in {before}, {both[1]} in {place}"
+                details = {"column": column, "index": index, "said": both, "sources": [before, place]}
+                raise BadConfig(what, where=f"{before} and {place}", fix=FIX, details=details)
+        known = known.with_missing(one)
     if columns is not None:
         known = Meanings({path: elements for path, elements in known.by_path.items() if path in columns})
     return known, sum(one.by_path.get(path) != elements for _, one in said for path, elements in known.by_path.items())

@@ -1,15 +1,13 @@
-"""What other packages add through entry points: algorithms, networks, connector pieces, readers, sinks,
-storage providers, commands.
+"""Code of other packages: algorithms, networks, connector pieces, readers, sinks and commands, by entry points.
 
-Nothing is imported before it is named, but readers: `--from auto` asks all of them about files that are no dataset of ours. A
-name in the user's own command, config or pipeline file is enough; one that comes from a run folder, manifest or checkpoint is
-not: the user has to name the package that registered it (`--plugin NAME`).
+One rule at load: a name in the user's own command, config or pipeline file is enough; one that comes from a run folder,
+manifest or checkpoint is not: the user has to name the package that registered it (`--plugin NAME`), or the code (`--network`).
+Nothing is imported before it is named, but readers: `--from auto` asks all of them about files that are no dataset of ours.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shlex
 import sys
@@ -47,7 +45,7 @@ KINDS: Final = {
 OPTION: Final = "--plugin"
 
 _log = logging.getLogger(__name__)
-_loaded: dict[str, str] = {}  # packages that registered what was imported, by the top module of that
+_loaded: dict[str, str] = {}  # who registered what was imported: packages by the top module of their code
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +84,20 @@ class Plugin:
 
     def is_of(self, packages: Collection[str]) -> bool:
         """Whether one of `packages` registered it; names are equal whatever their case and separators (PEP 503)."""
-        return _canonical(self.package) in map(_canonical, packages)
-
-
-def _canonical(package: str) -> str:
-    return re.sub(r"[-_.]+", "-", package).lower()
+        own, *names = (re.sub(r"[-_.]+", "-", one).lower() for one in (self.package, *packages))
+        return own in names
 
 
 def plugins(group: str) -> list[Plugin]:
     """What installed packages have registered in `group`, sorted by name."""
-    where = [place or "." for place in sys.path]  # times say whether something was installed or removed there
-    entries = _entries(tuple((place, os.path.getmtime(place) if os.path.exists(place) else 0) for place in where))
-    packages = (
-        (entry.dist.name if entry.dist else entry.module.partition(".")[0], entry) for entry in entries.select(group=group)
-    )
+    entries = _entries(tuple(sys.path)).select(group=group)
+    packages = ((entry.dist.name if entry.dist else entry.module.partition(".")[0], entry) for entry in entries)
     found = dict.fromkeys(Plugin(KINDS[group], entry.name, package, entry) for package, entry in packages)
     return sorted(found, key=lambda one: (one.name, one.package))
 
 
 @lru_cache(maxsize=1)
-def _entries(path: tuple[tuple[str, float], ...]) -> Any:  # EntryPoints, or what selects like it before Python 3.12
+def _entries(path: tuple[str, ...]) -> Any:
     """All that is registered on the path: reading the files of every installed package takes a tenth of a second."""
     return entry_points()
 
@@ -113,11 +105,6 @@ def _entries(path: tuple[tuple[str, float], ...]) -> Any:  # EntryPoints, or wha
 def package_of(group: str, name: str) -> str | None:
     """The package that has registered the name; None: no package has."""
     return next((one.package for one in plugins(group) if one.name == name), None)
-
-
-def is_registered(group: str, name: str) -> bool:
-    """Whether a package has registered the name."""
-    return package_of(group, name) is not None
 
 
 def plugin(group: str, name: str, *, named: Collection[str] | None = None) -> Plugin | None:
@@ -134,14 +121,35 @@ def plugin(group: str, name: str, *, named: Collection[str] | None = None) -> Pl
         what = f"{KINDS[group]} {name!r} is registered by {' and by '.join(packages)}"
         raise BadConfig(what, where=where, fix="uninstall one of these packages")
     if every and not found:
-        what = (
-            f"{KINDS[group]} {name!r} is code of the package {packages[0]}; no code is imported because a run folder names it"
-        )
+        what = f"{where} is code of the package {packages[0]}; no code is imported because a run folder names it"
         raise BadConfig(what, where=where, fix=f"if you trust that package: {OPTION} {packages[0]}")
     return found[0] if found else None
 
 
-# ---- what an option of the user's names ----
+def check_plugins(packages: Collection[str]) -> None:
+    """Raise MissingPackage for a package that the user named and that registers nothing; UsageError for one text in place of
+    several."""
+    if isinstance(packages, str):
+        raise UsageError(f"plugins is the text {packages!r}", where="plugins", fix=f"plugins=[{packages!r}]")
+    known = [one for group in KINDS for one in plugins(group)]
+    for package in packages:
+        if not package.startswith(PYTHON) and not any(one.is_of([package]) for one in known):
+            names = ", ".join(dict.fromkeys(one.package for one in known)) or "none"
+            what, fix = f"no installed package {package!r} registers anything", f"pip install {package}"
+            raise MissingPackage(what, where=f"{OPTION} {package}", fix=f"{fix} (installed plug-ins: {names})")
+
+
+def plugin_behind(err: BaseException) -> tuple[str, str] | None:
+    """The package whose code raised, or called what raised, with file and line of it; None: no plug-in was on the way."""
+    found = None
+    for frame, line in traceback.walk_tb(err.__traceback__):
+        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if name and (package := _loaded.get(name)) is not None:  # code without a name is no plug-in's
+            found = package, f"{frame.f_code.co_filename}, line {line}"
+    return found
+
+
+# ---- what an option or a config names ----
 
 
 def named_plugin(
@@ -247,41 +255,4 @@ def network_of_run(name: str, named: Collection[str]) -> str:
         raise BadConfig(what, where="[network]", fix=f"if that is yours, name it again: --network {shlex.quote(name)}")
     if found != name:
         _log.warning("note: the run was trained with the network %s, and %s is taken for it", name, found)
-    return found
-
-
-# ---- packages that the user named ----
-
-
-def check_plugins(packages: Collection[str]) -> None:
-    """Import what the packages that the user named have registered; what cannot be imported is a note, until it is needed.
-
-    A network that is code (`with_network`) is imported once it is needed.
-
-    Raises MissingPackage for a package that is not installed, or registers nothing; UsageError for one text in place of
-    several.
-    """
-    if isinstance(packages, str):
-        raise UsageError(f"plugins is the text {packages!r}", where="plugins", fix=f"plugins=[{packages!r}]")
-    known = [one for group in KINDS for one in plugins(group)]
-    for package in [one for one in packages if not one.startswith(PYTHON)]:
-        theirs = [one for one in known if one.is_of([package])]
-        if not theirs:
-            what = f"no installed package {package!r} registers anything"
-            names = ", ".join(dict.fromkeys(one.package for one in known)) or "none"
-            raise MissingPackage(what, where=f"{OPTION} {package}", fix=f"pip install {package} (installed plug-ins: {names})")
-        for one in theirs:
-            try:
-                one.load()
-            except MissingPackage as err:
-                _log.warning("note: %s", err.what)
-
-
-def plugin_behind(err: BaseException) -> tuple[str, str] | None:
-    """The package whose code raised, or called what raised, with file and line of it; None: no plug-in was on the way."""
-    found = None
-    for frame, line in traceback.walk_tb(err.__traceback__):
-        name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if name and (package := _loaded.get(name)) is not None:  # code without a name is no plug-in's
-            found = package, f"{frame.f_code.co_filename}, line {line}"
     return found

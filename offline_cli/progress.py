@@ -1,21 +1,15 @@
-"""How long-running functions report their progress to the caller; the command line and notebooks show it.
-
-In a Jupyter notebook `checked_keywords.checked` shows it for calls without `on_progress`: one bar for each stage, in the output
-of the cell. Nothing else of IPython's is imported than what displays.
-"""
+"""How long-running functions report their progress to the caller; the command line and notebooks show it."""
 
 from __future__ import annotations
 
 import builtins
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-SHELL: Final = "ZMQInteractiveShell"  # of a kernel; in a terminal IPython has another one
-DRAW_SECONDS: Final = 0.25
+DRAW_SECONDS: Final = 0.25  # between two drawings in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +30,10 @@ def no_progress(_: Progress) -> None:
     """The default listener: ignores every report."""
 
 
-def _told(report: Progress) -> str:
-    return ", ".join((report.unit, *(f"{name} {value:.4g}" for name, value in report.figures.items())))
-
-
 class ProgressBars:
     """Takes reports as one bar of rich's for each stage; `shown` is the rich.progress.Progress with all of them."""
 
-    def __init__(self, told: Callable[[Progress], str] = _told, **options: Any) -> None:
+    def __init__(self, told: Callable[[Progress], str], **options: Any) -> None:
         """`told`: what stands behind a bar's number. `options`: of rich.progress.Progress."""
         from rich import progress
 
@@ -63,42 +53,32 @@ class ProgressBars:
         self.shown.update(self._tasks[report.stage], completed=report.done, total=report.total, told=told)
 
 
-# ---- in a notebook ----
-
-
 def in_notebook() -> bool:
     """Whether this program runs in a kernel of Jupyter's, whose IPython is a builtin."""
     shell = vars(builtins).get("get_ipython")
-    return shell is not None and any(kind.__name__ == SHELL for kind in type(shell()).__mro__)
+    return shell is not None and any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell()).__mro__)
 
 
-@contextmanager
-def progress_bars() -> Iterator[Bars]:
-    """Within it the bars take reports; afterwards they stand where the work ended."""
-    bars = Bars()
-    try:
-        yield bars
-    finally:
-        bars.draw()
-
-
-class Bars:
-    """Takes a `Progress`, and displays it."""
+class NotebookLines:
+    """Shows reports in the output of a notebook's cell: a line for each stage, which stays there."""
 
     def __init__(self) -> None:
-        self._bars = ProgressBars(auto_refresh=False)  # never started: that would take ipywidgets
+        self._lines: dict[str, str] = {}
         self._cell: Any = None
         self._next = 0.0
 
     def __call__(self, report: Progress) -> None:
-        self._bars(report)
+        of = "" if report.total is None else f"/{report.total:,}"
+        figures = (f"{name} {value:.4g}" for name, value in report.figures.items())
+        self._lines[report.stage] = ", ".join((f"{report.stage}: {report.done:,}{of} {report.unit}", *figures))
         if time.monotonic() >= self._next:
+            self._next = time.monotonic() + DRAW_SECONDS
             self.draw()
 
     def draw(self) -> None:
-        """Show the bars as they are now."""
-        self._next = time.monotonic() + DRAW_SECONDS
+        """Show the lines as they are now."""
+        shown = {"text/plain": "\n".join(self._lines.values())}
         if self._cell is not None:
-            self._cell.update(self._bars.shown)
-        elif self._bars.shown.tasks:
-            self._cell = importlib.import_module("IPython.display").display(self._bars.shown, display_id=True)
+            self._cell.update(shown, raw=True)
+        elif self._lines:
+            self._cell = importlib.import_module("IPython.display").display(shown, raw=True, display_id=True)

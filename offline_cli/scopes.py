@@ -21,48 +21,39 @@ from typing import Generic, Self, TypeVar
 T = TypeVar("T")
 
 
-class Scope:
+class Scope(ExitStack):
     """What is held open, closed last to first; a context manager, and usable again after `close`."""
 
     def __init__(self, parent: Scope | None = None) -> None:
-        self._held: list[AbstractContextManager[object]] = []
+        super().__init__()
         self._parent = parent
+        self._parts: dict[Scope, None] = {}  # those that have not ended, which are closed before all else
 
     def enter(self, resource: AbstractContextManager[T]) -> T:
         """Enter `resource`, and hold it until the scope is closed."""
-        entered = resource.__enter__()
-        self._held.append(resource)
-        return entered
+        return self.enter_context(resource)
 
     def part(self) -> Scope:
         """A scope that ends before this one does, or with it."""
         part = Scope(self)
-        self._held.append(part)
+        self._parts[part] = None
         return part
 
     def moved(self) -> Scope:
         """A new scope that holds all that this one did; to hand on what was opened without an error."""
-        other = Scope()
-        other._held, self._held = self._held, []
+        other = self.pop_all()
+        other._parts, self._parts = self._parts, {}
         return other
-
-    def close(self) -> None:
-        """Close all that is held. Raises what closing raises, once all is closed."""
-        self.__exit__(None, None, None)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is GeneratorExit:  # dropped: see above
             return
-        if self._parent is not None and self in self._parent._held:
-            self._parent._held.remove(self)
-        held, self._held = self._held, []
-        stack = ExitStack()
-        for resource in held:
-            stack.push(resource)
-        stack.__exit__(kind, error, trace)
+        if self._parent is not None:
+            self._parent._parts.pop(self, None)
+        parts, self._parts = self._parts, {}
+        for part in parts:
+            self.push(part)
+        super().__exit__(kind, error, trace)
 
 
 def part_of(scope: Scope | None) -> Scope:

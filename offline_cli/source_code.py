@@ -1,10 +1,8 @@
 """Identities: what a result follows from, by name, so that what resumes or appends can say which part has changed.
 
-Options are parts, and the code (`code_of`): hashes of the user's own source files, versions of installed packages.
-
-A file is the user's own where it lies outside of `site-packages` and the standard library. Its imports are followed, wherever
-they lead. Of installed code the version counts: of the packages that the environment's classes are of, of those that the files
-of these classes import (mujoco), and of those that own files import. A module that has not been imported yet is not known.
+Options are parts, and the code (`code_of`): hashes of the user's own source files, and versions of the packages that the
+environment's and policy's classes are of. A file is the user's own where it lies outside of `site-packages` and the standard
+library. Its imports are followed, wherever they lead. A module that has not been imported yet is not known.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import resolve_name
 from inspect import isclass, isroutine
 from pathlib import Path
@@ -35,9 +33,9 @@ def code_of(*things: Any) -> dict[str, str]:
     `things`: names as options take them (`module:EnvId`, `python:file.py:attribute`), environments with all that they wrap,
     functions, and other objects by their classes.
     """
-    files, packages = dict[str, Any](), dict[str, str]()
+    files, packages, seen = dict[str, Any](), dict[str, str](), set[str]()
     asked = {name for thing in things for name in _modules(thing)}
-    pending, seen = sorted(asked), set[str]()
+    pending = sorted(asked)
     for name in pending:  # which grows
         module, top = sys.modules.get(name), name.partition(".")[0]
         if name in seen or module is None or top in sys.stdlib_module_names or top == "offline_cli":
@@ -45,13 +43,14 @@ def code_of(*things: Any) -> dict[str, str]:
         seen.add(name)
         pending.append(name.rpartition(".")[0])
         path = Path(getattr(module, "__file__", None) or "")
-        if own := path.is_file() and {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        if path.is_file() and {"site-packages", "dist-packages"}.isdisjoint(path.parts):
             depth = name.count(".") + 1 + (path.stem == "__init__")
             files.setdefault("/".join(path.parts[-depth:]), hashlib.blake2b(digest_size=16)).update(path.read_bytes())
-        else:
-            packages |= _package(top)
-        if path.suffix == ".py" and (own or name in asked):
-            pending += _imports(module.__package__ or "", path, path.stat().st_mtime_ns)
+            if path.suffix == ".py":
+                pending += _imports(module.__package__ or "", path, path.stat().st_mtime_ns)
+        elif name in asked:
+            with suppress(PackageNotFoundError):
+                packages[distribution(top).name] = distribution(top).version
     return {**{name: HASHED + found.hexdigest() for name, found in sorted(files.items())}, **dict(sorted(packages.items()))}
 
 
@@ -117,11 +116,3 @@ def _imports(package: str, path: Path, changed: int) -> Sequence[str]:
                 base = resolve_name("." * node.level + (node.module or ""), package)
                 found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
     return found
-
-
-@cache
-def _package(top: str) -> Mapping[str, str]:
-    """Name and version of the package that brings a module; nothing where none is known."""
-    with suppress(PackageNotFoundError):
-        return {distribution(top).name: distribution(top).version}
-    return {name: distribution(name).version for name in packages_distributions().get(top, ())}

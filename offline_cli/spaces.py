@@ -15,7 +15,7 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import gymnasium as gym
@@ -29,6 +29,7 @@ from offline_cli.trees import Tree
 
 Space = gym.Space[Any]
 MAX_DEPTH: Final = 16
+MAX_COUNT: Final = np.iinfo(np.int64).max  # of choices
 MAX_VALUE_BYTES: Final = 1 << 40  # a single value larger than this is a bomb, not a space
 MAX_BOUND_BYTES: Final = 64 << 20  # the bounds of one space, all parts together; more is a bomb, too
 PLAIN_DTYPE: Final = re.compile(r"[<>=|]?[biuf][0-9]{1,2}|bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)", re.ASCII)
@@ -61,7 +62,7 @@ def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
         return {prefix: space}
     found: dict[str, Space] = {}
     for name, part in parts:
-        found.update(leaf_spaces(part, f"{prefix}.{name}" if prefix else name))
+        found |= leaf_spaces(part, f"{prefix}.{name}" if prefix else name)
     return found
 
 
@@ -89,15 +90,6 @@ def same_space(left: Space | None, right: Space | None) -> bool:
     if left is None or right is None:
         return left is right
     return left is right or space_to_json(left) == space_to_json(right)
-
-
-def declared_spaces(env: Any, name: str) -> tuple[Space, Space]:
-    """Of observations and actions, as the environment called `name` declares them. Raises UnsupportedSpace without them."""
-    for side in ("observation_space", "action_space"):
-        if getattr(env, side, None) is None:
-            fix = "set it in __init__, as gymnasium.Env asks"
-            raise UnsupportedSpace(f"the environment has no {side}", where=name, fix=fix)
-    return env.observation_space, env.action_space
 
 
 def describe(space: Space | None) -> str:
@@ -156,7 +148,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
     """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
     try:
-        return _built(node, _JsonForm(where), depth=0)
+        return _built(node, _Form(where, is_rllibs=False))
     except UnsupportedSpace:
         raise
     except NO_SPACE as err:
@@ -188,10 +180,7 @@ def _plain_dtype(name: Any) -> Any:
     """The numeric dtype of that name; `Any` because gymnasium's signatures ask for type objects and take dtypes."""
     if not PLAIN_DTYPE.fullmatch(str(name)):  # numpy would take more for a dtype: `f4,O` makes records of it
         raise ValueError(f"dtype {str(name)[:40]!r}")
-    dtype = np.dtype(str(name))
-    if dtype.hasobject or dtype.kind not in "biuf":
-        raise ValueError(f"dtype {name!r}")
-    return dtype
+    return np.dtype(str(name))
 
 
 # ---- RLlib's dict form (ray.rllib.utils.serialization.gym_space_to_dict) ----
@@ -232,7 +221,7 @@ def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
     """
     fix = "write the file again from its source"
     try:
-        return _built(node, _RllibForm(where), depth=0)
+        return _built(node, _Form(where, is_rllibs=True))
     except (BadEpisode, UnsafeData, UnsupportedSpace):
         raise
     except _TooLarge as err:
@@ -251,13 +240,11 @@ class _TooLarge(ValueError):
     """Bounds or depths that would fill the memory."""
 
 
-class _JsonForm:
-    """How our JSON says spaces, and what the bounds of one, all parts together, may still take."""
+class _Form:
+    """One of the two forms in which spaces are written, and how many bytes the bounds of one, all parts together, may take."""
 
-    key = "type"
-
-    def __init__(self, where: str) -> None:
-        self.where, self._left = where, MAX_BOUND_BYTES
+    def __init__(self, where: str, *, is_rllibs: bool) -> None:
+        self.where, self.is_rllibs, self._left, self._raw_left = where, is_rllibs, MAX_BOUND_BYTES, MAX_BOUND_BYTES
 
     def take(self, shape: tuple[int, ...], itemsize: int) -> None:
         """Raise _TooLarge where two bounds of that shape are too much, ValueError for an invalid shape."""
@@ -269,35 +256,17 @@ class _JsonForm:
 
     def bound(self, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """A bound of a Box."""
-        return _bound_from_json(value, shape, dtype)
+        return self.counts(value).astype(dtype).reshape(shape) if self.is_rllibs else _bound_from_json(value, shape, dtype)
 
     def counts(self, value: Any) -> NDArray[Any]:
-        """The numbers of choices of a MultiDiscrete."""
-        return np.asarray(value)
-
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """The parts of a Dict, by key."""
-        return ((str(key), part) for key, part in value)
-
-
-class _RllibForm(_JsonForm):
-    """How RLlib's dicts say them."""
-
-    key = "space"
-
-    def __init__(self, where: str) -> None:
-        super().__init__(where)
-        self._room = MAX_BOUND_BYTES
-
-    def bound(self, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        return self.counts(value).astype(dtype).reshape(shape)
-
-    def counts(self, value: Any) -> NDArray[Any]:
-        """The array in a text, read-only: of plain numbers, of as many bytes as its header says. Raises UnsafeData."""
+        """The numbers of a MultiDiscrete. RLlib's are the text of a .npy file: of plain numbers, of as many bytes as its header
+        says. Raises UnsafeData."""
+        if not self.is_rllibs:
+            return np.asarray(value)
         try:
-            raw = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), self._room + 1)
-            self._room -= len(raw)
-            if self._room < 0:
+            raw = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), self._raw_left + 1)
+            self._raw_left -= len(raw)
+            if self._raw_left < 0:
                 raise ValueError(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
             file = io.BytesIO(raw)
             if npy.read_magic(file) != (1, 0):
@@ -310,10 +279,12 @@ class _RllibForm(_JsonForm):
             fix = "write the file again from its source"
             raise UnsafeData(f"a space bound that is not a plain array: {err}", where=self.where, fix=fix) from err
 
-    def parts(self, value: Any) -> Iterator[tuple[str, Any]]:
-        if not all(isinstance(key, str) for key in value):
+    def parts(self, value: Any) -> list[tuple[str, Any]]:
+        """The parts of a Dict, by key."""
+        found = list(value.items()) if self.is_rllibs else [(str(key), part) for key, part in value]
+        if not all(isinstance(key, str) for key, _ in found):
             raise TypeError("a key that is not text")
-        return iter(value.items())
+        return found
 
 
 def _bound_to_rllib(array: NDArray[Any]) -> str:
@@ -322,12 +293,12 @@ def _bound_to_rllib(array: NDArray[Any]) -> str:
     return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")
 
 
-def _built(node: Any, form: _JsonForm, *, depth: int) -> Space:
+def _built(node: Any, form: _Form, *, depth: int = 0) -> Space:
     if not isinstance(node, dict):  # of an array or a text, parts could be asked for too
         raise TypeError(f"a {type(node).__name__} where a space belongs")
     if depth > MAX_DEPTH:
         raise _TooLarge(f"a space nested deeper than {MAX_DEPTH}")
-    kind = str(node[form.key])
+    kind = str(node["space" if form.is_rllibs else "type"])
     match kind.replace("-", "").lower():
         case "box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
@@ -342,22 +313,17 @@ def _built(node: Any, form: _JsonForm, *, depth: int) -> Space:
             nvec, dtype = form.counts(node["nvec"]), _plain_dtype(node.get("dtype", "int64"))
             form.take(nvec.shape, dtype.itemsize)
             return spaces.MultiDiscrete(nvec, dtype=dtype, start=np.asarray(node["start"]) if "start" in node else None)
-        case "multibinary":
-            return _multi_binary(node["n"])
+        case "multibinary":  # no array bounds its size
+            sizes = np.asarray(node["n"])
+            if math.prod(map(int, sizes.ravel().tolist())) > MAX_VALUE_BYTES:
+                raise ValueError(f"MultiBinary of {node['n']}")
+            return spaces.MultiBinary(sizes.tolist() if sizes.ndim else int(node["n"]))
         case "dict":
             return spaces.Dict([(key, _built(part, form, depth=depth + 1)) for key, part in form.parts(node["spaces"])])
         case "tuple":
             return spaces.Tuple([_built(part, form, depth=depth + 1) for part in node["spaces"]])
     fix = "record with a Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple"
     raise UnsupportedSpace(f"{kind[:40]!r} spaces cannot be read", where=form.where, fix=fix)
-
-
-def _multi_binary(n: Any) -> Space:
-    """MultiBinary of `n` (a number, or a list of them); no array bounds its size, so that it is checked here."""
-    sizes = np.asarray(n)
-    if math.prod(map(int, sizes.ravel().tolist())) > MAX_VALUE_BYTES:
-        raise ValueError(f"MultiBinary of {n}")
-    return spaces.MultiBinary(sizes.tolist() if sizes.ndim else int(n))
 
 
 # ---- from data ----
@@ -386,17 +352,10 @@ def _inferred(tree: Tree, counted: int, depth: int) -> Space:
     if dtype.kind not in "biuf":
         fix = "record numbers; text and complex numbers belong into infos"
         raise UnsupportedSpace(f"no space holds values of type {dtype}", where="data without a declared space", fix=fix)
-    if (
-        dtype.kind in "iu"
-        and len(shape) <= counted
-        and tree.size
-        and 0 <= int(tree.min()) <= int(tree.max()) < np.iinfo(np.int64).max
-    ):
-        if not shape:
-            return spaces.Discrete(int(tree.max()) + 1)
-        return spaces.MultiDiscrete(tree.max(axis=0).astype(np.int64) + 1)
-    if dtype == np.bool_:
+    if dtype.kind == "b":
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape) if shape else spaces.Discrete(2)
+    if dtype.kind != "f" and len(shape) <= counted and tree.size and 0 <= int(tree.min()) <= int(tree.max()) < MAX_COUNT:
+        return spaces.MultiDiscrete(tree.max(axis=0).astype(np.int64) + 1) if shape else spaces.Discrete(int(tree.max()) + 1)
     low, high = (-np.inf, np.inf) if dtype.kind == "f" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(np.full(shape, low, dtype), np.full(shape, high, dtype), shape, dtype)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -23,11 +22,15 @@ import numpy as np
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import MissingPackage
-from offline_cli.spaces import Space, describe, same_space
+from offline_cli.spaces import describe, same_space
 from offline_cli.trees import Tree, leaves
 
 if TYPE_CHECKING:
-    from hypothesis.strategies import SearchStrategy
+    from offline_cli._strategies import episode_batches as episode_batches
+    from offline_cli._strategies import episodes as episodes
+    from offline_cli._strategies import spaces as spaces
+
+STRATEGIES = ("spaces", "episode_batches", "episodes")
 
 __all__ = ["assert_same_batch", "assert_same_episode", "assert_same_tree", "episode_batches", "episodes", "spaces"]
 
@@ -51,8 +54,8 @@ def _state(episode: SingleAgentEpisode) -> dict[str, Any]:
         data = buffer["data"]
         empty = not len(data) if isinstance(data, list) else not any(map(len, leaves(data)))
         buffer.update({"space": None, "data": None if empty else data})
-    spaces = {"_observation_space": episode.observation_space, "_action_space": episode.action_space}
-    return {**state, **held, "extra_model_outputs": sorted(state["extra_model_outputs"] or ()), **spaces}
+    of = {"_observation_space": episode.observation_space, "_action_space": episode.action_space}
+    return {**state, **held, "extra_model_outputs": sorted(state["extra_model_outputs"] or ()), **of}
 
 
 def assert_same_batch(left: EpisodeBatch, right: EpisodeBatch) -> None:
@@ -98,35 +101,13 @@ def assert_same_tree(left: Tree, right: Tree, name: str = "tree") -> None:
         assert left == right or (left != left and right != right), f"{name}: {left!r} against {right!r}"
 
 
-# ---- strategies ----
-
-
-def spaces(*, max_depth: int = 2) -> SearchStrategy[Space]:
-    """Box of any dtype and rank, Discrete, MultiDiscrete, MultiBinary, and Dict and Tuple nested up to `max_depth`."""
-    drawn: SearchStrategy[Space] = _strategies().any_space(max_depth)
-    return drawn
-
-
-def episode_batches(
-    *, observation_space: Space | None = None, action_space: Space | None = None
-) -> SearchStrategy[EpisodeBatch]:
-    """Batches of 1 to 4 episodes of 0 to 6 steps, with values inside the spaces (drawn unless given)."""
-    drawn: SearchStrategy[EpisodeBatch] = _strategies().any_batch(observation_space, action_space)
-    return drawn
-
-
-def episodes(
-    *, observation_space: Space | None = None, action_space: Space | None = None
-) -> SearchStrategy[SingleAgentEpisode]:
-    """Episodes of 0 to 6 steps, numpy'ized or still growing, whole or a chunk with a lookback buffer."""
-    drawn: SearchStrategy[SingleAgentEpisode] = _strategies().any_episode(observation_space, action_space)
-    return drawn
-
-
-def _strategies() -> ModuleType:
+def __getattr__(name: str) -> Any:
+    """The strategies `spaces`, `episode_batches` and `episodes`, once one of them is asked for."""
+    if name not in STRATEGIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from offline_cli import _strategies as found
+        from offline_cli import _strategies
     except ImportError as err:
         what = "the strategies of offline_cli.testing need the package hypothesis"
         raise MissingPackage(what, where="offline_cli.testing", fix="pip install hypothesis") from err
-    return found
+    return getattr(_strategies, name)

@@ -47,7 +47,9 @@ def flatten(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def leaves(tree: Tree) -> list[Any]:
     """The leaves, depth first."""
-    return [leaf for _, leaf in flatten(tree)]
+    if not isinstance(tree, (dict, tuple)):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
 
 
 def paths(tree: Tree, prefix: str = "") -> list[str]:
@@ -57,14 +59,10 @@ def paths(tree: Tree, prefix: str = "") -> list[str]:
 
 def unflatten_like(tree: Tree, new_leaves: list[Any]) -> Tree:
     """The structure of `tree` with `new_leaves` in it, depth first. Raises ValueError when their number differs."""
-    pending = iter(new_leaves)
-    try:
-        built = map_leaves(lambda _: next(pending), tree)
-    except StopIteration:
-        raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}") from None
-    if next(pending, pending) is not pending:
+    if len(new_leaves) != len(leaves(tree)):
         raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}")
-    return built
+    pending = iter(new_leaves)
+    return map_leaves(lambda _: next(pending), tree)
 
 
 def rows_of(tree: Tree, rows: Any) -> Tree:

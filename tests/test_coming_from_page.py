@@ -73,15 +73,3 @@ def test_the_commands_of_a_section_run_one_after_the_other(library: str, tmp_pat
 def test_the_policy_of_a_section_plays_well(library: str, least: float, tmp_path: Path, script_shell: Shell) -> None:
     said = ran(library, SECTIONS[library], tmp_path, script_shell)
     assert float(re.findall(r"^return mean +(\S+)$", said, re.MULTILINE)[-1].replace(",", "")) >= least
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("sample", ["foreign/minari_hdf5", "foreign/d3rlpy_discrete.h5", "lerobot/v21"])
-def test_a_file_that_the_library_itself_wrote_is_validated_converted_and_learned_from(
-    sample: str, tmp_path: Path, script_shell: Shell
-) -> None:
-    pytest.importorskip("h5py")
-    source = SAMPLES / sample
-    script = f"offline-cli validate {source}\noffline-cli convert {source} --out D\noffline-cli train D --updates 2 --out run"
-    done = script_shell(script, tmp_path)
-    assert done.returncode == 0, done.stderr

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from gymnasium import spaces as gym_spaces
 
+from offline_cli import testing
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MissingPackage
-from offline_cli.testing import assert_same_batch, assert_same_episode, episodes
+from offline_cli.testing import assert_same_batch, assert_same_episode
 
 
 def batch_of(**changes: Any) -> EpisodeBatch:
@@ -69,4 +70,4 @@ def test_strategies_without_hypothesis_say_what_to_install(monkeypatch: pytest.M
     monkeypatch.delattr("offline_cli._strategies", raising=False)
     monkeypatch.setitem(sys.modules, "hypothesis", None)
     with pytest.raises(MissingPackage, match="pip install hypothesis"):
-        episodes()
+        _ = testing.episodes

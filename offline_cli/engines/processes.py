@@ -19,11 +19,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from offline_cli.engines.window import Engine, called, packed
+from offline_cli.engines.engine import Engine, called, packed
 from offline_cli.errors import BadData
 from offline_cli.stop_signals import StopRequested, check, signals_noted
-
-__all__ = ["ProcessEngine"]
 
 LOOK: Final = 0.5  # seconds between two looks at whether to stop
 GRACE: Final = 5.0  # seconds for a worker to end its step

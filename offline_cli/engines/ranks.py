@@ -20,8 +20,6 @@ from offline_cli.errors import BadConfig, ClusterLost
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ALONE", "RankFailed", "Ranks", "is_first", "joined", "whole"]
-
 ANSWER: Final = timedelta(minutes=30)  # of a rank that is alive: checks play in environments meanwhile
 
 
@@ -43,11 +41,6 @@ class Ranks:
     count: int = 1
     here: int = 1  # of the processes, those on this machine
     device: str = "cpu"  # where what is exchanged has to be: "cpu" with gloo, "cuda" with NCCL
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this one writes and prints."""
-        return self.rank == 0
 
     def share(self, rows: int) -> slice:
         """Which of so many rows, in order, are this rank's: each rank has as many, but for the last ones."""

@@ -17,12 +17,10 @@ from socket import create_connection
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from offline_cli.engines.window import Engine, called, packed
+from offline_cli.engines.engine import Engine, called, packed
 from offline_cli.errors import ClusterLost, MissingPackage, UsageError
 from offline_cli.import_path import path_for_workers
 from offline_cli.stop_signals import check
-
-__all__ = ["RayEngine"]
 
 RETRIES: Final = 5  # of a task, by Ray
 CONNECTING: Final = 20.0  # seconds for a cluster's head to take a connection; Ray itself tries for minutes

@@ -1,9 +1,8 @@
 """Copies of an environment that play side by side, stepped by gymnasium's SyncVectorEnv or AsyncVectorEnv.
 
-No copy resets itself (`AutoresetMode.DISABLED`): the caller resets those that he names. A copy without an episode to play is
-reset without a seed, and then stands still, since a vector environment always steps all of its copies.
-
-What a copy raises comes back as its answer, so that its episode can be named, and the other copies' steps are not lost.
+No copy resets itself (`AutoresetMode.DISABLED`). A vector environment always steps all of its copies, so one without an
+episode to play is reset without a seed, and then stands still. What a copy raises comes back as its answer: so its episode can
+be named, and the other copies' steps are not lost.
 """
 
 from __future__ import annotations
@@ -30,9 +29,7 @@ from offline_cli.policies.policy import RAISED
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import Tree, rows_of
 
-__all__ = ["Copies", "CopyFailed"]
-
-TOLD: Final = "offline_cli"  # the key of what a copy says of itself: its info, or what it raised
+TOLD: Final = "offline_cli"  # the key of a copy's own answer: its info, or what it raised
 PATIENCE: Final = 5.0  # seconds for a process that has died to be gone
 Infos = list[KeptInfo] | None
 
@@ -59,7 +56,7 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any], infos: str, *, closes: bool) -> None:
         super().__init__(env)
         self._fit, self._infos, self._closes = fitter(env.observation_space), infos, closes
-        self._form = env.observation_space.dtype, env.observation_space.shape  # of Dict and Tuple both are None
+        self._dtype, self._shape = env.observation_space.dtype, env.observation_space.shape  # None of Dict and Tuple
         self.metadata = dict(env.metadata or {})  # gymnasium writes into it
         self._last: Any = rows_of(zero_rows(env.observation_space, 1), 0)
         self._stands = True
@@ -82,7 +79,7 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
             return self._last, 0.0, False, False, {}
         try:
             observation, reward, ended, cut, info = self.env.step(action)
-            if type(observation) is not np.ndarray or (observation.dtype, observation.shape) != self._form:
+            if type(observation) is not np.ndarray or observation.dtype != self._dtype or observation.shape != self._shape:
                 observation = self._fit(observation)
             if type(reward) is not float or type(ended) is not bool or type(cut) is not bool:
                 reward, ended, cut = reward_of(reward), flag_of(ended), flag_of(cut)
@@ -109,7 +106,7 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Copies:
-    """S copies. All methods raise CopyFailed; observations, leaves (S, ...), and infos are the caller's to keep."""
+    """S copies. Methods raise CopyFailed; observations, leaves (S, ...), and infos are the caller's to keep."""
 
     def __init__(self, environment: Environment, count: int, *, infos: str, vectorize: str, timeout: float | None) -> None:
         """`infos`, `vectorize`, `timeout`: see Plan. Raises what `open_environment` raises."""
@@ -136,7 +133,7 @@ class Copies:
         return *answer, _kept(infos)
 
     def _answer(self, doing: str, **given: Any) -> Any:
-        """What the vector environment answers. Raises CopyFailed for a process that has died, or does not answer in time."""
+        """The vector environment's answer. Raises CopyFailed for a process that has died, or does not answer in time."""
         vector = self._vector
         if isinstance(vector, SyncVectorEnv):
             return getattr(vector, doing)(**given)

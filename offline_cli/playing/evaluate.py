@@ -29,8 +29,6 @@ from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location, open_location
 
-__all__ = ["EvaluateResult", "evaluate"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""Infos of environments as they are kept (`--infos`): copies of what a dataset can hold, since environments reuse theirs.
+"""Infos of environments as they are kept (`--infos`): copies, since environments reuse theirs.
 
 `plain`: numbers, texts, arrays of these, and lists and mappings of all of them; other entries are dropped, and counted by key.
 `all`: an entry that cannot be stored is an error. `none`: nothing is kept.
@@ -16,8 +16,6 @@ import numpy as np
 from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.errors import BadData
 from offline_cli.tally import Tally
-
-__all__ = ["DROPPED", "NOTHING", "KeptInfo", "kept_info"]
 
 DROPPED: Final = "info-dropped"
 PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
@@ -53,7 +51,7 @@ def kept_info(info: Any, how: str) -> KeptInfo:
 def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any, Any]:
     kept = {}
     for key, value in info.items():
-        if type(key) is str and _is_plain(value):
+        if type(key) is str and type(value) in PLAIN:  # quick: what most infos hold
             kept[key] = value
         elif isinstance(value, Mapping):
             kept[key] = _pruned(value, f"{path}{key}.", dropped)
@@ -64,11 +62,3 @@ def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any,
             except BadData:
                 dropped.append(f"{path}{key}")
     return kept
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is one number or text that can be stored; quick."""
-    kind = type(value)
-    if kind is int:
-        return bool(-(1 << 63) <= value < 1 << 63)
-    return kind in PLAIN or (kind is str and value.isascii())

@@ -1,17 +1,14 @@
 """The loop that plays: it begins episodes, asks the policy, steps the copies, and hands whole episodes to a sink.
 
-`record` writes what comes out of it, `evaluate` and the checks of training keep returns. Episode i, counted from 0, is reset
-with a seed of (--seed, i) and plays to its own end. All episodes that come before one that is kept are kept: nothing favours
-short ones. A long episode holds back those after it, which are whole and wait in memory; beyond HELD_BYTES of them no new one
-begins until it has ended.
+Episode i, counted from 0, is reset with a seed of (--seed, i) and plays to its own end. All episodes that come before one that
+is kept are kept: nothing favours short ones. A long episode holds back those after it, which are whole and wait in memory;
+beyond HELD_BYTES of them no new one begins until it has ended.
 
 `played` plays a plan in this process; `played_on` has an engine's workers play it, a block of episodes at a time.
 """
 
 from __future__ import annotations
 
-import multiprocessing.util
-import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -35,13 +32,10 @@ from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, requested
 from offline_cli.trees import Tree, map_leaves, rows_of, with_rows
 
-__all__ = ["MakeSink", "Plan", "Sink", "opened_policy", "played", "played_on"]
-
 HELD_BYTES: Final = 256 << 20
 REPORT_SECONDS: Final = 0.5  # whole episodes wait no longer than this to be handed out
 ROUNDS: Final = 16  # episodes of a copy in one block of a worker, at most
-SHARES: Final = 4  # blocks of each worker, where the number of episodes is known
-Index = NDArray[np.int64]
+SHARES: Final = 2  # blocks of each worker, where the number of episodes is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,20 +68,20 @@ class Plan:
 
 
 class Sink(Protocol):
-    """What becomes of the steps that are played, and of the episodes that end."""
+    """Takes the steps that are played in S slots, and makes of an episode that ends what is kept of it."""
 
     def step(
-        self, slots: Index, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
+        self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
-        """What these k slots saw and did, and the rewards for it: leaves (k, ...). The first step of a slot, and the first
-        after an end, begins an episode. Raises BadData."""
+        """What k slots saw and did, and the rewards for it: leaves (k, ...). `rows`: an index array of these slots, or
+        slice(None): all. The first step of a slot, and the first after an end, begins an episode. Raises BadData."""
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Any:
         """The episode of a slot, which has ended with this observation. It has `nbytes`."""
 
 
 MakeSink = Callable[[int, Environment], Sink]
-"""From the number of slots, and the environment, to what becomes of the steps."""
+"""A sink for that number of slots."""
 
 
 def opened_policy(plan: Plan, environment: Environment, given: dict[str, Policy] | None = None) -> Policy:
@@ -127,29 +121,12 @@ def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
         done += count
 
 
-_opened: dict[bytes, tuple[Environment, Policy]] = {}  # of a worker: what it plays its blocks with
-
-
 def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
-    """In a worker, which opens environment and policy for its first block, and keeps them for the next ones."""
-    key = pickle.dumps(replace(plan, first=0, episodes=None))
-    try:
-        if key not in _opened:
-            _close_opened()
-            multiprocessing.util.Finalize(None, _close_opened, exitpriority=0)
-            spec = plan.environment
-            environment = open_environment(spec.id, spec.kwargs, spec.wrappers)
-            _opened[key] = environment, opened_policy(plan, environment)
-        yield from played(plan, *_opened[key], make)
-    except BaseException:
-        _close_opened()
-        raise
+    """In a worker, which opens environment and policy for each block."""
+    spec = plan.environment
+    with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
+        yield from played(plan, environment, opened_policy(plan, environment), make)
     check()
-
-
-def _close_opened() -> None:
-    while _opened:
-        _opened.popitem()[1][0].close()
 
 
 class Loop:
@@ -159,9 +136,11 @@ class Loop:
         self._plan, self._copies, self._policy, self._sink = plan, copies, policy, sink
         count = copies.count
         self._live = np.zeros(count, np.bool_)
+        self._rows: Any = slice(0, 0)  # the slots that play: slice(None) where all do, else an index array
+        self._count = 0  # of them
         key = chance_key(plan.seed, plan.purpose, plan.round_)
         self._state = State(np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count), key)  # of all slots
-        self._obs: Tree = None
+        self._obs: Tree = None  # leaves (S, ...)
         self._infos: list[KeptInfo] | None = None
         self._begun = self._whole = self._given = plan.first  # numbers: to begin next; first not whole; first not handed out
         self._taken_steps = self._whole_steps = 0  # steps of all that have begun; and of those that are whole, in order
@@ -202,31 +181,38 @@ class Loop:
 
     def _step(self) -> None:
         """Ask the policy for the slots that play, and step all."""
-        state, live = self._state, np.flatnonzero(self._live)
-        rows: Any = live if len(live) < len(self._live) else slice(None)
-        seen, infos = rows_of(self._obs, rows), self._infos
-        infos = None if infos is None else [infos[slot] for slot in live.tolist()]
+        state, rows, seen, infos = self._state, self._rows, self._obs, self._infos
+        is_all = isinstance(rows, slice)
+        if not is_all:
+            seen, infos = rows_of(seen, rows), infos and [infos[slot] for slot in rows.tolist()]
         known = None if infos is None else [info.kept for info in infos]
         memory = rows_of(state.memory, rows)
         given = State(state.episodes[rows], state.t[rows], state.rewards[rows], state.key, known, memory)
         try:
             acted = self._policy.act(seen, given, self._plan.opening.explore)
+            actions = map_leaves(np.array if is_all else self._spread, acted.for_env)  # copies: they may be written into
         except RAISED as err:
-            raise self._policy_failed(err, live) from err
+            raise self._policy_failed(err) from err
         state.memory = with_rows(state.memory, rows, acted.memory, len(self._live))
-        actions = map_leaves(partial(_spread, rows, len(self._live)), acted.for_env)  # copies: they may be written into
         self._obs, state.rewards, terminated, truncated, self._infos = self._copies.step(actions)
         try:
-            self._sink.step(live, seen, infos, acted, state.rewards[rows])
+            self._sink.step(rows, seen, infos, acted, state.rewards[rows])
         except BadData as err:  # model outputs that are not to be recorded
-            raise self._policy_failed(err, live) from err
+            raise self._policy_failed(err) from err
         state.t[rows] += 1
-        self._taken_steps += len(live)
-        ended = np.flatnonzero(terminated | truncated).tolist()
-        for slot in ended:
-            self._end(slot, bool(terminated[slot]), bool(truncated[slot]))
-        if ended:
+        self._taken_steps += self._count
+        ended = np.flatnonzero(terminated | truncated)
+        if len(ended):
+            for slot in ended.tolist():
+                self._end(slot, bool(terminated[slot]), bool(truncated[slot]))
             self._begin()
+
+    def _spread(self, leaf: NDArray[Any]) -> NDArray[Any]:
+        """Actions (S, ...): those of the slots that play, and any for the ones that stand still."""
+        whole = np.empty((len(self._live), *leaf.shape[1:]), leaf.dtype)
+        whole[:] = leaf[0]
+        whole[self._rows] = leaf
+        return whole
 
     def _begin(self) -> None:
         """Begin episodes in the slots without one, as many as there is room for; the others stand still."""
@@ -238,6 +224,8 @@ class Loop:
         seeds |= {slot: plan.reset_seed(number) for slot, number in zip(beginning.tolist(), numbers.tolist(), strict=True)}
         self._live[beginning] = True
         self._begun += len(beginning)
+        live = np.flatnonzero(self._live)
+        self._rows, self._count = slice(None) if len(live) == len(self._live) else live, len(live)
         self._obs, infos = self._copies.reset(seeds)
         if infos is not None or self._infos is not None:  # of the slots that were reset, and of the others as they were
             new, old = (one or [NOTHING] * len(self._live) for one in (infos, self._infos))
@@ -270,18 +258,11 @@ class Loop:
         fix = f"check the environment with this policy; its seed was {self._plan.reset_seed(episode)}"
         return BadData(f"the environment raised {failure.what}", where=place, fix=fix)
 
-    def _policy_failed(self, error: BaseException, slots: Index) -> BaseException:
+    def _policy_failed(self, error: BaseException) -> BaseException:
         """The error for a policy, or a piece around it, that raised, naming the episodes that it was asked for."""
-        first, last = (int(one) for one in (self._state.episodes[slots].min(), self._state.episodes[slots].max()))
+        asked = self._state.episodes[self._rows]
+        first, last = int(asked.min()), int(asked.max())
         place = f"{self._plan.environment.id}, episode"
-        place += f" {first}, step {self._state.t[slots[0]]}" if len(slots) == 1 else f"s {first} to {last}"
+        place += f" {first}, step {self._state.t[self._rows][0]}" if len(asked) == 1 else f"s {first} to {last}"
         more = f"; the first one's seed was {self._plan.reset_seed(first)}, and with --num-envs 1 each is asked for alone"
         return blamed(error, where=place, more=more)
-
-
-def _spread(rows: Any, count: int, leaf: NDArray[Any]) -> NDArray[Any]:
-    """Actions (count, ...) of all slots: those in these rows, and any for the ones that stand still."""
-    whole = np.empty((count, *leaf.shape[1:]), leaf.dtype)
-    whole[:] = leaf[0]
-    whole[rows] = leaf
-    return whole

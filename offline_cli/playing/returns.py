@@ -25,17 +25,14 @@ from offline_cli.policies.seeds import Purpose
 from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves
 
-__all__ = ["Outcome", "Played", "Returns", "play", "played_of"]
-
-Index = NDArray[np.int64]
-
 
 class Outcome(NamedTuple):
     """What is kept of a whole episode."""
 
     length: int  # steps
     value: float  # the return: undiscounted, in the environment's units; of games the sum over agents
-    not_finite: Sequence[int]  # numbers in observations acted on that are NaN, and infinite
+    nans: int  # numbers in observations acted on that are NaN
+    infinities: int  # and that are infinite
     by_agent: Sequence[float]  # of games: each agent's return; NaN: it took no part
     nbytes: int = 0  # see Sink
 
@@ -45,32 +42,36 @@ class Returns:
 
     def __init__(self, slots: int, environment: Environment) -> None:
         """See MakeSink."""
-        self._steps, self._sums, self._not_finite = np.zeros(slots, np.int64), np.zeros(slots), np.zeros((slots, 2), np.int64)
+        self._sums, self._counts = np.zeros(slots), np.zeros((slots, 3), np.int64)  # rewards; steps, NaNs, infinities
         self._agents = tuple(environment.agents or ())
 
     def step(
-        self, slots: Index, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
+        self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
         """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
-        self._sums[slots] += rewards
-        self._steps[slots] += 1
-        seen = [(observations[agent][OBS], observations[agent][STATE][:, ACTS]) for agent in self._agents]
-        for tree, acts in seen or [(observations, np.ones(len(slots)))]:
-            for leaf in leaves(tree):
-                if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                    numbers = leaf.reshape(len(leaf), -1)
-                    found = np.stack([np.isnan(numbers).sum(axis=1), np.isinf(numbers).sum(axis=1)], axis=1)
-                    self._not_finite[slots] += found * (acts > 0)[:, None]
+        self._sums[rows] += rewards
+        self._counts[rows, 0] += 1
+        if not self._agents:
+            self._count_not_finite(rows, observations, 1)
+        for agent in self._agents:
+            self._count_not_finite(rows, observations[agent][OBS], observations[agent][STATE][:, ACTS] > 0)
+
+    def _count_not_finite(self, rows: Any, observations: Tree, acts: Any) -> None:
+        for leaf in leaves(observations):
+            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
+                numbers = leaf.reshape(len(leaf), -1)
+                self._counts[rows, 1] += np.isnan(numbers).sum(axis=1) * acts
+                self._counts[rows, 2] += np.isinf(numbers).sum(axis=1) * acts
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
         """See Sink."""
         states = [final[agent][STATE] for agent in self._agents]
         by_agent = [float(one[RETURN]) if one[TERMINATED] or one[TRUNCATED] else math.nan for one in states]
-        value = float(sum(one for one, state in zip(by_agent, states, strict=True) if state[TERMINATED] or state[TRUNCATED]))
-        value = value if self._agents else float(self._sums[slot])
-        outcome = Outcome(int(self._steps[slot]), value, self._not_finite[slot].tolist(), by_agent)
-        self._steps[slot], self._sums[slot], self._not_finite[slot] = 0, 0.0, 0
-        return outcome
+        total = sum(one[RETURN] for one in states if one[TERMINATED] or one[TRUNCATED])
+        value = float(total if self._agents else self._sums[slot])
+        steps, nans, infinities = self._counts[slot].tolist()
+        self._sums[slot], self._counts[slot] = 0.0, 0
+        return Outcome(steps, value, nans, infinities, by_agent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +79,7 @@ class Played:
     """N whole episodes, in the order in which they were started."""
 
     returns: NDArray[np.float64]  # (N,) undiscounted, in the environment's units
-    lengths: Index  # (N,) steps
+    lengths: NDArray[np.int64]  # (N,) steps
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
     by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) of games, NaN: it took no part
 
@@ -164,10 +165,7 @@ def play(
 
 
 def played_of(
-    outcomes: Iterable[list[Outcome]],
-    environment: Environment,
-    on_episodes: Callable[[int], None],
-    ranks: Ranks = ALONE,
+    outcomes: Iterable[list[Outcome]], environment: Environment, on_episodes: Callable[[int], None], ranks: Ranks = ALONE
 ) -> Played:
     """All episodes, with `ranks` of all of them, in order.
 
@@ -175,25 +173,27 @@ def played_of(
     rank's have ended early.
     """
     failure: Exception | StopRequested | None = None
-    every = list[Outcome]()
+    own = list[Outcome]()
     try:
         for part in outcomes:
-            every += part
-            on_episodes(len(every))
+            own += part
+            on_episodes(len(own))
         check()
     except (Exception, StopRequested) as err:  # noqa: BLE001  raised once the other ranks know
         failure = err
     ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
-    every = [Outcome(*rest) for text in ranks.texts(json.dumps(every)) for rest in json.loads(text)]
-    bad = next((number for number, one in enumerate(every) if not math.isfinite(one.value)), None)
-    if bad is not None:
-        place, fix = f"{environment.name}, episode {bad}", "fix the environment's rewards"
-        raise BadData(f"a return of {every[bad].value}", where=place, fix=fix)
-    nans, infinities = (sum(one.not_finite[kind] for one in every) for kind in (0, 1))
-    counts = {"nan-in-observations": nans, "infinite-in-observations": infinities}
+    every = [Outcome(*one) for text in ranks.texts(json.dumps(own)) for one in json.loads(text)]
+    values = np.array([one.value for one in every], np.float64)
+    if (bad := np.flatnonzero(~np.isfinite(values))).size:
+        place, fix = f"{environment.name}, episode {bad[0]}", "fix the environment's rewards"
+        raise BadData(f"a return of {values[bad[0]]}", where=place, fix=fix)
+    kinds = {
+        "nan-in-observations": sum(one.nans for one in every),
+        "infinite-in-observations": sum(one.infinities for one in every),
+    }
     return Played(
-        np.array([one.value for one in every], np.float64),
+        values,
         np.array([one.length for one in every], np.int64),
-        {kind: times for kind, times in counts.items() if times},
+        {kind: times for kind, times in kinds.items() if times},
         {agent: np.array([one.by_agent[number] for one in every]) for number, agent in enumerate(environment.agents or ())},
     )

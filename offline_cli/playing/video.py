@@ -24,13 +24,11 @@ from offline_cli.playing.returns import Returns
 from offline_cli.policies.policy import Policy
 from offline_cli.stop_signals import check
 
-__all__ = ["check_video", "film"]
-
 
 def check_video(episodes: Sequence[int], count: int) -> ModuleType:
     """imageio, which writes films. Raises MissingPackage without it, UsageError for episodes that are not played."""
-    if beyond := [number for number in episodes if number >= count]:
-        what = f"episodes {', '.join(map(str, beyond))} are not among the {count} that are played, which count from 0"
+    if max(episodes, default=0) >= count:
+        what = f"episode {max(episodes)} is not among the {count} that are played, which count from 0"
         raise UsageError(what, where="--video-episodes", fix="name episodes below --episodes")
     try:
         return importlib.import_module("imageio.v2")

@@ -1,7 +1,7 @@
 """Collects the steps of many slots as they come, and makes whole episodes of them: for `record` and for `Recorder`.
 
-Each step writes one row per slot into arrays (S, capacity, ...), without an object per step. An episode that ends is copied out
-of its slot's rows.
+A step is written at once, for all slots, into one row of a block (steps, S, ...) of each leaf. A block that is full is cut into
+the pieces of its slots' episodes, and used again; so nothing is done for a slot at a step at which nothing ends.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from offline_cli.spaces import Space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, leaves, unflatten_like
 
-__all__ = ["EpisodeRows", "RecordedEpisode", "batch_of", "count_dropped"]
-
-CAPACITY: Final = 64  # steps that there is room for at first
+MAX_STEPS: Final = 256  # of a block
+BLOCK_BYTES: Final = 16 << 20  # of a block, where one step takes less
 OUTPUTS: Final = "model outputs"
-Index = NDArray[np.int64]
+Pieces = list[NDArray[Any]]  # (steps, ...) one after the other
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedEpisode:
     """An episode that has ended."""
 
-    like: Any  # (observations, actions, extra model outputs, rewards): the structure of `rows`
-    rows: list[NDArray[Any]]  # of each leaf: (T+1, ...) observations, (T, ...) of all else
+    like: Any  # (observations, actions, extra model outputs, rewards): the structure of `leaves`
+    leaves: Sequence[Pieces]  # of each leaf: together (T+1, ...) observations, (T, ...) of all else
+    steps: int  # T
     flags: tuple[bool, bool]  # terminated, truncated
     infos: Sequence[tuple[int, KeptInfo]]  # with the step at which each came, from 0 to T
 
     @property
     def nbytes(self) -> int:
         """Of its arrays."""
-        return sum(leaf.nbytes for leaf in self.rows)
+        return sum(piece.nbytes for pieces in self.leaves for piece in pieces)
 
 
 class EpisodeRows:
@@ -49,53 +49,81 @@ class EpisodeRows:
     def __init__(self, slots: int, *_: object) -> None:
         """See MakeSink."""
         self._t = np.zeros(slots, np.int64)  # (S,) steps of the episode that is under way
+        self._cut = [0] * slots  # of these, those that are in pieces already; the others are the latest of the blocks
+        self._pieces: list[list[Pieces]] = []  # of each slot, of each leaf
         self._infos: list[list[tuple[int, KeptInfo]]] = [[] for _ in range(slots)]
         self._like: Any = None  # of a step, once there is one: see RecordedEpisode
-        self._forms: list[Any] = []  # of its leaves
-        self._held: list[NDArray[Any]] = []  # (S, capacity, ...) of each leaf
+        self._blocks: list[NDArray[Any]] = []  # (steps, S, ...) of each leaf
+        self._filled = 0  # steps in them
 
     def step(
-        self, slots: Index, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
+        self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
         """See Sink. Raises BadData for extra model outputs that are not those of the steps before, or no numbers."""
         step = observations, acted.actions, dict(acted.extras), rewards
         new = leaves(step)
-        forms = [*acted.extras, *((leaf.dtype, leaf.shape[1:]) for leaf in new)]
         if self._like is None:
-            if strange := [path for path, leaf in flatten(step[2]) if leaf.dtype.kind not in "biuf"]:
-                fix = "numbers alone; what is not to be recorded, take out of the batch"
-                raise BadData(f"model outputs that are not numbers: {', '.join(strange)}", where=OUTPUTS, fix=fix)
-            self._like, self._forms = step, forms
-            self._held = [np.empty((len(self._t), CAPACITY, *leaf.shape[1:]), leaf.dtype) for leaf in new]
-        if forms != self._forms:
-            what = f"model outputs in another form than in the steps before: {', '.join(acted.extras) or 'none'}"
+            self._start(step, new)
+        is_same = list(step[2]) == list(self._like[2]) and len(new) == len(self._blocks)
+        if not is_same or any(
+            leaf.dtype != block.dtype or leaf.shape[1:] != block.shape[2:]
+            for leaf, block in zip(new, self._blocks, strict=True)
+        ):
+            what = f"model outputs in another form than in the steps before: {', '.join(step[2]) or 'none'}"
             raise BadData(what, where=OUTPUTS, fix="give the same outputs at every step")
-        t = self._t[slots]
-        if int(t.max()) + 1 >= self._held[0].shape[1]:
-            self._held = [_doubled(held) for held in self._held]
-        for held, leaf in zip(self._held, new, strict=True):
-            held[slots, t] = leaf
-        for slot, at, info in zip(slots.tolist(), t.tolist(), infos, strict=True) if infos is not None else ():
-            if info:
-                self._infos[slot].append((at, info))
-        self._t[slots] += 1
+        if self._filled == len(self._blocks[-1]):
+            self._cut_all()
+        for block, leaf in zip(self._blocks, new, strict=True):
+            block[self._filled, rows] = leaf
+        self._filled += 1
+        if infos is not None:
+            slots = np.arange(len(self._t))[rows].tolist()
+            for slot, at, info in zip(slots, self._t[rows].tolist(), infos, strict=True):
+                if info:
+                    self._infos[slot].append((at, info))
+        self._t[rows] += 1
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> RecordedEpisode:
         """See Sink."""
-        stop, infos = int(self._t[slot]), self._infos[slot]
-        seen = leaves(final)
-        for held, leaf in zip(self._held, seen, strict=False):
-            held[slot, stop] = leaf
-        rows = [held[slot, : stop + (number < len(seen))].copy() for number, held in enumerate(self._held)]
-        self._t[slot], self._infos[slot] = 0, []
-        return RecordedEpisode(self._like, rows, (terminated, truncated), [*infos, (stop, info)] if info else infos)
+        self._cut_one(slot)
+        steps, infos, parts = int(self._t[slot]), self._infos[slot], self._pieces[slot]
+        for pieces, leaf in zip(parts, leaves(final), strict=False):  # observations come first
+            pieces.append(np.asarray(leaf)[None].copy())
+        self._t[slot], self._cut[slot], self._infos[slot], self._pieces[slot] = 0, 0, [], [[] for _ in self._blocks]
+        flags = terminated, truncated
+        return RecordedEpisode(self._like, parts, steps, flags, [*infos, (steps, info)] if info else infos)
+
+    def _start(self, step: Any, new: Sequence[NDArray[Any]]) -> None:
+        if strange := [path for path, leaf in flatten(step[2]) if leaf.dtype.kind not in "biuf"]:
+            fix = "numbers alone; what is not to be recorded, take out of the batch"
+            raise BadData(f"model outputs that are not numbers: {', '.join(strange)}", where=OUTPUTS, fix=fix)
+        slots = len(self._t)
+        size = slots * sum(leaf.itemsize * int(np.prod(leaf.shape[1:])) for leaf in new)
+        steps = max(1, min(MAX_STEPS, BLOCK_BYTES // max(1, size)))
+        self._like = step
+        self._blocks = [np.empty((steps, slots, *leaf.shape[1:]), leaf.dtype) for leaf in new]
+        self._pieces = [[[] for _ in new] for _ in range(slots)]
+
+    def _cut_all(self) -> None:
+        for slot in np.flatnonzero(self._t).tolist():
+            self._cut_one(slot)
+        self._filled = 0
+
+    def _cut_one(self, slot: int) -> None:
+        """Copy what the blocks have of a slot's episode into its pieces."""
+        count = int(self._t[slot]) - self._cut[slot]
+        if count:
+            for pieces, block in zip(self._pieces[slot], self._blocks, strict=True):
+                pieces.append(block[self._filled - count : self._filled, slot].copy())
+        self._cut[slot] += count
 
 
 def batch_of(episodes: Sequence[RecordedEpisode], ids: Sequence[str], spaces: tuple[Space, Space]) -> EpisodeBatch:
     """The episodes as one batch. `spaces`: of observations and actions."""
-    rows = [np.concatenate(parts) for parts in zip(*(episode.rows for episode in episodes), strict=True)]
+    each = zip(*(episode.leaves for episode in episodes), strict=True)
+    rows = [np.concatenate([piece for pieces in parts for piece in pieces]) for parts in each]
     obs, actions, extra, rewards = unflatten_like(episodes[0].like, rows)
-    starts = np.cumsum([0, *(len(episode.rows[-1]) for episode in episodes)]).astype(np.int64)
+    starts = np.cumsum([0, *(episode.steps for episode in episodes)]).astype(np.int64)
     infos: list[dict[str, Any]] | None = None
     if any(info.kept for episode in episodes for _, info in episode.infos):
         infos = [{} for _ in range(int(starts[-1]) + len(episodes))]
@@ -124,10 +152,3 @@ def count_dropped(episodes: Sequence[RecordedEpisode], tally: Tally) -> None:
         for _, info in episode.infos:
             for key in info.dropped:
                 tally.assume(f"{DROPPED}: {key}")
-
-
-def _doubled(held: NDArray[Any]) -> NDArray[Any]:
-    """(slots, 2 * steps, ...) with what is held; room that is not used yet takes no memory."""
-    more = np.empty((held.shape[0], 2 * held.shape[1], *held.shape[2:]), held.dtype)
-    more[:, : held.shape[1]] = held
-    return more

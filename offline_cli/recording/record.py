@@ -43,9 +43,8 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, OutputExists, UsageError
+from offline_cli.errors import BadData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.playing.infos import DROPPED
 from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
@@ -61,11 +60,8 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.providers import options_for
 from offline_cli.tally import Tally
 
-__all__ = ["record"]
-
 OF_PLAN: Final = ("seed", "episodes", "steps", "infos", "vectorize", "num_envs", "step_timeout")
 OF_WRITER: Final = ("format", "compression", "max_rows_per_file", "max_bytes_per_file", "overwrite", "resume", "allow_changes")
-NOT_FINITE: Final = ("nan-in-", "infinite-in-")
 _log = logging.getLogger(__name__)
 
 
@@ -125,43 +121,43 @@ def record(
     if callable(options["policy"]):  # whatever its annotation says
         fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
         raise UsageError("policies have names, and this is a function", where="--policy", fix=fix)
-    policies = (policy,) if isinstance(policy, str) else tuple(policy)
-    places = files_of(policies)
+    options["policies"] = (policy,) if isinstance(policy, str) else tuple(policy)
+    places = files_of(options["policies"])
     target = open_location(out, storage_options, beside=places)
-    plan = _plan(env, policies, _of_policy(places, target.url, storage_options), options)
+    plan = _plan(options, places, target.url)
     if not resume:
         check_target(target, overwrite=overwrite, force_unlock=force_unlock)  # before long work
-    engine_spec, spec = EngineSpec.of(options), plan.environment
-    engine_spec = EngineSpec(PROCESSES, num_env_runners) if num_env_runners else engine_spec
+    engines, spec = EngineSpec.of(options), plan.environment
+    engines = EngineSpec(PROCESSES, num_env_runners) if num_env_runners else engines
     with (
         signals_noted(),
-        engine_spec.engine() as workers_of,
+        engines.engine() as workers_of,
         open_environment(spec.id, spec.kwargs, spec.wrappers) as environment,
     ):
         opened = opened_policy(plan, environment)
-        parts = _parts(plan, opened, environment, target, options)
+        recording = _Recording(plan, opened, environment, target, options)
         result = nothing_recorded(plan, opened, out=target.url, format=format)
-        if len(parts) > 1:
-            result = replace(result, datasets=[part.place.url for part in parts])
+        if len(recording.parts) > 1:
+            result = replace(result, datasets=[part.place.url for part in recording.parts])
         if dry_run:
             return result
-        left = [part for part in parts if part.finished is None]
-        recording = _Recording(plan, left, opened.fingerprint, on_progress)
-        recording.run(environment, opened, workers_of, engine_spec.workers)
-    held = [part.finished for part in parts if part.finished is not None]
-    if held:
-        result = recorded(result, held, new_steps=recording.new_steps, seconds=time.monotonic() - started)
-        result = replace(result, games=recording.episodes) if parts[0].agents and recording.parts else result
-        _tell(result)
-    kept = result if len(held) == len(parts) else None
-    if kept is None or not kept.complete:
-        raise ended_early(target.url, kept, recording.failure, recording.stopped_by)
-    return kept
+        recording.run(workers_of, engines.workers)
+    kept = recording.kept()
+    if kept:
+        result = recorded(result, kept, new_steps=recording.new_steps, seconds=time.monotonic() - started)
+        result = replace(result, games=recording.episodes or None) if environment.agents else result
+        if result.assumptions:
+            told = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
+            _log.warning("note: counted in what is recorded (docs/assumptions.md): %s", told)
+    if len(kept) < len(recording.parts) or not result.complete:
+        whole = result if len(kept) == len(recording.parts) else None
+        raise ended_early(target.url, whole, recording.failure, recording.stopped_by)
+    return result
 
 
-def _plan(env: str, policies: tuple[str, ...], storage_options: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Plan:
-    """Raises UsageError with all that is wrong, MissingDevice, BadConfig for kwargs that are no JSON values, and what
-    `PlaySpec.of` raises."""
+def _plan(options: Mapping[str, Any], places: Sequence[str], target: str) -> Plan:
+    """`places`: the files of policies. Raises UsageError with all that is wrong, MissingDevice, BadConfig for kwargs that are
+    no JSON values, and what `PlaySpec.of` raises."""
     wrong = []
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
@@ -171,22 +167,19 @@ def _plan(env: str, policies: tuple[str, ...], storage_options: Mapping[str, Any
         wrong.append("--step-timeout is for --vectorize async: a copy in this process cannot be ended")
     if wrong:
         raise UsageError("; ".join(wrong), where="offline-cli record", fix="offline-cli record --help")
-    asked = AskedEnvironment.of({**options, "env": env}, known=False)
+    asked = AskedEnvironment.of(options, known=False)
     assert asked is not None
+    given = options["storage_options"]
+    of_out = options_for(target, given, beside=places)
+    of_policy = {name for place in places for name in options_for(place, given, beside=[target, *places])}
+    kept = given and {name: value for name, value in given.items() if name in of_policy or name not in of_out}
     return Plan(
-        environment=EnvironmentSpec(env, asked.kwargs or {}, tuple(asked.wrappers or ())),
-        policies=policies,
-        opening=PolicyOptions.of({**options, "storage_options": storage_options}),
+        environment=EnvironmentSpec(options["env"], asked.kwargs or {}, tuple(asked.wrappers or ())),
+        policies=options["policies"],
+        opening=PolicyOptions.of({**options, "storage_options": kept}),
         first=options["first_episode"],
         **{name: options[name] for name in OF_PLAN},
     )
-
-
-def _of_policy(places: Sequence[str], target: str, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The storage options that are not for `target` alone; `places`: of policies. Raises UsageError for one that none takes."""
-    of_out = options_for(target, options, beside=places)
-    of_policy = {name for place in places for name in options_for(place, options, beside=[target, *places])}
-    return options and {name: value for name, value in options.items() if name in of_policy or name not in of_out}
 
 
 # ---- what the episodes follow from ----
@@ -201,14 +194,10 @@ def _followed(plan: Plan, fingerprint: str) -> dict[str, Any]:
     return {**texts, "--policy": fingerprint, "--explore": plan.opening.explore, "--seed": plan.seed, "--infos": plan.infos}
 
 
-def _ids(followed: Mapping[str, Any], numbers: Sequence[int]) -> tuple[str, ...]:
+def _ids(followed: Mapping[str, Any], numbers: Sequence[int]) -> list[str]:
     """An id for each episode: 32 hex digits that follow from policy, environment, seed and number."""
-    base, found = hashlib.blake2b(json.dumps(followed).encode(), digest_size=16), []
-    for number in numbers:
-        digest = base.copy()
-        digest.update(number.to_bytes(8, "little"))
-        found.append(digest.hexdigest())
-    return tuple(found)
+    base = json.dumps(followed).encode()
+    return [hashlib.blake2b(base + number.to_bytes(8, "little"), digest_size=16).hexdigest() for number in numbers]
 
 
 def _provenance(plan: Plan, policy: Policy, environment: Environment, command: Sequence[str]) -> dict[str, Any]:
@@ -233,7 +222,25 @@ def _provenance(plan: Plan, policy: Policy, environment: Environment, command: S
     return {**known, "commands": [shlex.join(command)]} if command else known
 
 
-# ---- datasets ----
+def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest | None:
+    """The manifest of a dataset that holds all that is asked for, where it is resumed; None: there is something to write.
+
+    Raises OutputExists for another dataset, BadConfig where its episodes follow from something else.
+    """
+    if options["resume"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
+        found, wanted = Manifest.read(place), provenance[RECORDING]
+        told, known = (found.provenance.get(name) or {} for name in (RECORDING, IDENTITY))
+        is_asked = all(told.get(name) == wanted[name] for name in ("first_episode", "asked"))
+        if found.complete and found.format == options["format"] and is_asked:
+            fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
+            allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
+            keep_names(place)  # the recorder may have been killed before that
+            return found
+    check_target(place, overwrite=options["overwrite"], resume=options["resume"], force_unlock=options["force_unlock"])
+    return None
+
+
+# ---- play, write, commit ----
 
 
 @dataclass(slots=True, eq=False)
@@ -247,23 +254,37 @@ class _Part:
     finished: Manifest | None  # once it is committed
 
 
-def _parts(plan: Plan, policy: Policy, environment: Environment, target: Location, options: Mapping[str, Any]) -> list[_Part]:
-    """Raises UsageError for a number of steps of games, and as `DatasetWriter` and `_finished` do."""
-    kinds: Sequence[AgentEpisodes | None] = [None]
-    if environment.agents is not None and isinstance(policy, AgentsPolicy):
-        kinds = AgentEpisodes.kinds(environment.agents, policy.module_of)
-        if plan.steps is not None:
-            raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
-    provenance, spec, parts = _provenance(plan, policy, environment, options["command"]), plan.environment, []
-    for agents in kinds:
-        place = target if agents is None or len(kinds) == 1 else target.join(next(iter(agents.module_of)))
-        spaces, tally = policy.spaces if agents is None else agents.spaces, Tally()
-        finished = _finished(place, provenance, options)
+class _Recording:
+    """Plays, writes and commits."""
+
+    def __init__(
+        self, plan: Plan, policy: Policy, environment: Environment, target: Location, options: Mapping[str, Any]
+    ) -> None:
+        """Raises UsageError for a number of steps of games, and as `DatasetWriter` and `_finished` do."""
+        self._plan, self._policy, self._environment, self._on_progress = plan, policy, environment, options["on_progress"]
+        self._followed = _followed(plan, policy.fingerprint)
+        self.episodes = self.steps = self.new_steps = 0  # that there are, or games; and those of this call
+        self.failure: BadData | None = None  # what environment or policy raised
+        self.stopped_by: int | None = None  # a signal
+        kinds: Sequence[AgentEpisodes | None] = [None]
+        if environment.agents is not None and isinstance(policy, AgentsPolicy):
+            kinds = AgentEpisodes.kinds(environment.agents, policy.module_of)
+            if plan.steps is not None:
+                raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
+        provenance = _provenance(plan, policy, environment, options["command"])
+        places = [target if one is None or len(kinds) == 1 else target.join(next(iter(one.module_of))) for one in kinds]
+        self.parts = [self._part(place, one, provenance, options) for place, one in zip(places, kinds, strict=True)]
+
+    def _part(
+        self, place: Location, agents: AgentEpisodes | None, provenance: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> _Part:
+        finished, spec, tally = _finished(place, provenance, options), self._plan.environment, Tally()
+        spaces = self._policy.spaces if agents is None else agents.spaces
         writer = DatasetWriter(
             place,
             observation_space=spaces[0],
             action_space=spaces[1],
-            action_scale=policy.action_scale,
+            action_scale=self._policy.action_scale,
             environment=manifests.Environment(spec.id, dict(spec.kwargs), spec.wrappers),
             provenance=provenance,
             identity=provenance[IDENTITY],
@@ -271,55 +292,21 @@ def _parts(plan: Plan, policy: Policy, environment: Environment, target: Locatio
             count_not_finite=True,
             **{name: options[name] for name in OF_WRITER},
         )
-        parts.append(_Part(place, writer, tally, agents, finished))
-    return parts
+        return _Part(place, writer, tally, agents, finished)
 
+    def kept(self) -> list[Manifest]:
+        """Of the parts that are committed."""
+        return [part.finished for part in self.parts if part.finished is not None]
 
-def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest | None:
-    """The manifest of a dataset that holds all that is asked for, where it is resumed; None: there is something to write.
-
-    Raises OutputExists for another dataset, BadConfig where its episodes follow from something else.
-    """
-    try:
-        check_target(place, overwrite=options["overwrite"], resume=options["resume"], force_unlock=options["force_unlock"])
-        return None
-    except OutputExists:
-        if not options["resume"] or place.join(WRITING).exists() or not place.join(MANIFEST).exists():
-            raise
-        found, wanted = Manifest.read(place), provenance[RECORDING]
-        told, known = (found.provenance.get(name) or {} for name in (RECORDING, IDENTITY))
-        is_asked = all(told.get(name) == wanted[name] for name in ("first_episode", "asked"))
-        if not (found.complete and found.format == options["format"] and is_asked):
-            raise
-        fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
-        allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
-        keep_names(place)  # the recorder may have been killed before that
-        return found
-
-
-# ---- play, write, commit ----
-
-
-class _Recording:
-    """Plays, writes and commits."""
-
-    def __init__(self, plan: Plan, parts: Sequence[_Part], fingerprint: str, on_progress: OnProgress) -> None:
-        """`parts`: the datasets that are not finished. `fingerprint`: the policy's."""
-        self.plan, self.parts, self._on_progress = plan, parts, on_progress
-        self._followed = _followed(plan, fingerprint)
-        self.episodes = self.steps = self.new_steps = 0  # that there are, or games; and those of this call
-        self.failure: BadData | None = None  # what environment or policy raised
-        self.stopped_by: int | None = None  # a signal
-
-    def run(self, environment: Environment, policy: Policy, engine: Engine, workers: int) -> None:
+    def run(self, engine: Engine, workers: int) -> None:
         """Commits what is whole to each part, as complete where it has all; nothing where no episode is whole."""
-        plan = self.plan
-        if not self.parts:
+        plan, parts = self._plan, [part for part in self.parts if part.finished is None]
+        if not parts:
             return
         with ExitStack() as held:
-            for part in self.parts:
+            for part in parts:
                 held.enter_context(part.writer)
-            self.episodes, self.steps = min(map(self._there, self.parts))
+            self.episodes, self.steps = min(map(self._there, parts))
             if not self._is_enough():
                 rest = replace(
                     plan,
@@ -329,12 +316,13 @@ class _Recording:
                     num_envs=_even_envs(plan),
                 )
                 try:
-                    with played_on(engine, workers, rest, environment, policy, EpisodeRows) as played, suppress(StopRequested):
-                        self._write(played, policy)
+                    played = played_on(engine, workers, rest, self._environment, self._policy, EpisodeRows)
+                    with played, suppress(StopRequested):
+                        self._write(played, parts)
                 except BadData as err:
                     self.failure = err
             self.stopped_by = requested()
-            for part in self.parts if self.episodes else ():
+            for part in parts if self.episodes else ():
                 part.finished = part.writer.commit(complete=self._is_enough(), episodes_lost=0)
 
     def _there(self, part: _Part) -> tuple[int, int]:
@@ -345,27 +333,27 @@ class _Recording:
         if part.agents is None:
             return part.writer.episodes_written, part.writer.steps_written
         games = {name.partition("-")[0] for name in part.writer.ids_written}
-        last = _ids(self._followed, [self.plan.first + max(0, len(games) - 1)])[0]
+        last = _ids(self._followed, [self._plan.first + max(0, len(games) - 1)])[0]
         return len(games) - (last in games), 0  # ids of games before a change are others: the last of those stays as it is
 
     def _is_enough(self) -> bool:
-        if self.plan.episodes is not None:
-            return self.episodes >= self.plan.episodes
-        return self.steps >= (self.plan.steps or 0)
+        if self._plan.episodes is not None:
+            return self.episodes >= self._plan.episodes
+        return self.steps >= (self._plan.steps or 0)
 
-    def _write(self, played: Iterator[list[RecordedEpisode]], policy: Policy) -> None:
-        plan = self.plan
+    def _write(self, played: Iterator[list[RecordedEpisode]], parts: Sequence[_Part]) -> None:
+        plan = self._plan
         for episodes in played:
             first = plan.first + self.episodes
-            batch = batch_of(episodes, _ids(self._followed, range(first, first + len(episodes))), policy.spaces)
+            batch = batch_of(episodes, _ids(self._followed, range(first, first + len(episodes))), self._policy.spaces)
             if plan.steps is not None:  # no more than the one that reaches them
                 last = int(np.searchsorted(np.cumsum(batch.lengths), plan.steps - self.steps))
                 batch = batch.select(slice(0, last + 1))
-            for part in self.parts:
+            for part in parts:
                 own = batch if part.agents is None else part.agents.divided(batch, part.writer.ids_written)
                 if own is not None:
                     part.writer.write(own)
-            count_dropped(episodes[: len(batch)], self.parts[0].tally)
+            count_dropped(episodes[: len(batch)], parts[0].tally)
             self.episodes += len(batch)
             self.steps += batch.num_steps
             self.new_steps += batch.num_steps
@@ -374,8 +362,8 @@ class _Recording:
                 return
 
     def _report(self, batch: EpisodeBatch) -> None:
-        counts, unit = {"episodes": self.episodes, "steps": self.steps}, "steps" if self.plan.episodes is None else "episodes"
-        wanted = self.plan.episodes or self.plan.steps or 0
+        counts, unit = {"episodes": self.episodes, "steps": self.steps}, "steps" if self._plan.episodes is None else "episodes"
+        wanted = self._plan.episodes or self._plan.steps or 0
         figures = {"return": float(batch.rewards.sum()) / len(batch), "length": float(batch.lengths.mean())}
         figures |= {name: float(count) for name, count in counts.items() if name != unit}
         self._on_progress(Progress("recording", min(counts[unit], wanted), wanted, unit, figures))
@@ -384,13 +372,3 @@ class _Recording:
 def _even_envs(plan: Plan) -> int:
     """Copies: as few as play all the episodes of the command in as many rounds, since copies without an episode cost time."""
     return plan.num_envs if plan.episodes is None else -(-plan.episodes // -(-plan.episodes // plan.num_envs))
-
-
-def _tell(result: RecordResult) -> None:
-    """Notes on what a reader of the dataset has to know."""
-    counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items() if kind.startswith(NOT_FINITE))
-    if counts:
-        _log.warning("note: values that are not finite are recorded as the environment and the policy gave them: %s", counts)
-    dropped = [kind.removeprefix(f"{DROPPED}: ") for kind in result.assumptions if kind.startswith(DROPPED)]
-    if dropped:
-        _log.warning("note: entries of infos that cannot be stored are left out (--infos): %s", ", ".join(dropped))

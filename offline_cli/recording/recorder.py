@@ -36,12 +36,10 @@ from offline_cli.step_values import flag_of, reward_of
 from offline_cli.storage.blanking import blanked, without_folders
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.tally import UNFINISHED, Tally
-from offline_cli.trees import Tree, map_leaves, stacked_rows
+from offline_cli.trees import Tree, map_leaves, rows_of, stacked_rows
 
-__all__ = ["Recorder"]
-
-ONE: Final = np.zeros(1, np.int64)
-CLOSING: Final = "close the recorder, or open it in a `with`"
+ALL: Final = slice(None)
+OF_WRITER: Final = ("format", "compression", "max_rows_per_file", "max_bytes_per_file", "overwrite", "resume", "allow_changes")
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
@@ -76,6 +74,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         infos: Infos = "plain",
         append: bool = False,
     ) -> None:
+        options = {name: value for name, value in locals().items() if name in OF_WRITER}
         super().__init__(env)
         place = open_location(out, storage_options)
         if append and overwrite:
@@ -84,32 +83,25 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             check_target(place, overwrite=overwrite, resume=resume, force_unlock=force_unlock)
         self.url, self._infos = place.url, infos
         self._name = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
-        spaces = env.observation_space, env.action_space
-        self._see = fitter(spaces[0])
-        self._take, self._check = fitter(spaces[1], "an action"), category_check(spaces[1], "the action")
+        self._spaces = env.observation_space, env.action_space
+        self._see = fitter(self._spaces[0])
+        self._take, self._check = fitter(self._spaces[1], "an action"), category_check(self._spaces[1], "the action")
         self._session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
-        self._rows, self._spaces = EpisodeRows(1), spaces
-        self._tally = Tally()
+        self._rows, self._tally = EpisodeRows(1), Tally()
         played_by = {} if policy is None else {"policy": without_folders(blanked(policy))}
         identity = {**played_by, **code_of(env)}
         self._writer = DatasetWriter(
             place,
-            format=format,
-            observation_space=spaces[0],
-            action_space=spaces[1],
+            observation_space=self._spaces[0],
+            action_space=self._spaces[1],
             action_scale="env",
             environment=_environment(env) if env_id is None else Environment(env_id, {}),
             provenance={**played_by, IDENTITY: identity},
-            compression=compression,
-            max_rows_per_file=max_rows_per_file,
-            max_bytes_per_file=max_bytes_per_file,
-            overwrite=overwrite,
-            resume=resume,
             base=dataset_to_append_to(place, resume=resume) if append else None,
             tally=self._tally,
             identity=identity,
-            allow_changes=allow_changes,
             count_not_finite=True,
+            **options,
         )
         self._obs: Tree = None  # leaves (1, ...): the latest
         self._info = NOTHING  # that came with it
@@ -139,7 +131,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
     def add_outputs(self, **outputs: Any) -> None:
         """Extra model outputs of the next step, `action_logp=-0.7` for one: numbers, arrays, dicts of them; the same names
         before every step."""
-        self._outputs = {name: map_leaves(lambda leaf: np.array(leaf)[None], value) for name, value in outputs.items()}
+        self._outputs = {name: _row(value) for name, value in outputs.items()}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See gymnasium. An episode that is not over is kept as truncated."""
@@ -160,7 +152,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         observation, reward, terminated, truncated, info = super().step(action)
         rewards = np.array([self._fitted("step", reward_of, reward)])
         flags = self._fitted("step", flag_of, terminated), self._fitted("step", flag_of, truncated)
-        self._rows.step(ONE, self._obs, [self._info], Acted(taken, taken, outputs), rewards)
+        self._rows.step(ALL, self._obs, [self._info], Acted(taken, taken, outputs), rewards)
         self._t += 1
         self._seen("step", observation, info)
         if any(flags):
@@ -168,7 +160,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         return observation, reward, terminated, truncated, info
 
     def _seen(self, doing: str, observation: Any, info: Mapping[str, Any]) -> None:
-        self._obs = map_leaves(lambda leaf: np.array(leaf)[None], self._fitted(doing, self._see, observation))
+        self._obs = _row(self._fitted(doing, self._see, observation))
         self._info = self._fitted(doing, lambda told: kept_info(told, self._infos), info)
 
     def _fitted(self, doing: str, fit: Callable[[Any], T], value: Any) -> T:
@@ -181,8 +173,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _end(self, terminated: bool, truncated: bool) -> None:
         """Hand the episode to the writer."""
-        final = map_leaves(lambda leaf: leaf[0], self._obs)
-        episode = self._rows.end(0, terminated, truncated, final, self._info)
+        episode = self._rows.end(0, terminated, truncated, rows_of(self._obs, 0), self._info)
         self._is_under_way = False
         count_dropped([episode], self._tally)
         self._writer.write(batch_of([episode], [f"{self._session}-{self._ended}"], self._spaces))
@@ -215,57 +206,55 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         finally:
             self._writer.__exit__(None, None, None)
 
-    def _save(self) -> None:
-        """The program ends: where the recorder is open, commit what is whole, as incomplete."""
-        try:
-            manifest = self._commit(complete=False)
-        except (OfflineCliError, RuntimeError, OSError) as err:  # RuntimeError: the interpreter starts no threads any more
-            _log.warning("%s: the recorder was not closed, and not all of it could be saved: %s", self.url, err)
-            return
-        if manifest is not None:
-            text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Next time, %s"
-            _log.warning(text, self.url, manifest.counts.episodes, CLOSING)
-
 
 _open: set[Recorder] = set()
 
 
 def _save_open() -> None:
+    """The program ends: commit what is whole of recorders that were not closed, as incomplete."""
     for recorder in [*_open]:
-        recorder._save()
+        try:
+            manifest = recorder._commit(complete=False)
+        except (OfflineCliError, RuntimeError, OSError) as err:  # RuntimeError: the interpreter starts no threads any more
+            _log.warning("%s: the recorder was not closed, and not all of it could be saved: %s", recorder.url, err)
+            continue
+        if manifest is not None:
+            text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Next time, open it in a `with`"
+            _log.warning(text, recorder.url, manifest.counts.episodes)
 
 
 # While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
 getattr(threading, "_register_atexit", atexit.register)(_save_open)
 
 
-def _environment(env: Any) -> Environment | None:
-    """What the manifest says of the environment: what gymnasium knows of how it was made."""
+def _row(value: Tree) -> Tree:
+    """Leaves (1, ...), copied."""
+    return map_leaves(lambda leaf: np.array(leaf)[None], value)
+
+
+def _environment(env: gym.Env[Any, Any]) -> Environment | None:
+    """For the manifest: how gymnasium made the environment; arguments that JSON cannot hold are left out."""
     spec = env.spec
     if spec is None:
         return None
-    kwargs = {name: value for name, value in spec.kwargs.items() if value is not None}
+    kwargs = _plain(spec.kwargs)
     registered = gym.registry.get(spec.id)
     if registered is not None and registered.max_episode_steps != spec.max_episode_steps:
         kwargs["max_episode_steps"] = spec.max_episode_steps
-    return Environment(spec.id, _plain(kwargs, spec.id), tuple(map(_call, spec.additional_wrappers)))
+    wrappers = []
+    for wrapper in spec.additional_wrappers:
+        module, _, name = wrapper.entry_point.partition(":")
+        path = name if module.startswith("gymnasium.wrappers.") else f"{module}:{name}"
+        told = ",".join(f"{key}={json.dumps(value)}" for key, value in _plain(wrapper.kwargs or {}).items())
+        wrappers.append(path + (f":{told}" if told else ""))
+    return Environment(spec.id, kwargs, tuple(wrappers))
 
 
-def _call(wrapper: Any) -> str:
-    """A wrapper that gymnasium recorded, as `--wrapper` takes it."""
-    module, _, name = wrapper.entry_point.partition(":")
-    is_gymnasiums = module.startswith("gymnasium.wrappers.")
-    arguments = _plain({name: value for name, value in (wrapper.kwargs or {}).items() if value is not None}, wrapper.name)
-    told = ",".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
-    return (name if is_gymnasiums else f"{module}:{name}") + (f":{told}" if told else "")
-
-
-def _plain(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The arguments that JSON holds; the others are named in a note."""
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     plain = dict[str, Any]()
     for key, value in arguments.items():
         try:
-            plain[key] = json.loads(json.dumps(value))
+            plain |= {} if value is None else {key: json.loads(json.dumps(value))}
         except (TypeError, ValueError):
-            _log.warning("note: the argument %s of %s is not kept in the manifest, as JSON has no form for it", key, name)
+            _log.warning("note: the argument %s is not kept in the manifest, as JSON has no form for it", key)
     return plain

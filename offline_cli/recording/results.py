@@ -18,8 +18,6 @@ from offline_cli.policies.policy import Policy
 from offline_cli.stop_signals import exit_code_of
 from offline_cli.storage.blanking import blanked_call, blanked_values
 
-__all__ = ["RecordResult", "ended_early", "nothing_recorded", "recorded"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordResult:
@@ -82,31 +80,25 @@ def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> Re
 def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, seconds: float) -> RecordResult:
     """`empty` with what the datasets hold; `new_steps` were recorded within `seconds`."""
     counts = [manifest.counts.episodes for manifest in manifests]
-    mean, std = _moments(counts, [manifest.statistics["return"] for manifest in manifests])
-    assumptions = sum((Counter(manifest.assumptions) for manifest in manifests), Counter[str]())
+
+    def mean(column: str, moment: str = "mean") -> float | None:
+        known = [dict[str, Any](manifest.statistics)[column][moment] for manifest in manifests]
+        return None if None in known else float(np.average(known, weights=counts))
+
     return replace(
         empty,
         episodes=sum(counts),
         steps=sum(manifest.counts.steps for manifest in manifests),
         shards=sum(len(manifest.shards) for manifest in manifests),
-        return_mean=mean,
-        return_std=std,
-        length_mean=_moments(counts, [manifest.statistics["length"] for manifest in manifests])[0],
+        return_mean=mean("return"),
+        return_std=mean("return", "std") if len(manifests) == 1 else None,
+        length_mean=mean("length"),
         seconds=seconds,
         steps_per_second=new_steps / seconds,
         complete=all(manifest.complete for manifest in manifests),
         dry_run=False,
-        assumptions=dict(sorted(assumptions.items())),
+        assumptions=dict(sorted(sum((Counter(manifest.assumptions) for manifest in manifests), Counter[str]()).items())),
     )
-
-
-def _moments(counts: Sequence[int], known: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
-    if len(known) == 1 or any(one["mean"] is None or one["std"] is None for one in known):
-        return (known[0]["mean"], known[0]["std"]) if len(known) == 1 else (None, None)
-    mean = np.average([one["mean"] for one in known], weights=counts)
-    square = np.average([one["std"] ** 2 + one["mean"] ** 2 for one in known], weights=counts)
-    return float(mean), float(np.sqrt(max(0.0, square - mean**2)))
 
 
 def ended_early(

@@ -74,7 +74,7 @@ def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_pat
     assert write_dataset(
         [unknown, other], tmp_path / "D", observation_space=batch.observation_space, action_space=spaces.Discrete(7)
     )
-    with pytest.raises(UsageError, match="--format 'rows' is not one of"):
+    with pytest.raises(UsageError, match="--format should be 'episodes' or 'columns'"):
         write_dataset(batch, tmp_path / "E", format="rows")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="overwite"):
         write_dataset(batch, tmp_path / "E", overwite=True)  # type: ignore[call-arg]

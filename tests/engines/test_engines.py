@@ -20,8 +20,7 @@ from operated import data_files
 from pickled_engine import PickledEngine
 
 from offline_cli.converting.convert import convert
-from offline_cli.engines.engine import Engine, EngineSpec
-from offline_cli.engines.window import called
+from offline_cli.engines.engine import Engine, EngineSpec, called
 from offline_cli.errors import BadData, MissingPackage, UsageError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -80,19 +79,6 @@ def test_only_ray_has_an_address() -> None:
     with pytest.raises(UsageError) as raised:
         EngineSpec.of({"engine": "processes", "workers": 2, "engine_address": "127.0.0.1:6379"})
     assert raised.value.where == "--engine-address"
-
-
-def test_without_ray_its_extra_is_named_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingPackage) as raised:
-        EngineSpec.of({"engine": "ray", "workers": 2, "engine_address": None})
-    assert raised.value.fix == "pip install 'offline-cli[ray]'"
-
-
-def test_an_address_of_ray_client_is_refused() -> None:
-    with pytest.raises(UsageError) as raised:
-        EngineSpec.of({"engine": "ray", "workers": 2, "engine_address": "ray://head:10001"})
-    assert raised.value.where == "--engine-address ray://head:10001"
 
 
 def children_of(pid: int) -> list[int]:

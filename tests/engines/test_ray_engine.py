@@ -92,20 +92,3 @@ def test_no_cluster_at_an_address_is_exit_5(tmp_path: Path) -> None:
         convert(SAMPLE, tmp_path / "out", engine="ray", engine_address="127.0.0.1:1", workers=1)
     assert raised.value.exit_code == 5
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.nightly
-def test_nodes_that_are_killed_change_nothing(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = slow_reader.written(tmp_path / "source", 120)
-    ray = {"engine": "ray", "engine_address": cluster.address, "workers": 2}
-    killed: list[int] = []
-
-    def kill(progress: Any) -> None:
-        if not killed:
-            killed.append(1)
-            cluster.kill_node(random.Random(4))
-
-    convert(str(source), tmp_path / "there", **READ, **ray, on_progress=kill)
-    monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
-    convert(str(source), tmp_path / "here", **READ)
-    assert data_files(tmp_path / "there") == data_files(tmp_path / "here")

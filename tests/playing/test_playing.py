@@ -41,16 +41,6 @@ def test_the_same_seed_gives_the_same_episodes(name: str, explore: bool) -> None
     assert one.returns.tolist() != other.returns.tolist()
 
 
-def test_drawn_actions_differ_from_the_likeliest() -> None:
-    module = policy_for("Sign-v0")
-    greedy, drawn = (
-        play(module, open_environment("Sign-v0"), 30, seed=0, purpose=Purpose.EVALUATE, explore=explore)
-        for explore in (False, True)
-    )
-    assert greedy.lengths.tolist() == drawn.lengths.tolist()
-    assert greedy.returns.tolist() != drawn.returns.tolist()
-
-
 def test_no_two_purposes_share_a_seed() -> None:
     drawn = [{reset_seed(0, index, purpose) for index in range(5000)} for purpose in Purpose]
     assert sum(map(len, drawn)) == len(set().union(*drawn))

@@ -52,25 +52,6 @@ def policy_for(name: str, scale: str = "env") -> RLModule:
     return build_module(env.observation_space, env.action_space, hidden=[8], action_scale=scale)
 
 
-# ---- the same episodes ----
-
-
-@pytest.mark.parametrize(("scale", "bounds"), [("env", 2.0), ("normalized", 0.5), ("env", np.inf)])
-def test_actions_reach_the_environment_as_they_do_without_pieces(given: list[Any], scale: str, bounds: float) -> None:
-    """Also where the policy learned from other bounds than the environment's [-2, 2]."""
-    module = build_module(
-        gym.make("Aim-v0").observation_space, spaces.Box(-bounds, bounds, (2,), np.float32), hidden=[8], action_scale=scale
-    )
-    played(module, "Aim-v0", None, 1)
-    alone = list(given)
-    given.clear()
-    played(module, "Aim-v0", PlaySpec(), 1)
-    assert len(alone) == len(given)
-    for (seen, action), (seen_between, action_between) in zip(alone, given, strict=True):
-        np.testing.assert_array_equal(seen, seen_between)
-        np.testing.assert_array_equal(action, action_between)
-
-
 def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learns_nothing_while_it_plays() -> None:
     module = policy_for("Sign-v0")
     with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
@@ -80,15 +61,6 @@ def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learn
     pieces = PlaySpec(PipelineSpec("env_to_module", custom=[piece]))
     one, two = (played(module, "Sign-v0", pieces, 40, num_envs=slots) for slots in (1, 4))
     assert one.returns.tolist() == two.returns.tolist()
-
-
-def test_a_module_to_env_file_changes_what_is_played() -> None:
-    turned = PipelineSpec.from_document(
-        {"kind": "module_to_env", "pieces": [{"use": "odd_pieces:Bolder", "before": "GetActions"}]}, where="turned.toml"
-    )
-    module = policy_for("Sign-v0")
-    one, two = (played(module, "Sign-v0", pieces) for pieces in (PlaySpec(), PlaySpec(module_to_env=turned)))
-    assert (one.returns + two.returns).tolist() == one.lengths.tolist()  # each sign is right the one way or the other
 
 
 # ---- what the policy sees ----
@@ -176,9 +148,6 @@ def test_the_policy_sees_while_playing_the_rows_that_learners_get_for_the_episod
     for path, leaf in wanted.items() if isinstance(wanted, dict) else {"": wanted}.items():
         found = torch.cat([row[path] if path else row for row in rows])
         torch.testing.assert_close(found, leaf, rtol=1e-5, atol=1e-5)
-
-
-# ---- whoever fails is named ----
 
 
 # ---- evaluate ----

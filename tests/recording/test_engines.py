@@ -9,9 +9,7 @@ import pytest
 from operated import data_files
 from pickled_engine import PickledEngine
 
-from offline_cli.datasets.dataset import Dataset
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.errors import BadData, UsageError
 from offline_cli.recording.record import record
 
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
@@ -40,17 +38,3 @@ def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_pat
     record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30, first_episode=10)
     record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, first_episode=10, num_env_runners=2)
     assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
-
-
-def test_what_is_whole_before_an_environment_raises_is_kept(tmp_path: Path, pickled: PickledEngine) -> None:
-    kind: dict[str, Any] = {"policy": "python:recording_envs:failing", "num_envs": 2, "episodes": 60}
-    with pytest.raises(BadData, match="no idea") as raised:
-        record("recording_envs:Count-v0", tmp_path / "D", **kind, engine="processes", workers=1)
-    failed = int(raised.value.where.split(", ")[1].split()[1])
-    assert 0 < Dataset.open(tmp_path / "D").manifest.counts.episodes <= failed
-
-
-def test_runners_beside_an_engine_are_refused_before_anything_is_played(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="give --workers"):
-        record("CartPole-v1", tmp_path / "out", policy="random", episodes=5, engine="processes", num_env_runners=2)
-    assert not (tmp_path / "out").exists()

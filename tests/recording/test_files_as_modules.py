@@ -6,13 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-from offline_cli.errors import BadConfig
-from offline_cli.import_path import module_named, named_object
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Command = Callable[..., dict[str, object]]
@@ -86,28 +83,3 @@ def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(c
     assert command("train-bc", "E", "--out", "run", *env, "--epochs", "1", *cpu)["eval_return_mean"] == 5.0
     told = command("evaluate", "run", *env, "--env-kwargs", '{"length": 3}', "--episodes", "2", "--num-env-runners", "2", *cpu)
     assert told["return_mean"] == 3.0
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-
-
-def test_a_file_is_one_module_however_its_path_is_written(here: Path) -> None:
-    (here / "torch.py").write_text("count = [1]\n", encoding="utf-8")
-    found = module_named("torch.py")
-    assert found is module_named("./torch.py")
-    assert found is module_named(str(here / "torch.py"))
-    assert sys.modules.get("torch") is not found
-    assert named_object("./torch.py:count", where="here", form="form") == [1]
-
-
-@pytest.mark.parametrize("path", ["nowhere.py:act", "sub/nowhere.py:act"])
-def test_a_file_that_is_not_there_is_said_to_be_a_file(here: Path, path: str) -> None:
-    with pytest.raises(BadConfig, match=r"there is no file '.*nowhere\.py'"):
-        named_object(path, where="here", form="form")

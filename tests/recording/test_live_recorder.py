@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ from hypothesis import strategies as st
 from recording_envs import Aim, Count, Nested
 
 from offline_cli import Recorder, SingleAgentEpisode, inspect, open_dataset, validate
-from offline_cli.errors import BadData, Locked, UsageError
+from offline_cli.errors import BadData, UsageError
 
 
 def episodes_of(folder: Path) -> list[SingleAgentEpisode]:
@@ -111,14 +109,6 @@ def test_extra_model_outputs_are_recorded_beside_the_step(tmp_path: Path) -> Non
     assert episode.get_extra_model_outputs("action_dist_inputs").tolist() == [[t] * 3 for t in range(count)]
 
 
-def test_outputs_of_some_steps_only_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match="action_logp"), Recorder(Aim(), tmp_path / "D") as env:
-        env.reset(seed=3)
-        env.step(np.zeros(2, np.float32))
-        env.add_outputs(action_logp=-0.5)
-        env.step(np.zeros(2, np.float32))
-
-
 class Odd(Count):
     reward: Any = 1.0
     observation: Any = None
@@ -175,31 +165,12 @@ def test_resume_continues_what_was_left_incomplete(tmp_path: Path) -> None:
     assert inspect(tmp_path / "D").complete
 
 
-def test_a_recording_that_died_on_another_machine_is_resumed_by_force(tmp_path: Path) -> None:
-    with Recorder(Count(), tmp_path / "D", max_rows_per_file=1) as recorder:
-        played(recorder, range(3))
-        shutil.copytree(tmp_path / "D", tmp_path / "E")  # what a killed process leaves
-    note = tmp_path / "E" / "_writing.json"
-    note.write_text(json.dumps({**json.loads(note.read_text()), "host": "elsewhere"}))
-    with pytest.raises(Locked):
-        Recorder(Count(), tmp_path / "E", resume=True, max_rows_per_file=1)
-    with Recorder(Count(), tmp_path / "E", resume=True, max_rows_per_file=1, force_unlock=True) as recorder:
-        played(recorder, range(3, 5))
-    assert inspect(tmp_path / "E").complete
-
-
 def test_append_adds_to_a_dataset(tmp_path: Path) -> None:
     with Recorder(Count(), tmp_path / "D") as recorder:
         first = played(recorder, range(5))
     with Recorder(Count(), tmp_path / "D", append=True) as recorder:
         second = played(recorder, range(5))  # the same episodes again, which are others by their ids
     assert_same(episodes_of(tmp_path / "D"), [*first, *second])
-
-
-def test_a_recorder_that_saw_no_step_leaves_nothing(tmp_path: Path) -> None:
-    with Recorder(Count(), tmp_path / "D") as recorder:
-        recorder.reset(seed=1)
-    assert not (tmp_path / "D").exists()
 
 
 def test_the_manifest_says_how_gymnasium_made_the_environment(tmp_path: Path) -> None:
@@ -245,12 +216,3 @@ def test_a_program_that_forgets_to_close_keeps_its_whole_episodes(tmp_path: Path
     assert "the recorder was not closed; 3 episodes are saved as incomplete" in done.stderr
     found = inspect(tmp_path / "D")
     assert (found.episodes, found.complete) == (3, False)
-
-
-@pytest.mark.parametrize(("format", "rows"), [("episodes", 3), ("columns", 20)])
-def test_episodes_are_on_disk_as_soon_as_they_fill_a_shard(format: str, rows: int, tmp_path: Path) -> None:
-    with Recorder(Count(), tmp_path / "D", format=format, max_rows_per_file=rows) as recorder:
-        episodes = played(recorder, range(10))
-        whole = 10 if format == "episodes" else sum(map(len, episodes))
-        assert len(list((tmp_path / "D" / "data").glob("*.parquet"))) >= whole // rows - 2
-    assert_same(episodes_of(tmp_path / "D"), episodes)

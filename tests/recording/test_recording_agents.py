@@ -13,7 +13,7 @@ import pytest
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.seeds import reset_seed as environment_seed
 from offline_cli.recording.record import record
@@ -121,15 +121,6 @@ def test_an_interrupted_recording_is_resumed_to_the_same_data(
     assert [file.read_bytes() for file in names[0]] == [file.read_bytes() for file in names[1]]
 
 
-@pytest.mark.parametrize("helper", ["random", "python:agent_games:scored_twice"])
-def test_outputs_are_recorded_that_all_agents_of_the_same_spaces_give_in_one_form(
-    helper: str, tmp_path: Path, read: Read
-) -> None:
-    policy = ["left=python:agent_games:scored", "right=python:agent_games:scored", f"helper={helper}"]
-    assert read(played(tmp_path / "D", policy=policy)).extra == {}
-    assert [*read(played(tmp_path / "all", policy="python:agent_games:scored")).extra] == ["score"]
-
-
 def test_what_is_whole_is_kept_where_the_environment_raises(tmp_path: Path, read: Read) -> None:
     with pytest.raises(BadData, match=r"the field is flooded.*whole episodes") as caught:
         played(tmp_path / "D", env_kwargs={"fail_at": 17}, num_envs=1, games=40, seed=1)
@@ -207,11 +198,6 @@ def test_agents_of_other_spaces_are_resumed_to_the_same_data(tmp_path: Path, mon
         for kind in ("left", "right"):
             files = [sorted((tmp_path / where / kind / "data").iterdir()) for where in "AB"]
             assert [file.read_bytes() for file in files[0]] == [file.read_bytes() for file in files[1]]
-
-
-def test_games_are_counted_and_not_their_steps(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="games"):
-        record(WALKERS, tmp_path / "D", policy="random", steps=100)
 
 
 def test_without_pettingzoo_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +47,6 @@ def test_an_unfinished_recording_stores_them_once_and_goes_on_with_the_same_only
         record(ENV, tmp_path / "D", **{**options, "env_kwargs": {**options["env_kwargs"], "api_key": "another"}}, resume=True)
     assert "another" not in str(caught.value)
     record(ENV, tmp_path / "D", **{**options, "episodes": 12}, resume=True)
-
-
-def test_the_arguments_of_a_program_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["program.py", "--db-password", SECRET])
-    record(ENV, tmp_path / "D", **OPTIONS, episodes=2)
-    assert SECRET not in stored(tmp_path / "D")
 
 
 def test_what_was_blanked_out_is_not_passed_on(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.playing import loop
 from offline_cli.policies.seeds import reset_seed as environment_seed
-from offline_cli.recording.record import record
 from offline_cli.spaces import same_space
 
 Record = Callable[..., Path]
@@ -122,12 +121,6 @@ def test_long_episodes_hold_back_new_ones_and_change_nothing(
     plain = read(recorded(episodes=50, num_envs=8))
     monkeypatch.setattr(loop, "HELD_BYTES", 1500)
     same(plain, read(recorded(episodes=50, num_envs=8)))
-
-
-def test_a_dry_run_checks_all_and_writes_nothing(tmp_path: Path) -> None:
-    result = record("recording_envs:Count-v0", tmp_path / "D", policy="random", episodes=5, device="cpu", dry_run=True)
-    assert (result.dry_run, result.episodes) == (True, 0)
-    assert not (tmp_path / "D").exists()
 
 
 def test_the_same_command_gives_the_same_bytes(recorded: Record) -> None:

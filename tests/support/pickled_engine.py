@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from offline_cli.engines.window import called, in_order, packed
+from offline_cli.engines.engine import called, in_order, packed
 from offline_cli.scopes import Reading
 
 

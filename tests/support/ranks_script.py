@@ -110,7 +110,7 @@ def main(out: str, *names: str) -> None:
     with joined(lambda: "cpu") as ranks:
         for name in names:
             found = learned(name, ranks)
-            if ranks.is_first:
+            if ranks.rank == 0:
                 np.savez(Path(out) / f"{name}.npz", **found)
 
 

@@ -120,7 +120,7 @@ def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: 
     assert code == 4
     problems = " | ".join(found["error"]["problems"])
     for words in (
-        "lr: 0 is not above 0",
+        "lr: should be greater than 0, not 0",
         "'gama' was unexpected",
         "algorithm.tau: 2",
         "network.width: 'wide'",
