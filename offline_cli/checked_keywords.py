@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, Final, TypeVar, get_type_hints
 
 from offline_cli.errors import UsageError
-from offline_cli.progress import NotebookLines, in_notebook
+from offline_cli.progress import NotebookBars, in_notebook
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -34,11 +34,11 @@ def checked(function: Function) -> Function:
         given = _valid(function, given)
         if not reports or "on_progress" in given or not in_notebook():
             return function(*args, **given)
-        lines = NotebookLines()
+        bars = NotebookBars()
         try:
-            return function(*args, **given, on_progress=lines)
+            return function(*args, **given, on_progress=bars)
         finally:
-            lines.draw()
+            bars.draw()
 
     return call  # type: ignore[return-value]
 

@@ -59,26 +59,27 @@ def in_notebook() -> bool:
     return shell is not None and any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell()).__mro__)
 
 
-class NotebookLines:
-    """Shows reports in the output of a notebook's cell: a line for each stage, which stays there."""
+class NotebookBars:
+    """Shows reports in the output of a notebook's cell, as one bar for each stage."""
 
     def __init__(self) -> None:
-        self._lines: dict[str, str] = {}
+        self._bars = ProgressBars(_with_figures, auto_refresh=False)  # never started: that would take ipywidgets
         self._cell: Any = None
         self._next = 0.0
 
     def __call__(self, report: Progress) -> None:
-        of = "" if report.total is None else f"/{report.total:,}"
-        figures = (f"{name} {value:.4g}" for name, value in report.figures.items())
-        self._lines[report.stage] = ", ".join((f"{report.stage}: {report.done:,}{of} {report.unit}", *figures))
+        self._bars(report)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + DRAW_SECONDS
             self.draw()
 
     def draw(self) -> None:
-        """Show the lines as they are now."""
-        shown = {"text/plain": "\n".join(self._lines.values())}
+        """Show the bars as they are now."""
         if self._cell is not None:
-            self._cell.update(shown, raw=True)
-        elif self._lines:
-            self._cell = importlib.import_module("IPython.display").display(shown, raw=True, display_id=True)
+            self._cell.update(self._bars.shown)
+        elif self._bars.shown.tasks:
+            self._cell = importlib.import_module("IPython.display").display(self._bars.shown, display_id=True)
+
+
+def _with_figures(report: Progress) -> str:
+    return ", ".join((report.unit, *(f"{name} {value:.4g}" for name, value in report.figures.items())))

@@ -17,34 +17,56 @@ from offline_cli.progress import Progress
 class Cell:
     """A display of IPython's, which keeps what was shown last."""
 
-    shown = ""
+    shown: str
 
-    def update(self, shown: dict[str, str], *, raw: bool) -> None:
-        self.shown = shown["text/plain"]
+    def update(self, bars: Any) -> None:
+        self.shown = bars._repr_mimebundle_([], [])["text/html"]
 
 
-def test_progress_is_shown_in_a_notebook_alone_and_only_where_nobody_takes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cells: list[Cell] = []
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> list[Cell]:
+    """The outputs of cells."""
+    made: list[Cell] = []
 
-    def display(shown: dict[str, str], *, raw: bool, display_id: bool) -> Cell:
-        cells.append(Cell())
-        cells[-1].update(shown, raw=raw)
-        return cells[-1]
+    def display(bars: Any, display_id: bool) -> Cell:
+        assert display_id
+        made.append(Cell())
+        made[-1].update(bars)
+        return made[-1]
 
     module = ModuleType("IPython.display")
     vars(module)["display"] = display
     monkeypatch.setitem(sys.modules, "IPython.display", module)
-    options: dict[str, Any] = {"policy": "random", "episodes": 3, "device": "cpu"}
-    for shell in (None, "TerminalInteractiveShell", "ZMQInteractiveShell"):
-        if shell is not None:
-            made = type("Shell", (type(shell, (), {}),), {})()  # Colab's is derived from Jupyter's
-            monkeypatch.setattr(builtins, "get_ipython", lambda made=made: made, raising=False)
-        if shell != "ZMQInteractiveShell":
-            record("CartPole-v1", tmp_path / f"{shell}", **options)
-    reports: list[Progress] = []
-    record("CartPole-v1", tmp_path / "D", **options, on_progress=reports.append)
-    assert (bool(reports), cells) == (True, [])
+    return made
+
+
+def run_in(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = type("Shell", (type(shell, (), {}),), {})()  # Colab's is derived from Jupyter's
+    monkeypatch.setattr(builtins, "get_ipython", lambda: made, raising=False)
+
+
+def test_a_call_in_a_notebook_shows_its_progress(cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record("CartPole-v1", tmp_path / "D", policy="random", episodes=3)
+    run_in("ZMQInteractiveShell", monkeypatch)
     train_bc(tmp_path / "D", tmp_path / "run", updates=60, hidden=(8,), device="cpu")
-    assert "60/60 updates" in cells[0].shown
+    assert len(cells) == 1
+    assert "3 rows" in cells[0].shown
+    assert "60 updates" in cells[0].shown
+
+
+def test_whoever_takes_progress_sees_it_alone(cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_in("ZMQInteractiveShell", monkeypatch)
+    reports: list[Progress] = []
+    record("CartPole-v1", tmp_path / "D", policy="random", episodes=3, on_progress=reports.append)
+    assert reports
+    assert not cells
+
+
+@pytest.mark.parametrize("shell", [None, "TerminalInteractiveShell"])
+def test_elsewhere_nothing_is_shown(
+    shell: str | None, cells: list[Cell], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shell is not None:
+        run_in(shell, monkeypatch)
+    record("CartPole-v1", tmp_path / "D", policy="random", episodes=3)
+    assert not cells

@@ -226,7 +226,10 @@ def train(
         ),
     ] = None,
     until_return: Annotated[
-        float | None, o.how_long(help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7.", metavar="R")
+        str | None,
+        o.how_long(
+            help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7; in a game AGENT=R.", metavar="R"
+        ),
     ] = None,
     patience: Annotated[
         int | None, o.how_long(help="Stop after N checks without a better loss. Needs --val-fraction.", min=1)
@@ -254,7 +257,16 @@ def train(
     ] = o.NO_VALUES,
     env: o.EnvOption = None,
     action_scale: o.ActionScaleOption = None,
-    agent: Annotated[str | None, o.data(help="Learn from the episodes of this agent of a game.", metavar="NAME")] = None,
+    agent: Annotated[
+        str | None, o.data(help="Learn from the episodes of this agent, and check it in a game.", metavar="NAME")
+    ] = None,
+    policy: Annotated[
+        list[str],
+        o.playing(
+            help="Who plays another agent of a game in checks, or a pattern of them; random unless given. Repeatable.",
+            metavar="AGENT=P",
+        ),
+    ] = o.NO_VALUES,
     module_id: Annotated[
         str | None, o.data(help="Learn from this module's episodes; needed where there are several.", metavar="NAME")
     ] = None,
@@ -288,8 +300,8 @@ def train(
 
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run
-    that is resumed; --pipeline, --mapping, --module-id, --network and an --env that is code (module:EnvId, python:...)
-    have to be named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says
+    that is resumed; --pipeline, --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId,
+    python:...) have to be named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says
     what each algorithm is for.
     """
     from offline_cli.training.train import train

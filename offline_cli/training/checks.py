@@ -26,14 +26,18 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, RankFailed, Ranks
 from offline_cli.environments import Environment
-from offline_cli.errors import BadConfig, BadData
+from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.meanings import Meanings
-from offline_cli.modules.devices import autocast
+from offline_cli.modules.devices import autocast, choose_device
 from offline_cli.modules.distributions import HITS, rows
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
 from offline_cli.policies.action_names import discrete_elements
+from offline_cli.policies.agents_policy import AgentsPolicy
+from offline_cli.policies.by_name import files_of, open_policies
 from offline_cli.policies.play_spec import PlaySpec
+from offline_cli.policies.policy import Policy, PolicyOptions, RandomPolicy, stand_in
+from offline_cli.policies.rllib_policy import RLLIB
 from offline_cli.policies.seeds import Purpose
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.stop_signals import StopRequested
@@ -49,21 +53,35 @@ RECALL: Final = "recall"
 
 
 def played_returns(
-    learner: Learner, config: BCConfig, environment: Environment, pieces: PlaySpec | None, update: int, ranks: Ranks
+    learner: Learner,
+    config: BCConfig,
+    environment: Environment,
+    others: Mapping[str, Policy],
+    pieces: PlaySpec | None,
+    update: int,
+    ranks: Ranks,
 ) -> dict[str, Any]:
     """`eval_return_*` of playing in `environment` between `pieces`, and `confirm_return_*` on fresh episodes where they reach
-    the target. Raises StopRequested, BadData from the environment.
+    the target. In a game they are those of the agent that learns, beside `others`, by agent; `*_episodes`: its games.
+
+    Raises StopRequested, BadData from the environment.
     """
 
     def returns(name: str, episodes: int, purpose: Purpose) -> dict[str, Any]:
         how: dict[str, Any] = {"seed": config.seed, "purpose": purpose, "round_": update, "pieces": pieces, "ranks": ranks}
         try:
-            played: Played = play(learner.policy, environment, episodes, **how)
+            played: Played = play(learner.policy, environment, episodes, **how, agent=config.agent, others=others)
         except RankFailed as err:
             if not err.said:
                 raise StopRequested from err
             fix = "see the message of that process"
             raise BadData("; ".join(err.said), where=f"--env {environment.name}", fix=fix) from err
+        if environment.agents is not None and config.agent is not None:
+            played = played.of_agent(config.agent)
+        if not len(played.returns):
+            what = f"agent {config.agent} took part in none of {episodes} games"
+            fix = "more --eval-episodes, or learn another --agent"
+            raise BadData(what, where=f"--env {environment.name}", fix=fix)
         values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
         values |= {"length_mean": float(played.lengths.mean()), "episodes": len(played.returns)}
         return {f"{name}_{key}": value for key, value in values.items()}
@@ -215,3 +233,60 @@ def missed_gates(result: TrainResult, config: BCConfig) -> list[str]:
 
 def _shown(figure: float | None) -> str:
     return "not known" if figure is None else f"{figure:.6g}"
+
+
+# ---- one agent of a game ----
+
+
+def target_of(given: float | str | None) -> tuple[str | None, float | None]:
+    """The agent, if one is named, and the return that `--until-return` asks for: `450`, `hunter=3`. Raises UsageError."""
+    agent, _, number = ("" if given is None else str(given)).rpartition("=")
+    try:
+        return agent or None, None if given is None else float(number)
+    except ValueError as err:
+        raise UsageError(f"{number!r} is no number", where="--until-return", fix="--until-return 450, or AGENT=450") from err
+
+
+def files_of_others(policies: Sequence[str]) -> list[str]:
+    """The places that `--policy AGENT=P` names, which storage options may be for."""
+    return [place for text in policies for place in files_of([text.partition("=")[2]])]
+
+
+def seen_by(agent: str | None, environment: Environment) -> Environment:
+    """The environment, of a game what the agent sees of it: its spaces, which cannot be played."""
+    if environment.agents is None or agent is None:
+        return environment
+    alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
+    alone.spec = environment.spec
+    return alone
+
+
+def open_others(
+    config: BCConfig, environment: Environment, plugins: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> Mapping[str, Policy]:
+    """Who plays the other agents of a game, by agent, ready to play; empty where it is no game.
+
+    Raises what `open_policies` raises; BadConfig for a game without the agent that learns, and for policies without a game;
+    UsageError for checkpoints of RLlib.
+    """
+    agents, name = environment.agents, environment.name
+    if agents is None:
+        if config.policy:
+            what = f"--policy AGENT=P is for several agents, and {name} is of one"
+            raise BadConfig(what, where="--policy", fix="leave it out")
+        return {}
+    if config.agent is None or config.agent not in agents:
+        what = f"{name} is an environment of several agents, and none is called {config.agent!r}"
+        fix = f"--agent NAME: which one learns, and is checked; the agents are {', '.join(agents)}"
+        raise BadConfig(what, where="--env" if config.agent is None else "--agent", fix=fix)
+    texts = ("*=random", *(config.policy or ()))
+    if pickled := [text for text in texts if text.partition("=")[2].startswith(RLLIB)]:
+        what = f"{pickled[0]}: RLlib's checkpoints are pickles, whose code would run"
+        raise UsageError(what, where="--policy", fix="export that policy to a file, AGENT=onnx:FILE")
+    if not any("://" in place for place in files_of_others(texts)):
+        storage_options = None  # they are for data that is elsewhere
+    options = PolicyOptions(device=choose_device(config.device).type, plugins=plugins, storage_options=storage_options)
+    learner = RandomPolicy(seen_by(config.agent, environment))  # stands in until the first check
+    game = open_policies(texts, environment, options, seed=config.seed, given={config.agent: learner})
+    assert isinstance(game, AgentsPolicy)
+    return game.of_agents

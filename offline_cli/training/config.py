@@ -46,6 +46,7 @@ from offline_cli.formats.asked_environment import AskedEnvironment, refused
 from offline_cli.modules.images import AUTO, encoder_kind
 from offline_cli.modules.network import LAYERS, MLP, network_kind
 from offline_cli.plugins import network_named
+from offline_cli.policies.by_name import is_code
 from offline_cli.policies.run_files import CONFIG
 from offline_cli.schema_files import mistakes_by, toml_schema
 from offline_cli.storage.blanking import blanked_call, blanked_values
@@ -89,7 +90,12 @@ class BCConfig(BaseModel):
         default=None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
     )
     agent: Text | None = Field(
-        default=None, description="Learn from the episodes of this agent of a game. Default: of every agent."
+        default=None, description="Learn from the episodes of this agent, and check it in a game. Default: of every agent."
+    )
+    policy: tuple[Text, ...] | None = Field(
+        default=None,
+        strict=False,
+        description="Who plays the other agents of a game in checks, as AGENT=POLICY each. Default: random; needs `agent`.",
     )
     action_scale: ActionScale | None = Field(
         default=None,
@@ -139,7 +145,8 @@ class BCConfig(BaseModel):
     )
     until_return: float | None = Field(
         default=None,
-        description="Stop once the mean return, confirmed on `confirm_episodes` episodes, is at least this; needs `env`.",
+        description="Stop once the mean return, in a game that of `agent`, confirmed on `confirm_episodes` episodes, is at "
+        "least this; needs `env`.",
     )
     val_fraction: OpenShare | None = Field(
         default=None, description="Share of the episodes held out for validation. Default: none."
@@ -227,6 +234,8 @@ NEEDS: Final = (
     ("until_return", "env", "an environment to play in"),
     ("env_kwargs", "env", "the environment that they make"),
     ("wrappers", "env", "the environment that they go around"),
+    ("policy", "env", "the game that they play in"),
+    ("policy", "agent", "the agent that learns among them"),
     *((name, "val_fraction", "episodes held out for validation") for name in ("patience", *GATES)),
 )
 
@@ -348,8 +357,8 @@ def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
 
 
 def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
-    """Raise BadConfig where a run folder alone names an environment that only its user may name: code, and arguments and
-    wrappers that data may not say. `said`: the keys that he names.
+    """Raise BadConfig where a run folder alone names an environment, or policies, that only its user may name: code, and
+    arguments and wrappers that data may not say. `said`: the keys that he names.
     """
     asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
     if asked is None:
@@ -361,6 +370,9 @@ def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) ->
     if ":" in asked.id and "env" not in said:
         named.append(f"the environment {asked.id}")
         again.append(f"--env {shlex.quote(asked.id)}")
+    if "policy" not in said and any(is_code(text.partition("=")[2]) for text in wanted.policy or ()):
+        named.append(f"the policies {', '.join(wanted.policy or ())}")
+        again += [f"--policy {shlex.quote(text)}" for text in wanted.policy or ()]
     if any(reasons.values()):
         again.append(spec.flags(kwargs=bool(reasons["env_kwargs"]), wrappers=bool(reasons["wrappers"])))
     if named:

@@ -105,15 +105,12 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         if asked is not None:
             played_in, notes = asked.chosen((info.location, info.environment) for info in infos_of_manifests(places))
             environment = held.enter_context(open_environment(played_in.id, played_in.kwargs, played_in.wrappers))
-            if environment.agents is not None:
-                what = f"{played_in.id} is a game of several agents, in which checks cannot play"
-                fix = "leave it out, then `offline-cli evaluate --policy AGENT=RUN` plays the run beside others"
-                raise BadConfig(what, where="--env", fix=fix)
+        others = {} if environment is None else checks.open_others(config, environment, plugins, storage_options)
         data = load_data(
             places,
             config,
             setup,
-            environment=environment,
+            environment=None if environment is None else checks.seen_by(config.agent, environment),
             device=device.type,
             tables=tables,
             weights=weights,
@@ -125,12 +122,14 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         # ---- modules, and what a resumed run shares with the one before ----
         learner = data.learner
         own_code = [config.env or "", *(config.wrappers or ()), config.network["name"], config.algorithm["name"]]
+        own_code += [text.partition("=")[2] for text in config.policy or ()]
         state = TrainState(
             data=data.facts.digest,
             seen=data.facts.figures(),
             device=device.type,
             pipeline=data.pipeline,
             init_from={} if setup.start is None else setup.start.told(learner),
+            opponents={agent: policy.fingerprint for agent, policy in others.items()},
             code=code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code),
             threads=config.threads or choose_threads(learner.whole, config.batch_size, ranks.here),
         )
@@ -229,7 +228,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                             scores = checks.score(learner, held_out, config.precision, ranks, recall)
                             figures |= {f"val_{name}": value for name, value in scores.items()}
                         if is_checked and environment is not None:
-                            figures |= checks.played_returns(learner, config, environment, data.play, number, ranks)
+                            figures |= checks.played_returns(learner, config, environment, others, data.play, number, ranks)
                 except StopRequested:  # the check that was cut short is made again by the resumed run
                     stopping = True
                     continue
@@ -269,12 +268,14 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
 
 
 def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any], written: Mapping[str, Any]) -> list[Any]:
-    """All that storage options may be for: the run, its sources, and the run that it begins with."""
+    """All that storage options may be for: the run, its sources, and policies of the call, its file and a local run."""
     asked = [options, written]
     if options["resume"] and "://" not in str(out):
         with suppress(OfflineCliError):  # what is wrong there is told where the run is opened
             asked.append(RunFolder(out).config() or {})
-    return [out, *sources, *(one["init_from"] for one in asked if isinstance(one.get("init_from"), str))]
+    policies = [text for one in asked if isinstance(one.get("policy"), list | tuple) for text in one["policy"]]
+    starts = [one["init_from"] for one in asked if isinstance(one.get("init_from"), str)]
+    return [out, *sources, *checks.files_of_others([text for text in policies if isinstance(text, str)]), *starts]
 
 
 def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[str, Any]) -> BCConfig:
@@ -286,8 +287,12 @@ def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[st
     if options["memory_limit"] is not None:
         asked["memory_limit"] = byte_size(options["memory_limit"], option="--memory-limit", minimum=1)
     file, stored = options["config"], folder.config() if options["resume"] else None
+    agent, asked["until_return"] = checks.target_of(options["until_return"])
     named: dict[str, Any] = {"algorithm": options["algorithm"], "network": network_named(options["network"])}
     wanted = resolve_config(asked, file=file, stored=stored, said=written, plugins=options["plugins"], **named)
+    if agent not in (None, wanted.agent):
+        what = f"the target is for agent {agent}, and {wanted.agent or 'no single agent'} learns"
+        raise BadConfig(what, where="--until-return", fix=f"--agent {agent}")
     if stored is not None:
         said = {**written, **{name: one for name, one in asked.items() if one is not None}}
         check_named_again(wanted, said, where=folder.url)

@@ -115,6 +115,7 @@ class TrainState:
     device: str = "cpu"
     pipeline: str = ""  # what was given for it, by name; empty: the default pipeline
     code: dict[str, str] = field(default_factory=dict)  # of environment, network, algorithm and pieces, see `code_of`
+    opponents: dict[str, str] = field(default_factory=dict)  # fingerprints of who plays the other agents of a game
     changes: list[str] = field(default_factory=list)  # of it while the run was resumed, in words
     init_from: dict[str, Any] = field(default_factory=dict)  # the run that it began with (`Start.told`); empty: none
 
@@ -158,12 +159,15 @@ class TrainResult:
 
 
 def check_same_run(stored: TrainState, wanted: TrainState, allow_changes: bool, where: str) -> None:
-    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline, device and code.
+    """Raise BadConfig unless a run with the state `stored` can continue as `wanted`: same data, pipeline, device, opponents in
+    a game, and code.
 
     Changes of the code that are allowed are added to `stored`.
     """
     told: dict[str, tuple[Any, Any]] = {"the learner pipeline": (stored.pipeline, wanted.pipeline)}
     told["the device"] = stored.device, wanted.device
+    for agent in sorted({*stored.opponents, *wanted.opponents}):
+        told[f"the policy of agent {agent}"] = stored.opponents.get(agent), wanted.opponents.get(agent)
     if stored.data != wanted.data and stored.pipeline == wanted.pipeline:  # which decides what the digest is of
         told |= {f"the data ({name})": (stored.seen.get(name), one) for name, one in wanted.seen.items()}
         if stored.seen == wanted.seen:

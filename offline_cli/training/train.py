@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import wraps
 from typing import Any
 
 from offline_cli.checked_keywords import checked
@@ -72,9 +71,10 @@ def train(
     set: Mapping[str, Any] | None = None,
     env_kwargs: Mapping[str, Any] | None = None,
     wrappers: Sequence[str] | None = None,
+    policy: Sequence[str] | None = None,
     updates: Count | None = None,
     epochs: Count | None = None,
-    until_return: float | None = None,
+    until_return: float | str | None = None,
     patience: Count | None = None,
     val_fraction: OpenShare | None = None,
     max_val_loss: float | None = None,
@@ -114,8 +114,9 @@ def train(
     bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
     `weight`, `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
 
-    `agent`: the one whose episodes are learned from, in recordings of several. `track`: names of trackers that get each row of
-    metrics.jsonl. `compile`: compute losses by torch.compile.
+    In a game of several agents `agent` learns, from its own episodes, and is checked beside others that play by `policy`, texts
+    `AGENT=POLICY`, else at random; returns are its own, and `until_return` may say so: "hunter=3". `track`: names of trackers
+    that get each row of metrics.jsonl. `compile`: compute losses by torch.compile.
 
     With `streaming`, steps are kept on disk, in `temp_dir`; their order is the same. What `config` or
     `pipeline` names is imported without `plugins`. `command`: not used here.
@@ -137,10 +138,59 @@ def train(
     return learn(sources, out, options, on_progress)
 
 
-@wraps(train, assigned=())
-def train_bc(sources: Sources, out: str | os.PathLike[str] | Location, **options: Any) -> TrainResult:
+@checked
+def train_bc(
+    sources: Sources,
+    out: str | os.PathLike[str] | Location,
+    *,
+    env: str | None = None,
+    action_scale: ActionScale | None = None,
+    keep_invented: bool | None = None,
+    from_: str = "auto",
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    plugins: Sequence[str] = (),
+    module_id: str | None = None,
+    agent: str | None = None,
+    batch_size: Count | None = None,
+    lr: Positive | None = None,
+    seed: Whole | None = None,
+    hidden: Sequence[int] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    network: str | None = None,
+    pipeline: Given = None,
+    env_kwargs: Mapping[str, Any] | None = None,
+    wrappers: Sequence[str] | None = None,
+    policy: Sequence[str] | None = None,
+    updates: Count | None = None,
+    epochs: Count | None = None,
+    until_return: float | str | None = None,
+    patience: Count | None = None,
+    val_fraction: OpenShare | None = None,
+    max_val_loss: float | None = None,
+    min_accuracy: Share | None = None,
+    eval_every: Count | None = None,
+    eval_episodes: Count | None = None,
+    checkpoint_every: Count | None = None,
+    track: Sequence[Tracker] | None = None,
+    device: Device | None = None,
+    precision: Precision | None = None,
+    compile: bool | None = None,
+    streaming: bool | None = None,
+    memory_limit: int | str | None = None,
+    temp_dir: str | os.PathLike[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    allow_changes: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    env_to_module: Given = None,
+    on_progress: OnProgress = no_progress,
+    command: Sequence[str] = (),
+) -> TrainResult:
     """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
 
     Options and what is raised: see `train`.
     """
-    return train(sources, out, **options)
+    return train(**locals())

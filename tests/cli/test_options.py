@@ -44,9 +44,7 @@ def limits(hint: Any) -> tuple[Any, Any]:
 def test_a_command_and_the_function_of_its_name_have_the_same_options_with_the_same_defaults(name: str) -> None:
     keywords = inspect.signature(function_of(name)).parameters
     params = {one.name: one for one in command_named(name).params if one.name not in OF_COMMANDS}
-    known = keywords.keys() - {"on_progress", "command"} - ({"env_to_module"} if "train" in name else set())
-    assert params.keys() <= known
-    assert name == "train-bc" or params.keys() == known  # which has those that most runs of it need
+    assert params.keys() == keywords.keys() - {"on_progress", "command"} - ({"env_to_module"} if "train" in name else set())
     for key, one in params.items():
         default = keywords[key].default
         assert one.required == (default is inspect.Parameter.empty), key
@@ -55,7 +53,7 @@ def test_a_command_and_the_function_of_its_name_have_the_same_options_with_the_s
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_limits_are_the_same_on_the_command_line_and_in_python(name: str) -> None:
-    function = inspect.unwrap(function_of(name))
+    function = function_of(name).__wrapped__
     keywords = {
         key: one.annotation for key, one in inspect.signature(function).parameters.items() if one.kind is one.KEYWORD_ONLY
     }
