@@ -82,7 +82,6 @@ def objects(run: Path) -> None:
         (told(gaussian={"mean": "tanh", "log_std": [2, -5]}), "gaussian"),
         (objects, "O8"),
     ],
-    ids=str,
 )
 def test_broken_files_are_bad_data(run: Path, breaking: Callable[[Path], None], match: str) -> None:
     breaking(run)
