@@ -59,6 +59,6 @@ def test_a_temp_dir_that_no_file_can_be_made_in_is_named_before_the_data_is_look
 
 def test_a_folder_that_this_user_may_not_write_to_is_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
-    with pytest.raises(StorageError, match="denied: no permission") as caught:
+    with pytest.raises(StorageError) as caught:
         open_location(tmp_path / "a" / "b").check_writable()
     assert str(tmp_path) in caught.value.where

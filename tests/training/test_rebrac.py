@@ -58,11 +58,15 @@ def test_the_preset_has_the_published_options_and_settings() -> None:
     assert (found.hidden, found.activation, found.batch_size, found.lr) == ((256, 256, 256), "relu", 1024, 1e-3)
 
 
-def test_options_and_the_file_win_over_the_preset_and_other_networks_keep_their_own(tmp_path: Path) -> None:
+def test_options_and_the_file_win_over_the_preset_and_other_networks_keep_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "net_beside_rebrac.py").write_text("from torch.nn import Linear\n")
     (tmp_path / "c.toml").write_text('batch_size = 256\n[algorithm]\nname = "rebrac"\nactor_bc = 0.1\n')
     found = resolve_config({"hidden": (8,)}, file=tmp_path / "c.toml")
     assert (found.hidden, found.batch_size, found.lr, found.algorithm["actor_bc"]) == ((8,), 256, 1e-3, 0.1)
-    other = resolve_config({}, algorithm={"name": "rebrac"}, network="python:torch.nn:Linear")
+    other = resolve_config({}, algorithm={"name": "rebrac"}, network="python:net_beside_rebrac:Linear")
     assert (other.batch_size, "hidden" in other.as_dict()) == (1024, False)
     assert resolve_config({}, algorithm={"name": "td3-bc"}).hidden == (256, 256)
 

@@ -142,7 +142,7 @@ def test_a_full_disk_is_an_error_of_storage(write_dataset: Write, tmp_path: Path
         return file
 
     monkeypatch.setattr(TempFile, "__enter__", entered)
-    with pytest.raises(StorageError, match="writing steps to a temporary file failed after 0 MB: no space left"):
+    with pytest.raises(StorageError, match="no space left"):
         train_bc(write_dataset(), tmp_path / "run", streaming=True)
 
 

@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, get_args
 
-import polars as pl
 import pyarrow as pa
 
 from offline_cli.byte_sizes import byte_size
@@ -345,6 +344,8 @@ class TableSource(FileSource):
 
     def _in_order(self, layout: Layout) -> bool:
         """Whether the rows of each key stand together, and none falls back in `t`; reads until one does not."""
+        import polars as pl
+
         t = [leaf for leaf in layout.of(Columns.T) if self._division.ends != "t"]
         inner, values = self._inner(t)
         known, before = pl.Series(dtype=pl.UInt64), pl.DataFrame()  # hashes of the keys of all runs; the last row
