@@ -73,7 +73,7 @@ class _Column:
             mean = np.where(good, values, 0.0).sum(1) / np.maximum(known, 1)
             m2 = np.square(np.where(good, values - mean[:, None], 0.0)).sum(1)
             share, delta = known / np.maximum(total, 1), mean - self.mean
-            self.m2 = self.m2 + m2 + delta * delta * self.finite * share
+            self.m2 = self.m2 + m2 + np.where(self.finite > 0, delta * delta, 0.0) * self.finite * share
             self.mean, self.finite = self.mean + delta * share, total
         low, high = np.fmin.reduce(own, axis=1), np.fmax.reduce(own, axis=1)
         is_first = not len(self.low)
@@ -163,12 +163,12 @@ def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
     """Means of up to `parts` equal stretches of a leaf (T, *shape), NaN and infinities left out: of each element of a value, or
     of all together where it is large.
     """
-    rows = leaf.reshape(len(leaf), -1).astype(np.float64)
+    rows = leaf.reshape(len(leaf), -1)
     elements = rows.T if rows.shape[1] <= MAX_SPREADS else rows.reshape(1, -1)
     return [[_mean(part) for part in np.array_split(values, min(parts, len(leaf)))] for values in elements]
 
 
-def _mean(values: NDArray[np.float64]) -> float | None:
-    known = values[np.isfinite(values)]
+def _mean(values: NDArray[Any]) -> float | None:
+    known = values[np.isfinite(values)].astype(np.float64)
     largest = float(np.abs(known).max(initial=0.0)) or 1.0  # of large values the sum would overflow
     return float((known / largest).mean() * largest) if len(known) else None

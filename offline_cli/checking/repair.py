@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -237,8 +238,9 @@ class _Repair:
                 if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
                     what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
                     raise BadData(what, where=place.url, fix="")
-                if again := ids.intersection(adopted.ids):
-                    raise BadData(f"episode {min(again)!r} is in it, and was before", where=place.url, fix="")
+                twice = {name for name, times in Counter(adopted.ids).items() if times > 1}
+                if again := twice | ids.intersection(adopted.ids):
+                    raise BadData(f"episode {min(again)!r} is in it more than once, or was before", where=place.url, fix="")
             except StorageNotFound:
                 self.broken.append((place, "it is missing"))
             except BadData as error:

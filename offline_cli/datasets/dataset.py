@@ -217,7 +217,9 @@ class Dataset:
         """The episodes of a shard with these numbers, in their order."""
         place, reader = self.location.join(shard.path), self._reader()
         with ExitStack() as stack:
-            file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes)))  # only if a part has to be read
+            file = cache(
+                lambda: stack.enter_context(opened(place, size=shard.bytes, ahead=False))
+            )  # only if a part has to be read
             places = self._kept(place.url, None, lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows)))
             starts, ends = places
             self._check(shard, "episodes", len(starts) - 1)

@@ -29,6 +29,7 @@ from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.meanings import NO_MEANINGS, Meanings
+from offline_cli.safe_json import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
     from offline_cli.storage.locations import Location
 
 SCHEMA: Final = "manifest.v1.json"
+MAX_DEPTH: Final = 100  # of lists and objects: writers of JSON end at 255
 MAX_MISTAKES: Final = 50  # that are named
 FIX: Final = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
@@ -193,6 +195,8 @@ class Manifest:
         """The manifest in a file. Raises BadData, naming all mistakes."""
         try:
             document = orjson.loads(data)  # refuses NaN and infinities
+            if deeper_than(document, MAX_DEPTH):
+                raise _bad([f"values nested deeper than {MAX_DEPTH}"], where)
             found: Manifest = _adapter().validate_python(document)
         except pydantic.ValidationError as error:
             mistakes = error.errors(include_url=False, include_input=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, groupby, islice
+from itertools import chain, groupby
 from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
@@ -25,7 +25,7 @@ KINDS: Final = (EpisodeBatch, SingleAgentEpisode, MultiAgentEpisode)
 Episodes = (
     EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
 )
-JOINED: Final = 64  # single episodes in a batch
+JOINED: Final = 1 << 16  # steps of single episodes in a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,14 @@ def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
             yield from neighbours
             continue
         single = (part for one in neighbours for part in _agents(one))
-        while chosen := list(islice(single, JOINED)):
+        chosen, steps = list[SingleAgentEpisode](), 0
+        for part in single:
+            chosen.append(part)
+            steps += len(part) + 1
+            if steps >= JOINED:
+                yield EpisodeBatch.from_episodes(chosen)
+                chosen, steps = [], 0
+        if chosen:
             yield EpisodeBatch.from_episodes(chosen)
 
 

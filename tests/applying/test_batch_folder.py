@@ -19,7 +19,7 @@ from json_schemas import mistakes
 from offline_cli import apply, convert, repair
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadPiece, Interrupted, NoData, OfflineCliError, OutputExists, Uncommitted
+from offline_cli.errors import BadPiece, Interrupted, Locked, NoData, OfflineCliError, OutputExists, Uncommitted
 from offline_cli.formats.opening import open_sources
 
 FILTER = '[[pieces]]\nname = "mean_std_filter"\n'
@@ -162,3 +162,18 @@ def test_batches_go_to_other_storage_in_the_same_bytes(applied: Callable[..., An
     memory = fsspec.filesystem("memory")
     for batch in json.loads(memory.cat_file("/apply/batches.json"))["batches"]:
         assert memory.cat_file(f"/apply/{batch['path']}") == (tmp_path / "out" / batch["path"]).read_bytes()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_writer_gets_exit_5_and_the_first_goes_on(
+    overwrite: bool, applied: Callable[..., Any], amid: Callable[..., str], tmp_path: Path
+) -> None:
+    errors: list[Locked] = []
+
+    def second() -> None:
+        with pytest.raises(Locked) as caught:
+            applied(tmp_path / "out", overwrite=overwrite)
+        errors.append(caught.value)
+
+    assert applied(tmp_path / "out", piece=amid(second)).batches == 3
+    assert [error.exit_code for error in errors] == [5]

@@ -85,3 +85,12 @@ def test_bytes_that_are_no_manifest_are_refused(data: bytes) -> None:
     with pytest.raises(BadData) as caught:
         Manifest.from_bytes(data, where="D/manifest.json")
     assert caught.value.where == "D/manifest.json"
+
+
+def test_a_manifest_that_no_writer_could_write_again_is_refused(manifest: Manifest) -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = {"a": deep}
+    document = {**manifest.as_json(), "provenance": {**manifest.provenance, "note": deep}}
+    with pytest.raises(BadData):
+        Manifest.from_bytes(json.dumps(document).encode(), where="D/manifest.json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -71,3 +72,15 @@ class TestReaders:
         with pytest.raises(BadData, match="the dataset was replaced"):
             ids(older.batches())
         assert ids(Dataset.open(place).batches()) == named(0)
+
+
+def test_the_parquet_files_below_a_dataset_that_was_overwritten_give_each_row_once(
+    rewrite: Callable[..., Manifest], place: Location
+) -> None:
+    for first_id in (0, 10):
+        counts = rewrite(first_id).counts
+    with place.fs.open(place.path + "/manifest.json", "rb") as file:
+        listed = [shard["path"] for shard in json.load(file)["shards"]]
+    found = [path for path in place.fs.find(place.path) if path.endswith(".parquet")]
+    assert sorted(path.removeprefix(place.path + "/") for path in found) == sorted(listed)
+    assert counts.episodes == EPISODES

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import DatasetWriter, EpisodeBatch, open_dataset, write_dataset
+from offline_cli import DatasetWriter, EpisodeBatch, SingleAgentEpisode, open_dataset, write_dataset
+from offline_cli.datasets.write_dataset import joined_batches
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, UsageError
 
 Make = Callable[..., EpisodeBatch]
@@ -89,3 +91,21 @@ def test_of_a_dataset_environment_and_action_scale_are_kept_unless_others_are_gi
     told = [open_dataset(tmp_path / name).manifest for name in ("D", "same", "other")]
     scales = [(manifest.environment and manifest.environment.id, manifest.action_scale) for manifest in told]
     assert scales == [("CartPole-v1", "env"), ("CartPole-v1", "env"), ("CartPole-v0", "normalized")]
+
+
+def test_long_episodes_are_not_gathered_before_they_are_written(make_batch: Make) -> None:
+    asked = []
+
+    def generated() -> Iterator[SingleAgentEpisode]:
+        for number in range(20):
+            asked.append(number)
+            steps = 10_000
+            yield SingleAgentEpisode(
+                id_=str(number),
+                observations=np.zeros((steps + 1, 1), np.float32),
+                actions=np.zeros(steps, np.int64),
+                rewards=np.zeros(steps),
+                len_lookback_buffer=0,
+            )
+
+    assert len(next(iter(joined_batches(generated())))) == len(asked) == 7

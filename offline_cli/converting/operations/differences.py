@@ -204,7 +204,9 @@ def _beside_steps(batch: EpisodeBatch, everything: bool) -> list[dict[str, Any]]
     columns["custom_data"] = [_plain(data) or None for data in custom]
     if everything:
         columns["multi_agent_episode_id"] = batch.multi_agent_ids or none
-        columns["clock"] = none if batch.clock is None else [None if np.isnan(row).all() else repr(row) for row in batch.clock]
+        columns["clock"] = (
+            none if batch.clock is None else [None if np.isnan(row).all() else row.tolist() for row in batch.clock]
+        )
     rows = zip(*columns.values(), strict=True)
     found: list[dict[str, Any]] = [{k: v for k, v in zip(columns, row, strict=True) if v is not None} for row in rows]
     for row, info in enumerate(batch.infos or ()):

@@ -275,7 +275,7 @@ class _Draft:
             yield f"{toml_key(ours)} = {_quoted(names[0]) if len(names) == 1 else _array(names)}{why}"
         yield from (f"# left out: {_quoted(name)}: {why}" for name, why in self.left_out.items())
         if texts:
-            yield from ("", "[categories]", *(f"{toml_key(name)} = {_array(known)}" for name, known in texts.items()))
+            yield from ("", f"[categories]  # the texts of the first {ROWS:,} rows", *(f"{toml_key(name)} = {_array(known)}" for name, known in texts.items()))
         if images := [f"{toml_key(name)} = {_quoted(self.images[name])}" for _, name in used if name in self.images]:
             yield from ("", "[images]  # decoding needs pip install 'offline-cli[images]'", *images)
         if any(gaps.values()):

@@ -105,6 +105,12 @@ def test_nothing_that_an_episode_holds_is_hidden(
     assert place_of(diff(written("a", full), written("b", replace(full, **fields))))[2] == found
 
 
+def test_clocks_of_today_differ_by_a_second(written: Callable[..., Path], full: EpisodeBatch) -> None:
+    today = np.array([[1.7e9, 1.7e9 + 5]] * 3)
+    a, b = written("a", replace(full, clock=today)), written("b", replace(full, clock=today + 1))
+    assert place_of(diff(a, b))[2] == "clock"
+
+
 def test_the_other_row_format_is_a_note_and_no_difference(written: Callable[..., Path], full: EpisodeBatch) -> None:
     a, b = written("a", full), written("b", full, "columns", max_rows_per_file=3, compression="snappy")
     result = diff(a, b)
