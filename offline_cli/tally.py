@@ -88,7 +88,7 @@ OF_THE_PAGE: Final = """
     missing-end-flags missing-eps-id missing-final-observation missing-rewards missing-t missing-timeouts missing-type
     mixed-dtypes-widened mixed-environments multi-agent-id-not-kept nan-in-actions nan-in-extras nan-in-observations
     nan-in-rewards non-string-key-to-text null-as-false null-as-nan numbers-as-text padding-removed
-    repeated-steps reset-observation reset-row set-to-list
+    repeated-steps reset-observation reset-row rows-brought-together set-to-list
     stitched-fragment t-falls-back tuple-to-list unfinished-episode unreadable-row unused-actions unused-observations
     zero-length-episode
 """

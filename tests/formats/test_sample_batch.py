@@ -22,6 +22,7 @@ from offline_cli import inspect
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
+from offline_cli.formats.rllib import sample_batch
 from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.source import SourceInfo
 from offline_cli.storage.locations import open_location
@@ -295,3 +296,71 @@ def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_
 def test_lines_of_one_step_without_id_and_timestep_are_joined_where_they_chain(tmp_path: Path) -> None:
     steps = [line(obs=[[i]], new_obs=[[i + 1]], terminateds=[i == 2], eps_id=..., t=...) for i in (0.5, 1.5, 2)]
     assert [batch.lengths.tolist() for batch in fragments_of(written(tmp_path, *steps))] == [[2, 1]]
+
+
+# ---- lines without ids, and agents that take turns ----
+
+
+def without_id(first: int, *, ended: bool = False, **columns: Any) -> dict[str, Any]:
+    """A line of two steps from obs `first` on; `...` leaves out a column."""
+    given = {"obs": [[first], [first + 1]], "new_obs": [[first + 1], [first + 2]], "t": [first, first + 1]}
+    given |= {"actions": [0, 1], "rewards": [1.0, 1.0], "terminateds": [False, ended], "eps_id": ...}
+    return line(**(given | columns))
+
+
+@pytest.mark.parametrize("proof", ["t", "new_obs", None])
+@pytest.mark.parametrize("block_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("extra", [{}, {"action_logp": [0.5, 0.5]}], ids=["one form", "two forms"])
+def test_an_episode_without_id_goes_on_over_blocks_and_lines_of_other_columns(
+    proof: str | None, block_bytes: int, extra: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_batch, "BLOCK_BYTES", block_bytes)
+    left_out: dict[str, Any] = {name: ... for name in ("t", "new_obs") if name != proof}
+    lines = [without_id(0, **left_out), without_id(2, **left_out, **extra), without_id(4, ended=True, **left_out)]
+    file = written(tmp_path, *lines, without_id(0, ended=True, **left_out))
+    tally = Tally()
+    found = [one.batch for one in SampleBatchSource([open_location(file)], "test").fragments(tally, Rejects())]
+    lengths: dict[str, int] = {}
+    for batch in found:
+        for name, length in zip(batch.ids, batch.lengths.tolist(), strict=True):
+            lengths[name] = lengths.get(name, 0) + length
+    assert list(lengths.values()) == [6, 2]
+    assert tally.assumptions["missing-eps-id"] == 2
+    if not extra:
+        assert sorted(batch.lengths.tolist()[0] for batch in read(file)[1].values()) == [2, 6]
+
+
+@pytest.mark.parametrize("block_bytes", [0, 1 << 20])
+@pytest.mark.parametrize(
+    ("columns", "start", "lengths"),
+    [
+        ({"t": ..., "new_obs": ...}, 2, [2, 2]),
+        ({"new_obs": ...}, 2, [4]),
+        ({"new_obs": ...}, 0, [2, 2]),
+        ({"t": ...}, 2, [4]),
+        ({"t": ...}, 50, [2, 2]),
+    ],
+)
+def test_an_episode_without_id_goes_on_in_the_next_file_only_where_it_shows(
+    columns: dict[str, Any], start: int, lengths: list[int], block_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_batch, "BLOCK_BYTES", block_bytes)
+    files = []
+    for name, steps in (("a", without_id(0, **columns)), ("b", without_id(start, ended=True, **columns))):
+        (tmp_path / name).mkdir()
+        files.append(written(tmp_path / name, steps))
+    assert [batch.lengths.tolist()[0] for batch in read(*files)[1].values()] == lengths
+
+
+@pytest.mark.parametrize("t", [[0, 0, 1, 1], ...])
+def test_agents_that_take_turns_in_a_line_are_brought_together(t: Any, tmp_path: Path) -> None:
+    columns = {"eps_id": [3] * 4, "agent_index": [0, 1, 0, 1], "t": t, "infos": [{"row": row} for row in range(4)]}
+    columns |= {"obs": [[0], [10], [1], [11]], "new_obs": [[1], [11], [2], [12]], "actions": [0, 1, 2, 3], "rewards": [1.0] * 4}
+    turns = line(**columns, terminateds=[False, False, True, True])
+    stream, episodes = read(written(tmp_path, turns))
+    assert {name: batch.actions.tolist() for name, batch in episodes.items()} == {
+        "3-default_policy-0": [0, 2],
+        "3-default_policy-1": [1, 3],
+    }
+    assert [[info.get("row") for info in batch.infos or ()] for batch in episodes.values()] == [[None, 0, 2], [None, 1, 3]]
+    assert (stream.tally.fragments_stitched, stream.tally.assumptions["rows-brought-together"]) == (0, 4)

@@ -15,7 +15,7 @@ import gc
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, compress
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -73,6 +73,7 @@ class PolicyRows:
     extras: frozenset[str]  # of the columns
     typed: frozenset[str]  # columns that say their dtype, as packed ones do; JSON knows only float64, int64 and bool
     infos: list[Any] | None  # (N,) of the observation that each step led to; None: all empty
+    file: tuple[int, str] = (0, "")  # of the line: its number in the source, and its URL
     lost_before: str = ""  # where lines were lost right before the first one, of unknown episodes
 
     def __len__(self) -> int:
@@ -90,6 +91,11 @@ class PolicyRows:
             name: map_leaves(lambda leaf: (leaf.dtype if name in self.typed else None, leaf.shape[1:]), tree)  # noqa: B023
             for name, tree in self.columns.items()
         }
+
+    def take(self, rows: NDArray[np.int64]) -> PolicyRows:
+        """Some rows, by number."""
+        infos = None if self.infos is None else [self.infos[row] for row in rows.tolist()]
+        return replace(self, columns=map_leaves(lambda leaf: leaf[rows], self.columns), infos=infos)
 
     @classmethod
     def joined(cls, parts: Sequence[PolicyRows]) -> PolicyRows:
@@ -323,8 +329,7 @@ class _Batch:
             return found
         real = (np.arange(width) < lengths[:, None]).reshape(-1)
         self.tally.assume("padding-removed", int((~real).sum()))
-        infos = None if found.infos is None else list(compress(found.infos, real))
-        return replace(found, columns=map_leaves(lambda leaf: leaf[real], found.columns), infos=infos)
+        return found.take(np.flatnonzero(real))
 
 
 def _why_dropped(name: str, value: Any) -> str:

@@ -8,9 +8,10 @@ Ids: where the source has one policy and one agent, an episode's id is its `eps_
 it has no agent id (RLlib keys single agents by their episode). Where it has several, each gets an episode of its own, with the
 id `<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_id` as the id of the multi-agent episode.
 
-Without `eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no
-`t` either, where `new_obs` is not the next `obs`, and with each block of lines. Such episodes are named `<8 hex of the first
-rows>-<number>`, and counted.
+Rows of one episode and agent that are apart in a line (agents that took turns) are brought together, in their order. Without
+`eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no `t`
+either, where `new_obs` is not the next `obs`; with neither of the two, where a file begins. Such episodes are named `<8 hex of
+the first rows>-<number>`, and counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -32,7 +33,7 @@ from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
 from offline_cli.formats.step_rows import Keys, SharedIds, StepRows, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import leaves
+from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
 BLOCK_BYTES: Final = 32 << 20  # of lines that are settled together: half a file of RLlib
 Key = tuple[Any, Any]  # eps_id, agent_index
@@ -69,9 +70,9 @@ class SampleBatchSource(FileSource):
             joined = [PolicyRows.joined(group) for group in groups]
             dtypes.settle(joined)
             for parts, rows in zip(groups, joined, strict=True):
-                keys, follows = ids.keys(rows)
+                keys, order, follows = ids.keys(rows, parts)
                 _lose_begun(parts, keys, rejects)
-                yield _fragments(dtypes.of(rows), parts, keys, follows, tally)
+                yield _fragments(dtypes.of(rows), parts, keys, order, follows, tally)
 
     def _blocks(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
         """Rows of as many lines as are settled together; of fewer where these end as many episodes as the caller wants."""
@@ -105,7 +106,7 @@ class SampleBatchSource(FileSource):
     def _lines(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows] | str]:
         """What each line holds; or the place of a line, or of the rest of a file, that was lost."""
         before = 0
-        for file in self.files:
+        for number, file in enumerate(self.files):
             for line in lines_of(file, self.scope):
                 if isinstance(line, BadData):
                     rejects.add(line)
@@ -114,18 +115,26 @@ class SampleBatchSource(FileSource):
                 self.done = before + line.position
                 tally.rows_in += 1
                 try:
-                    yield reader.read(line)
+                    found = reader.read(line)
                 except BadData as error:
                     rejects.add(error, raw=line.data)
                     yield error.where
+                    continue
+                for rows in found:
+                    rows.file = number, line.file
+                yield found
             before = self.done
 
 
-def _fragments(rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, follows: bool, tally: Tally) -> Fragments:
-    """`parts`: the lines that `rows` are of."""
-    lengths, columns = np.array([len(part) for part in parts]), rows.columns
-    line = np.repeat(np.arange(len(parts)), lengths)
-    number = np.arange(len(line)) - (np.cumsum(lengths) - lengths)[line]  # of a row in its line
+def _fragments(
+    rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, order: NDArray[np.int64] | None, follows: bool, tally: Tally
+) -> Fragments:
+    """`parts`: the lines that `rows` are of. `order`: in which rows are steps, where it is not the one they stand in."""
+    line = _line_of(parts)
+    number = np.arange(len(line)) - np.searchsorted(line, line)  # of a row in its line
+    if order is not None:
+        rows, keys, line, number = rows.take(order), replace(keys, code=keys.code[order]), line[order], number[order]
+    columns = rows.columns
     steps = StepRows(
         keys=keys,
         obs=columns[Columns.OBS],
@@ -145,6 +154,11 @@ def _fragments(rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, follow
     return Fragments(batch, Origins.of_rows(tuple(part.place for part in parts), line, number, first))
 
 
+def _line_of(parts: Sequence[PolicyRows]) -> NDArray[np.int64]:
+    """(N,) which of the lines each row is of."""
+    return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+
 def _lose_begun(parts: Sequence[PolicyRows], keys: Keys, rejects: Rejects) -> None:
     """Where lines were lost, the next episode of each agent may have begun in them, and only `t` could show it."""
     row = 0
@@ -158,6 +172,30 @@ def _lose_begun(parts: Sequence[PolicyRows], keys: Keys, rejects: Rejects) -> No
 # ---- ids ----
 
 
+@dataclass(frozen=True, slots=True)
+class _LastRow:
+    """A row without `eps_id` that did not end its episode."""
+
+    name: str  # made up, of its episode
+    file: tuple[int, str]
+    columns: dict[str, Tree]  # leaves (1, ...): what the next row can be compared with
+
+    def continues_in(self, rows: PolicyRows, file: tuple[int, str]) -> bool:
+        """Whether the first of `rows`, of `file`, is the next step."""
+        mine, theirs = self.columns, rows.columns
+        if theirs[AGENT_INDEX][0] != mine[AGENT_INDEX][0]:
+            return False
+        if Columns.T in mine and Columns.T in theirs:
+            return bool(theirs[Columns.T][0] == mine[Columns.T][0] + 1)
+        if Columns.NEXT_OBS not in mine:
+            return file == self.file
+        try:
+            same = map_leaves(lambda left, right: same_leaf(left[0], right[0]), mine[Columns.NEXT_OBS], theirs[Columns.OBS])
+        except ValueError:  # another structure
+            return False
+        return all(leaves(same))
+
+
 @dataclass(slots=True)
 class _EpisodeIds:
     """Ids of episodes, which name the agent where the first lines have several; made up where lines have none."""
@@ -166,6 +204,7 @@ class _EpisodeIds:
     _shared: SharedIds = field(default_factory=SharedIds)
     _only: tuple[str | None, Any] | None = None  # policy, agent index: the only one of the first block
     _open: dict[str | None, Key] = field(default_factory=dict)  # by policy: whose last row did not end its episode
+    _last: dict[str | None, _LastRow] = field(default_factory=dict)  # by policy: that row, where its id was made up
     _prefix: str = ""
     _made: int = 0
 
@@ -177,35 +216,61 @@ class _EpisodeIds:
             content = b"".join(leaf.tobytes() for leaf in leaves(block[0].columns))
             self._prefix = hashlib.blake2b(content, digest_size=4).hexdigest()
 
-    def keys(self, rows: PolicyRows) -> tuple[Keys, bool]:
-        """The keys of rows of one policy; whether the first one stands right after a row that did not end its episode."""
+    def keys(self, rows: PolicyRows, parts: Sequence[PolicyRows]) -> tuple[Keys, NDArray[np.int64] | None, bool]:
+        """The keys of rows of one policy, which are of the lines `parts`; the order that brings those of one key in one line
+        together, None where they are; whether the first one stands right after a row that did not end its episode.
+        """
+        last = self._last.pop(rows.policy, None)
         if Columns.EPS_ID not in rows.columns:
-            rows.columns[Columns.EPS_ID] = self._made_up(rows)
-        eps_id, agent = rows.columns[Columns.EPS_ID], rows.columns[AGENT_INDEX]
-        first = np.flatnonzero(np.append(True, (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1])))
+            rows.columns[Columns.EPS_ID] = self._made_up(rows, parts, last)
+        eps_id, agent, line = rows.columns[Columns.EPS_ID], rows.columns[AGENT_INDEX], _line_of(parts)
+        changes = (eps_id[1:] != eps_id[:-1]) | (agent[1:] != agent[:-1]) | (line[1:] != line[:-1])
+        first = np.flatnonzero(np.append(True, changes))
+        lengths = np.diff(np.append(first, len(rows)))
         found = list(zip(eps_id[first].tolist(), agent[first].tolist(), strict=True))  # whose run of rows it is
         codes = {key: code for code, key in enumerate(dict.fromkeys(found))}
+        runs = np.array([codes[key] for key in found], np.int64)
         keys = Keys(
-            code=np.repeat(np.array([codes[key] for key in found], np.int64), np.diff(np.append(first, len(rows)))),
+            code=np.repeat(runs, lengths),
             eps_ids=tuple(str(eps) for eps, _ in codes),
             agent_ids=tuple(None if (rows.policy, name) == self._only else str(name) for _, name in codes),
             module_ids=(rows.policy,) * len(codes),
         )
-        follows = self._open.pop(rows.policy, None) == found[0]
+        order = self._together(line[first], runs, lengths)
+        begin, end = (0, -1) if order is None else order[[0, -1]].tolist()
+        named = list(codes)
+        follows = self._open.pop(rows.policy, None) == named[keys.code[begin]]
+        if not rows.ended[end]:
+            self._open[rows.policy] = named[keys.code[end]]
+        return self._shared.named(keys), order, follows
+
+    def _together(
+        self, line: NDArray[np.int64], code: NDArray[np.int64], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64] | None:
+        """The order of rows that puts runs of one key in one line where the first of them is; None: they stand so."""
+        _, first, which = np.unique(line * (code.max() + 1) + code, return_index=True, return_inverse=True)
+        if len(first) == len(code):
+            return None
+        turns = np.bincount(line) > np.bincount(line[first])  # the lines where keys take turns
+        self.tally.assume("rows-brought-together", int(lengths[turns[line]].sum()))
+        return np.argsort(np.repeat(first[which], lengths), kind="stable")
+
+    def _made_up(self, rows: PolicyRows, parts: Sequence[PolicyRows], last: _LastRow | None) -> NDArray[np.str_]:
+        """(N,) ids of rows that have none; `last`: the row before them."""
+        begins = _begins(rows, parts)
+        names = [last.name] if last is not None and last.continues_in(rows, parts[0].file) else []
+        made = int(np.count_nonzero(begins)) - len(names)
+        names += [f"{self._prefix}-{self._made + number}" for number in range(made)]
+        self.tally.assume("missing-eps-id", made)
+        self._made += made
         if not rows.ended[-1]:
-            self._open[rows.policy] = found[-1]
-        return self._shared.named(keys), follows
-
-    def _made_up(self, rows: PolicyRows) -> NDArray[np.str_]:
-        """(N,) ids of rows that have none, of which the first begins an episode."""
-        episode = np.cumsum(_begins(rows)) - 1
-        names = [f"{self._prefix}-{self._made + number}" for number in range(int(episode[-1]) + 1)]
-        self.tally.assume("missing-eps-id", len(names))
-        self._made += len(names)
-        return np.take(np.array(names, np.str_), episode)
+            kept = {name: rows.columns[name] for name in (AGENT_INDEX, Columns.T, Columns.NEXT_OBS) if name in rows.columns}
+            row = map_leaves(lambda leaf: leaf[-1:].copy(), kept)  # a copy: the block can go
+            self._last[rows.policy] = _LastRow(names[-1], parts[-1].file, row)
+        return np.take(np.array(names, np.str_), np.cumsum(begins) - 1)
 
 
-def _begins(rows: PolicyRows) -> NDArray[np.bool_]:
+def _begins(rows: PolicyRows, parts: Sequence[PolicyRows]) -> NDArray[np.bool_]:
     """(N,) true where a row does not continue the one before it, whatever its `eps_id`; always at the first row."""
     columns = rows.columns
     follows = ~rows.ended[:-1] & (columns[AGENT_INDEX][1:] == columns[AGENT_INDEX][:-1])
@@ -213,4 +278,8 @@ def _begins(rows: PolicyRows) -> NDArray[np.bool_]:
         follows &= columns[Columns.T][1:] == columns[Columns.T][:-1] + 1
     elif Columns.NEXT_OBS in columns:
         follows &= chained(columns[Columns.OBS], columns[Columns.NEXT_OBS])
+    else:  # nothing shows that an episode goes on in another file
+        new = np.array([False, *(after.file != before.file for before, after in pairwise(parts))])
+        line = _line_of(parts)
+        follows &= (line[1:] == line[:-1]) | ~new[line[1:]]
     return np.append(True, ~follows)
