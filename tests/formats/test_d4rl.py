@@ -49,6 +49,17 @@ def test_without_timeouts_next_observations_divide_or_limits_are_unknown_and_cou
     assert stream.tally.assumptions.get("missing-timeouts", 0) == (not has_next)
 
 
+@pytest.mark.parametrize("name", ["timeouts", "episode_terminals"])
+def test_ends_that_are_dropped_are_as_if_they_were_not_there(name: str, tmp_path: Path) -> None:
+    arrays = d4rl(100)
+    ends = arrays.pop("timeouts")
+    file = write(tmp_path / "a.hdf5", {**arrays, name: ends})
+    result = convert(file, tmp_path / "D", drop=[name])
+    assert (result.episodes, result.assumptions["missing-timeouts"]) == (3, 1)
+    with pytest.raises(BadData):
+        convert(file, tmp_path / "E", drop=["terminals"])
+
+
 def test_what_has_another_number_of_rows_is_left_out_by_name_or_refused(tmp_path: Path) -> None:
     odd = {"metadata/policy/fc0": np.zeros((4, 4)), "metadata/algorithm": np.bytes_("SAC"), "t": np.arange(100)}
     stream = read(write(tmp_path / "a.hdf5", {**d4rl(100), **odd}))[0]

@@ -141,6 +141,16 @@ def test_an_episode_with_fewer_frames_than_its_record_says_is_named(v30: Path, t
     assert (result.episodes, result.episodes_lost) == (1, 2)
 
 
+def test_a_stray_frame_hides_no_episode_whose_file_is_missing(v30: Path, tmp_path: Path) -> None:
+    def changed(table: pa.Table) -> pa.Table:
+        at, stray = table.column_names.index("episode_index"), pa.array([0] * 4 + [99])
+        return table.slice(0, 5).set_column(at, "episode_index", stray)
+
+    rewrite(frames(v30), changed)
+    result = convert([str(v30)], str(tmp_path / "out"), on_error="skip")
+    assert (result.episodes, result.episodes_lost) == (1, 2)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

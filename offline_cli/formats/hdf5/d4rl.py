@@ -80,8 +80,8 @@ class _Steps:
     def __init__(self, found: Mapping[str, Dataset], where: str, drop: frozenset[str], tally: Tally) -> None:
         """Raises BadData where arrays that are needed are missing, or disagree. `drop`: see `OpenContext`."""
         self._where, self._tally, self._datasets = where, tally, dict[str, Dataset]()
-        self._keys = {name.partition("/")[0] for name in found}
-        missing = [key for key in NEEDED if key not in self._keys]
+        kept = {name.partition("/")[0] for name in found if _dotted(name) not in drop}
+        missing = [key for key in NEEDED if key not in kept]
         if missing or REWARDS not in found or not found[REWARDS].shape:
             raise BadData(f"no {' and no '.join(missing or [REWARDS])} in the file", where=where, fix=FIX)
         self._rows = found[REWARDS].shape[0]
@@ -97,6 +97,7 @@ class _Steps:
                 tally.drop_column(dotted if why == LEFT_OUT else name, why)
             else:
                 self._datasets[name] = one
+        self._keys = {name.partition("/")[0] for name in self._datasets}
         if NEXT in self._keys and self._forms(NEXT) != self._forms(OBS):
             raise BadData(f"{NEXT} are of another form than {OBS}", where=where, fix=FIX)
         self.row_bytes = sum(one.row_bytes for one in self._datasets.values())

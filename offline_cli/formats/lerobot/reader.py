@@ -203,17 +203,25 @@ class LeRobotSource(EpisodeFiles):
         """Each as soon as all of its frames have been read; last those that lack some."""
         waiting, missing = dict[int, list[_Frames]](), set(self.records)
         options, before, prefix = self.read_options, rejects.count, f"{source_hash(self.files)}-"
-        columns = [*self.roles.columns, TIMESTAMP, FRAME_INDEX, EPISODE_INDEX]
+        columns, whole, cut = [*self.roles.columns, TIMESTAMP, FRAME_INDEX, EPISODE_INDEX], set[str](), list[str]()
         for chunk in chunks(
-            self.files, rejects, columns=columns, workers=options.workers, first_rows=options.limit, scope=self.scope
+            self.files,
+            rejects,
+            columns=columns,
+            workers=options.workers,
+            first_rows=options.limit,
+            on_cut=cut.append,
+            scope=self.scope,
         ):
+            whole.update(chunk.files if {*columns} - {TIMESTAMP} <= {*chunk.table.column_names} else ())
             for index, frames in self._by_episode(chunk, rejects):
                 parts = waiting.setdefault(index, [])
                 parts.append(frames)
                 if sum(len(part.rows) for part in parts) >= self.records[index].length:
                     missing.discard(index)
                     yield [index], partial(self._episode, self.records[index], prefix, waiting.pop(index), tally)
-        lost = set(waiting) if rejects.count > before else missing.union(waiting)  # a file that is damaged is told already
+        is_told = rejects.count > before and bool(cut or len(whole) < len(self.files))  # of a damaged file
+        lost = set(waiting) if is_told else missing.union(waiting)
         for index in sorted(lost):
             yield [index], partial(self._episode, self.records[index], prefix, waiting.get(index, []), tally)
 
