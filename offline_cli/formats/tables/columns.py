@@ -198,7 +198,9 @@ def first_url(files: Mapping[str, Any]) -> str:
 
 def listed(columns: Sequence[str]) -> str:
     """The first of some names."""
-    return ", ".join(columns[:SHOWN]) + (f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else "")
+    return ", ".join(name[:100] for name in columns[:SHOWN]) + (
+        f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
+    )
 
 
 def category_space(mapping: TableMapping, role: str) -> Space | None:

@@ -73,6 +73,7 @@ HOLDS: Final = {  # what cells of a role may hold; a column without any row may 
 ROWS: Final = 1 << 16  # that a proposal rests on
 MOST_IMAGES: Final = 16  # cells of bytes that are looked at
 MOST_COLUMNS: Final = 64  # a longer list is of no use
+LONGEST_NAME: Final = 500  # letters: a longer one is data, or damage
 MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
 TRIES: Final = 8
 LONG_GAP: Final = 10  # times the usual step of a time
@@ -99,14 +100,14 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
         files.open()
         columns = next(csv.reader([columns[0]], delimiter=delimiter))
     try:
-        proposed = _Draft(files, [name for name in columns if name][:MOST_COLUMNS], tried).text()
+        proposed = _Draft(files, [name for name in columns if 0 < len(name) <= LONGEST_NAME][:MOST_COLUMNS], tried).text()
     finally:
         files.close()
     raise BadMapping(
         f"a table whose columns nothing explains: {listed(columns)}",
         where=first_url(files.columns),
         fix=f"--mapping FILE, where FILE says what the columns mean (docs/tables.md). To start from:\n\n{proposed}",
-        details={"columns": columns[:1000], "starting_mapping": proposed},
+        details={"columns": [name[:LONGEST_NAME] for name in columns[:1000]], "starting_mapping": proposed},
     )
 
 
@@ -275,7 +276,11 @@ class _Draft:
             yield f"{toml_key(ours)} = {_quoted(names[0]) if len(names) == 1 else _array(names)}{why}"
         yield from (f"# left out: {_quoted(name)}: {why}" for name, why in self.left_out.items())
         if texts:
-            yield from ("", f"[categories]  # the texts of the first {ROWS:,} rows", *(f"{toml_key(name)} = {_array(known)}" for name, known in texts.items()))
+            yield from (
+                "",
+                f"[categories]  # the texts of the first {ROWS:,} rows",
+                *(f"{toml_key(name)} = {_array(known)}" for name, known in texts.items()),
+            )
         if images := [f"{toml_key(name)} = {_quoted(self.images[name])}" for _, name in used if name in self.images]:
             yield from ("", "[images]  # decoding needs pip install 'offline-cli[images]'", *images)
         if any(gaps.values()):
