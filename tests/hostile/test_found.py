@@ -28,6 +28,7 @@ from offline_cli.errors import (
     BadData,
     BadEpisode,
     BadPiece,
+    NoData,
     SpaceMismatch,
     UnsafeData,
     UnsupportedSpace,
@@ -218,3 +219,14 @@ def test_an_episode_of_parts_nested_hundreds_deep_is_set_aside_among_sound_ones(
     batches = list(decode_batch([sound, deep, sound], where=lambda i: f"item {i}", rejects=rejects, tally=Tally()))
     assert sum(map(len, batches)) == 2
     assert rejects.count == 1
+
+
+def test_rows_without_a_readable_vector_come_before_those_that_have_one(tmp_path: Path) -> None:
+    lines = (
+        b'eps_id,t,obs,actions,rewards,terminateds,truncateds,infos,active\x00"": 1}","-0.5"\n'
+        b'"","-0"""a""","1.0""b""","1","[0.5, -1.0]","1","1.0","false","falwe"5."{""lives"": 1}","-0.5"\n'
+        b'"""a""","2","[1.0, -1.0]","0",infos,active\x00"": 1"1","true","fal3e","{""lives"": 2}","-0.5"'
+    )
+    (tmp_path / "t.csv").write_bytes(lines)
+    with pytest.raises(NoData):
+        convert(tmp_path / "t.csv", tmp_path / "D", on_error="skip")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -183,8 +184,13 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     """Rows one after the other; marks of missing cells are there only where some are."""
     if len(parts) == 1:
         return parts[0]
-    names = dict.fromkeys(name for part in parts for name in part)
-    return {name: np.concatenate([part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]) for name in names}
+
+    def joined(name: str) -> NDArray[Any]:
+        found = [part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]
+        shape = max((one.shape[1:] for one in found), key=math.prod)  # rows that are all bad know no shape
+        return np.concatenate([one if one.shape[1:] == shape else np.zeros((len(one), *shape), one.dtype) for one in found])
+
+    return {name: joined(name) for name in dict.fromkeys(name for part in parts for name in part)}
 
 
 def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) -> Mask:
