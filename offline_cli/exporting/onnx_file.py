@@ -11,6 +11,7 @@ an episode begins. So are the rewards that a piece looks at.
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import warnings
@@ -227,12 +228,17 @@ def _difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> f
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within it torch says nothing of its progress, nor of packages that are not needed here."""
-    before = logging.root.manager.disable
+    """Within it torch says nothing of its progress, nor of packages that are not needed here, and no garbage is collected:
+    tracing parses code, and CPython was seen to fail at that (SystemError) while the finalizer of an environment ran.
+    """
+    before, collects = logging.root.manager.disable, gc.isenabled()
     logging.disable(logging.WARNING)
+    gc.disable()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(before)
+        if collects:
+            gc.enable()
