@@ -14,6 +14,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Final
@@ -23,7 +25,7 @@ from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 PYTHON: Final = "python:"  # before the name of an object, in an option
 EXTRAS: Final = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}  # of packages that users name
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
-BETWEEN: Final = re.compile(r",(?=\s*[^\W\d]\w*\s*=)")  # two arguments
+ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 
 
 def names_file(module: str) -> bool:
@@ -120,18 +122,39 @@ def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
         return text, {}, [f"{text!r} is no NAME:key=value,..."]
     found: dict[str, Any] = {}
     wrong = []
-    for part in BETWEEN.split(match["arguments"] or ""):
-        name, _, raw = (piece.strip() for piece in part.partition("="))
-        try:
-            value = json.loads(raw, parse_constant=str)
-        except (ValueError, RecursionError):
-            value = raw
-            if "," in raw:
-                wrong.append(f'{raw!r} is no value (lists as [84,84], other commas within "quotes")')
-        if name in found:
+    for name, raw in _arguments_of(match["arguments"] or ""):
+        if not name:
+            wrong.append(f'{raw!r} is not key=value (lists as [84,84], other commas within "quotes")')
+        elif name in found:
             wrong.append(f"{name} is given twice")
-        found |= {name: value} if name else {}
+        found[name] = _value(raw)
     return match["path"], found, wrong
+
+
+def _arguments_of(text: str) -> Iterator[tuple[str, str]]:
+    """Names and texts of `key=value,...`, where values may be JSON with commas; without a name what is none."""
+    text = text.strip()
+    while text:
+        match = ARGUMENT.match(text)
+        name, rest = (match[1], text[match.end() :]) if match else ("", text)
+        raw = rest.partition(",")[0]
+        if match and rest[:1] in ("[", "{", '"'):  # a list, object or quoted text goes to its own end
+            with suppress(ValueError, RecursionError):
+                end = json.JSONDecoder().raw_decode(rest)[1]
+                raw = rest[:end] if rest[end:].lstrip()[:1] in ("", ",") else raw
+        yield name, raw.strip()
+        text = rest[len(raw) :].lstrip().removeprefix(",").lstrip()
+
+
+def _value(raw: str) -> Any:
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return raw
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
 
 
 def path_for_workers() -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment, UnsupportedSpace
+from offline_cli.import_path import call_of
 
 SOURCE = """
 import gymnasium as gym
@@ -160,3 +161,15 @@ def test_a_file_alone_is_refused_and_not_imported(name: str, tmp_path: Path, mon
 def test_a_wrapper_whose_statistics_run_on_and_are_lost_is_refused(wrapper: str) -> None:
     with pytest.raises(BadConfig, match=wrapper), open_environment("CartPole-v1", wrappers=[wrapper]) as environment:
         assert environment.observation_space
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ('W:text="a,b=1"', {"text": "a,b=1"}),
+        ('W:a=[{"x":"1,y=2"}],b=2', {"a": [{"x": "1,y=2"}], "b": 2}),
+        ("W:b=x", {"b": "x"}),
+    ],
+)
+def test_values_of_a_wrapper_end_where_their_json_does(text: str, arguments: dict[str, object]) -> None:
+    assert call_of(text) == ("W", arguments, [])

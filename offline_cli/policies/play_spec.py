@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -130,7 +131,7 @@ class PlaySpec:
         """
         learned, beside = {} if self.trained is None else self.trained.state, dict(pipelines.env_to_module.named())
         where = (self.trained or self.env_to_module).where
-        if lost := [name for name in learned if name not in beside and snake(re.sub(r"_\d+$", "", name)) in own_pieces()]:
+        if lost := [name for name, state in learned.items() if name not in beside and _is_our_own(name, state)]:
             what = f"state for a piece {lost[0]!r}, which the policy was trained through, and here are {list(beside)}"
             raise UnknownPiece(what, where=where, fix=FIX)
         try:
@@ -144,6 +145,13 @@ class PlaySpec:
             raise BadConfig(what, where=where, fix=f"{FIX}; or a piece whose state is set, in Python")
         pipelines.freeze()
         return pipelines
+
+
+def _is_our_own(name: str, state: Any) -> bool:
+    """Whether a piece of ours of that unique name learned `state`, or one in a pipeline of that name."""
+    if snake(re.sub(r"_\d+$", "", name)) in own_pieces():
+        return True
+    return isinstance(state, Mapping) and any(_is_our_own(str(inner), part) for inner, part in state.items())
 
 
 def beside_learner(learner: PipelineSpec, env_to_module: PipelineSpec) -> PlaySpec:

@@ -81,18 +81,23 @@ def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: i
     """`empty` with what the datasets hold; `new_steps` were recorded within `seconds`."""
     counts = [manifest.counts.episodes for manifest in manifests]
 
-    def mean(column: str, moment: str = "mean") -> float | None:
-        known = [dict[str, Any](manifest.statistics)[column][moment] for manifest in manifests]
-        return None if None in known else float(np.average(known, weights=counts))
+    def moments(column: str) -> tuple[float | None, float | None]:
+        """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
+        known = [dict[str, Any](manifest.statistics)[column] for manifest in manifests]
+        if len(known) == 1 or any(one["mean"] is None or one["std"] is None for one in known):
+            return (known[0]["mean"], known[0]["std"]) if len(known) == 1 else (None, None)
+        mean = np.average([one["mean"] for one in known], weights=counts)
+        square = np.average([one["std"] ** 2 + one["mean"] ** 2 for one in known], weights=counts)
+        return float(mean), float(np.sqrt(max(0.0, square - mean**2)))
 
     return replace(
         empty,
         episodes=sum(counts),
         steps=sum(manifest.counts.steps for manifest in manifests),
         shards=sum(len(manifest.shards) for manifest in manifests),
-        return_mean=mean("return"),
-        return_std=mean("return", "std") if len(manifests) == 1 else None,
-        length_mean=mean("length"),
+        return_mean=moments("return")[0],
+        return_std=moments("return")[1],
+        length_mean=moments("length")[0],
         seconds=seconds,
         steps_per_second=new_steps / seconds,
         complete=all(manifest.complete for manifest in manifests),
