@@ -140,11 +140,8 @@ class EpisodeStream:
                 first = fitted if first is None else first
                 if first is not fitted and (difference := first.structure_difference(fitted)):
                     what = f"episodes of two structures cannot be in one dataset: {difference}"
-                    where, fix = (
-                        f"episodes {first.ids[0]} and {fitted.ids[0]}",
-                        "convert the two kinds of recording into two datasets",
-                    )
-                    raise BadEpisode(what, where=where, fix=fix)
+                    fix = "convert the two kinds of recording into two datasets"
+                    raise BadEpisode(what, where=f"episodes {first.ids[0]} and {fitted.ids[0]}", fix=fix)
                 yield fitted
                 del batch, fitted  # nothing is held while the next is read
                 if self.episode_limit is not None:

@@ -95,10 +95,6 @@ class Dataset:
         """Those that are read."""
         return self.manifest.shards if self.part is None else self.part
 
-    def of_shards(self, shards: Sequence[Shard]) -> Dataset:
-        """The same of these shards alone."""
-        return replace(self, part=tuple(shards))
-
     # ---- as a stream ----
 
     def batches(
@@ -217,9 +213,8 @@ class Dataset:
         """The episodes of a shard with these numbers, in their order."""
         place, reader = self.location.join(shard.path), self._reader()
         with ExitStack() as stack:
-            file = cache(
-                lambda: stack.enter_context(opened(place, size=shard.bytes, ahead=False))
-            )  # only if a part has to be read
+            # opened only if a part has to be read
+            file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes, ahead=False)))
             places = self._kept(place.url, None, lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows)))
             starts, ends = places
             self._check(shard, "episodes", len(starts) - 1)

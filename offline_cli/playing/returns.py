@@ -127,14 +127,12 @@ def play(
     agent: str | None = None,
     others: Mapping[str, Policy] | None = None,
     num_envs: int = 16,
-    on_episodes: Callable[[int], None] = lambda done: None,
     ranks: Ranks = ALONE,
 ) -> Played:
     """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
 
     `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are. In a game
     of several agents the module plays `agent`, and the `others` play by policies of their own, by agent.
-    `on_episodes` gets the number of episodes that have ended.
 
     Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
     no finite numbers, and where a piece raises; BadConfig where the pieces cannot play there; StopRequested.
@@ -161,7 +159,7 @@ def play(
             own = module_policy(module, pieces, alone, device=device)
             policy = opened_policy(plan, environment, {**(others or {}), agent: own})
         outcomes = played(plan, environment, policy, Returns) if plan.episodes else iter(())
-        return played_of(outcomes, environment, on_episodes, ranks)
+        return played_of(outcomes, environment, lambda done: None, ranks)
 
 
 def played_of(

@@ -29,17 +29,17 @@ from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
 from offline_cli.meanings import Meanings, joined
 from offline_cli.modules.devices import autocast
-from offline_cli.modules.network import MLP, Network, network_kind
+from offline_cli.modules.network import Network, network_kind
 from offline_cli.modules.rl_module import RLModule, initial_state
-from offline_cli.plugins import PYTHON, plugin_behind, with_network
+from offline_cli.plugins import PYTHON, plugin_behind
 from offline_cli.policies.run_files import CONFIG, MODULES, OF_POLICY, STEPPED, checkpoint_bytes, copy_into, part, prefixed
 from offline_cli.policies.run_policy import MEANINGS, NETWORK, LoadedPolicy, load_policy
 from offline_cli.spaces import Space, same_space
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
-from offline_cli.training.config import BCConfig, stored_config
+from offline_cli.training.config import BCConfig
 
-__all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "policy_with_values", "rate_factor"]
+__all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "rate_factor"]
 
 ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # options of networks that no weight depends on
 BETAS: Final = (0.9, 0.999)
@@ -140,17 +140,15 @@ class Setup:
     log_std: tuple[float | None, float | None] = (None, None)  # see Task
 
     @classmethod
-    def of(cls, config: BCConfig, named: Sequence[str] | None = None, code: Sequence[str] | None = None) -> Self:
-        """What a resolved configuration names. `named`: packages that an algorithm may be of, and `code`: a network; None:
-        any. Raises BadConfig for an algorithm that cannot stream.
-        """
-        options, name = {**config.algorithm}, config.network["name"]
-        algorithm = algorithm_kind(options.pop("name"), named=named)(options)
+    def of(cls, config: BCConfig) -> Self:
+        """What a resolved configuration names. Raises BadConfig for an algorithm that cannot stream."""
+        options = {**config.algorithm}
+        algorithm = algorithm_kind(options.pop("name"))(options)
         if config.streaming and algorithm.refresh_every is not None:
             what = f"{config.algorithm['name']} recomputes its columns from episodes in memory"
             fix = "leave out --streaming, or have columns computed once, as by --set refresh_every=0"
             raise BadConfig(what, where="--streaming", fix=fix)
-        network = network_kind(name, named=None if name == MLP else code)(config.network_options)
+        network = network_kind(config.network["name"])(config.network_options)
         return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
 
     def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
@@ -258,39 +256,6 @@ def _saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | 
         return None if last is None else (config, part(load(last[1]), MODULES))
     except (ValueError, SafetensorError) as err:
         raise BadData(f"the run cannot be read: {err}", where=run.url, fix="train again, or name another run") from err
-
-
-def policy_with_values(
-    place: Location,
-    storage_options: Mapping[str, Any] | None,
-    *,
-    plugins: Sequence[str] = (),
-    network: str | None = None,
-) -> LoadedPolicy:
-    """The policy of the run at `place`, whose module has `compute_values(batch)` where the run's algorithm gives pieces values.
-
-    Values are those of the last checkpoint; without one there are none. `plugins`, `network`, and what is raised: see
-    `load_policy`; BadConfig for an algorithm of a package that is not named, BadData for a broken checkpoint.
-    """
-    loaded = load_policy(place, storage_options, plugins=plugins, network=network)
-    saved = _saved_modules(replace(place, cache=None))
-    if saved is None:
-        return loaded
-    setup, module = Setup.of(stored_config(saved[0]), plugins, with_network(plugins, network)), loaded.module
-    if type(setup.algorithm).rl_module is Algorithm.rl_module:
-        return loaded
-    spaces, scale = (module.observation_space, module.action_space), loaded.description["action_scale"]
-    learner = Learner.of(setup.algorithm, Task(*spaces, scale, setup.network, log_std=setup.log_std))
-    try:
-        copy_into(learner.state(), {**saved[1], **prefixed(OF_POLICY, module.state_dict())})
-    except (KeyError, RuntimeError) as err:
-        what = f"the checkpoint has no modules of the form that the algorithm makes: {err}"
-        raise BadData(what, where=place.url, fix="train again, or name another run") from err
-    given = setup.algorithm.rl_module(learner.modules)
-    if hasattr(given, "compute_values"):
-        given.eval()
-        module.compute_values = given.compute_values
-    return loaded
 
 
 # ---- an update ----

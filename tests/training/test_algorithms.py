@@ -195,7 +195,7 @@ def learn_by(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Algorithm]], Non
 
     def use(kind: type[Algorithm]) -> None:
         Guess.calls = []
-        monkeypatch.setattr(learners, "algorithm_kind", lambda name, named: kind)
+        monkeypatch.setattr(learners, "algorithm_kind", lambda name: kind)
 
     return use
 
