@@ -15,6 +15,8 @@ example.
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -36,6 +38,7 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 
@@ -50,6 +53,7 @@ NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
 THE_SOURCE: Final = "the source"
 
+HASHED_BYTES: Final = 64 << 10  # at each end of a file
 ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
 
 
@@ -209,6 +213,20 @@ def shares(items: Sequence[T], count: int) -> list[Sequence[T]]:
     count = min(count, len(items))
     edges = [len(items) * part // count for part in range(count + 1)] if count else []
     return [items[first:stop] for first, stop in pairwise(edges)]
+
+
+def source_hash(files: Sequence[Openable]) -> str:
+    """8 hex digits, of the files in order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.url):
+        with storage_failures(file.url, "reading it"), file.open() as stored:
+            size = stored.seek(0, io.SEEK_END)
+            stored.seek(0)
+            digest.update(size.to_bytes(8, "little"))
+            digest.update(stored.read(HASHED_BYTES))
+            stored.seek(max(0, size - HASHED_BYTES))
+            digest.update(stored.read(HASHED_BYTES))
+    return digest.hexdigest()[:8]
 
 
 @dataclass(slots=True)

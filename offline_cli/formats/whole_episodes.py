@@ -17,9 +17,8 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.action_shapes import choices, one_number_each
-from offline_cli.formats.source import FileSource, Fragments, Origins
+from offline_cli.formats.source import FileSource, Fragments, Origins, source_hash
 from offline_cli.formats.stored_arrays import StoredArray
-from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally

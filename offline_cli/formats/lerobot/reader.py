@@ -35,10 +35,9 @@ from offline_cli.formats.leaf_names import tree_of_names
 from offline_cli.formats.lerobot.dataset import INFO, Episode, Feature, Folder, Info, read_episodes, read_info, read_tasks
 from offline_cli.formats.parquet_files import Chunk, chunks, schema_of
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.source import ENV_SCALE, Fragments, Source, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, Fragments, Source, SourceInfo, source_hash
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables import TableSource
-from offline_cli.formats.tables.episodes import source_hash
 from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode
 from offline_cli.meanings import Element, Meanings
 from offline_cli.storage.locations import Location
