@@ -25,11 +25,11 @@ from pydantic.dataclasses import dataclass as model
 from typing_extensions import TypedDict
 
 from offline_cli import __version__
-from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
+from offline_cli.datasets.ownership import MANIFEST, UNFINISHED_WRITING
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.safe_json import deeper_than
+from offline_cli.schema_files import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
 

@@ -26,7 +26,7 @@ from offline_cli.episodes.codec.pack_batch import check_names
 from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.parquet.arrow_trees import from_arrow, is_numeric, space_field, to_arrow, tree_field
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves

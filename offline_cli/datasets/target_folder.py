@@ -17,7 +17,9 @@ from typing import Any, Final
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.file_names import (
+from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
+from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest
+from offline_cli.datasets.ownership import (
     DATA,
     DATASET,
     MANIFEST,
@@ -26,10 +28,6 @@ from offline_cli.datasets.file_names import (
     WRITING,
     FolderKind,
     generation_of,
-)
-from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest
-from offline_cli.datasets.ownership import (
     is_own_part,
     keep_names,
     next_number,
@@ -49,8 +47,8 @@ from offline_cli.errors import (
     Uncommitted,
     UsageError,
 )
+from offline_cli.import_path import allowed_changes, content_hash_of
 from offline_cli.parquet.reading import opened
-from offline_cli.source_code import allowed_changes, content_hash_of
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import open_uploads, whole_file

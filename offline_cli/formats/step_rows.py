@@ -2,6 +2,9 @@
 
 Rows are cut where the id changes, after an end flag, where a timestep does not follow the one before, and where a file ends,
 unless the observations chain over it. Of flags that differ none is chosen silently.
+
+Replay buffers (stable-baselines3, d3rlpy) keep choices, rewards and flags as (N, 1). A declared space decides which shape its
+leaf has; without one, whole numbers (N, 1) as actions are choices.
 """
 
 from __future__ import annotations
@@ -19,6 +22,24 @@ from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import StartKind
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, equal_values, flatten, map_leaves
+
+
+def choices(actions: Tree) -> Tree:
+    """Actions without a declared space: whole numbers (N, 1) become (N,), the shape of Discrete."""
+    return map_leaves(lambda leaf: leaf.reshape(-1) if leaf.dtype.kind in "iu" and leaf.shape[1:] == (1,) else leaf, actions)
+
+
+def as_shape(leaf: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A leaf (N, ...) of one number a step in the shape of its space, () or (1,); any other leaf as it is."""
+    return leaf.reshape(len(leaf), *shape) if {leaf.shape[1:], shape} == {(), (1,)} else leaf
+
+
+def one_number_each(values: NDArray[Any], name: str, *, where: str, fix: str) -> NDArray[Any]:
+    """Rewards or flags as (N,), from (N,) or (N, 1). Raises BadEpisode for any other shape, and for what is no number."""
+    if values.dtype.kind not in "biuf" or values.shape[1:] not in ((), (1,)):
+        raise BadEpisode(f"{name} are {values.dtype} of shape {list(values.shape)}", where=where, fix=fix)
+    return np.asarray(values.reshape(-1))
+
 
 NO_MODULE: Final = "default_policy"  # RLlib's names for what a recording leaves out
 NO_AGENT: Final = "default_agent"

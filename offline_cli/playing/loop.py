@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 from offline_cli.engines.engine import Engine
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadData
-from offline_cli.modules.devices import use_threads
-from offline_cli.playing.copies import Copies, CopyFailed
-from offline_cli.playing.infos import NOTHING, KeptInfo
+from offline_cli.modules.python_network import use_threads
+from offline_cli.playing.copies import NOTHING, Copies, CopyFailed, KeptInfo
 from offline_cli.policies.by_name import open_policies
-from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, blamed
-from offline_cli.policies.seeds import Purpose, chance_key, reset_seed
+from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, Purpose, State, blamed, chance_key, reset_seed
 from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, requested
 from offline_cli.trees import Tree, map_leaves, rows_of, with_rows

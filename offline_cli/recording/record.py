@@ -35,9 +35,8 @@ from offline_cli.choices import (
 )
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.datasets import manifest as manifests
-from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import IDENTITY, RECORDING, Manifest
-from offline_cli.datasets.ownership import keep_names
+from offline_cli.datasets.ownership import MANIFEST, WRITING, keep_names
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec
@@ -45,15 +44,14 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.import_path import allowed_changes, code_of, content_hash_of
 from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
-from offline_cli.recording.agent_episodes import AgentEpisodes
-from offline_cli.recording.episode_rows import EpisodeRows, RecordedEpisode, batch_of, count_dropped
+from offline_cli.recording.episode_rows import AgentEpisodes, EpisodeRows, RecordedEpisode, batch_of, count_dropped
 from offline_cli.recording.results import RecordResult, ended_early, nothing_recorded, recorded
-from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location, open_location

@@ -26,12 +26,12 @@ from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Infos, R
 from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
 from offline_cli.datasets.target_folder import check_target, dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.episodes.value_fitting import category_check, fitter
+from offline_cli.episodes.fit import category_check, fitter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.playing.infos import NOTHING, kept_info
+from offline_cli.import_path import code_of
+from offline_cli.playing.copies import NOTHING, kept_info
 from offline_cli.policies.policy import Acted
 from offline_cli.recording.episode_rows import EpisodeRows, batch_of, count_dropped
-from offline_cli.source_code import code_of
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.storage.blanking import blanked, without_folders
 from offline_cli.storage.locations import Location, open_location

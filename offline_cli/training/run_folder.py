@@ -45,11 +45,12 @@ from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists
+from offline_cli.import_path import allowed_changes
 from offline_cli.meanings import NO_MEANINGS
-from offline_cli.modules.images import NATURE, encoder_package
+from offline_cli.modules.encoders import NATURE, encoder_package
 from offline_cli.modules.network import network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
-from offline_cli.policies import run_files as files
+from offline_cli.policies import run_policy as files
 from offline_cli.policies.run_policy import (
     ENCODER_PACKAGE,
     ENVIRONMENTS,
@@ -61,7 +62,6 @@ from offline_cli.policies.run_policy import (
     described_form,
 )
 from offline_cli.report.curves import draw_curve
-from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole

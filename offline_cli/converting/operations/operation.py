@@ -43,7 +43,7 @@ from offline_cli.choices import (
 )
 from offline_cli.columns import Columns
 from offline_cli.converting.convert import assumptions_of, interrupted, listed, provenance_of, write_episodes
-from offline_cli.converting.extra_outputs import Extras
+from offline_cli.converting.fitting import Extras
 from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.dataset import Dataset
@@ -59,9 +59,9 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.import_path import content_hash_of
 from offline_cli.parquet.reading import opened
 from offline_cli.progress import OnProgress, Progress, no_progress
-from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import same_space
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location, Sources, expand, open_location

@@ -19,14 +19,12 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
-from offline_cli.formats.flat_steps import narrow
 from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
 from offline_cli.formats.hdf5.writing import Hdf5Sink, check_hdf5, read_metadata
-from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.sink import SinkContext, SinkKind, Written
+from offline_cli.formats.sink import SinkContext, SinkKind, Written, count_finals, count_left_out
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
-from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, narrow, whole_episode
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location

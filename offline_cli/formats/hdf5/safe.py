@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, MissingPackage, OfflineCliError, UnsafeData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.stored_arrays import StoredArray
+from offline_cli.formats.whole_episodes import StoredArray
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import open_plain

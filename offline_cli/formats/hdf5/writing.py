@@ -20,9 +20,8 @@ from offline_cli.datasets.manifest import STRICT, Environment, Flag, MeaningsPar
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.hdf5.safe import need_h5py
-from offline_cli.formats.leaf_names import named_leaves
-from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check
-from offline_cli.safe_json import from_json
+from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check, named_leaves
+from offline_cli.schema_files import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import Tree

@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import PROBLEM, BadEpisode, MemoryLimitExceeded
-from offline_cli.formats.action_shapes import choices
-from offline_cli.formats.leaf_names import tree_of_names
 from offline_cli.formats.memory_limits import WRITTEN
+from offline_cli.formats.sink import tree_of_names
 from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import (
     END_FLAGS,
@@ -32,6 +31,7 @@ from offline_cli.formats.step_rows import (
     StepRows,
     agent_episode_id,
     chained,
+    choices,
     end_flags,
     equal_rows,
     fragments_of_rows,

@@ -23,8 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.safe_json import deeper_than
-from offline_cli.schema_files import schemas_folder, toml_schema
+from offline_cli.schema_files import deeper_than, schemas_folder, toml_schema
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import open_location
 

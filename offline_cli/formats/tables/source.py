@@ -16,8 +16,7 @@ from typing import Any, ClassVar, Final, get_args
 
 import pyarrow as pa
 
-from offline_cli.byte_sizes import byte_size
-from offline_cli.choices import EpisodeEnds
+from offline_cli.choices import EpisodeEnds, byte_size
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, BadMapping, MissingPackage, NoData, UsageError
