@@ -38,7 +38,7 @@ from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink_named
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.lock import unlock
-from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.manifest import EnvironmentRecord
 from offline_cli.datasets.ownership import WRITING
 from offline_cli.datasets.target_folder import Base, check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
@@ -343,9 +343,9 @@ def _added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo
     return AddedTo(info, EarlierEpisodes(target.url, ids, dataset.batches, stored), first)
 
 
-def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> Environment | None:
+def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> EnvironmentRecord | None:
     """That of all episodes; with `env`, those that were there keep theirs: it says where the new ones are from."""
-    said = Environment.of(stream.environment)
+    said = EnvironmentRecord.of(stream.environment)
     if base is None or env is None:
         return said
     known = base.manifest.environment

@@ -1,4 +1,4 @@
-"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream, a sequence of episodes, or a data frame."""
+"""Reads a committed dataset, the shards that its manifest lists: as a stream, a sequence of episodes, or a data frame."""
 
 from __future__ import annotations
 

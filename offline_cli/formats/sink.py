@@ -17,7 +17,7 @@ import numpy as np
 
 from offline_cli.choices import MAX_BYTES_PER_FILE
 from offline_cli.columns import Columns
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.datasets.target_folder import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
@@ -46,7 +46,7 @@ class SinkContext:
     action_space: Space
     action_scale: str  # "env" | "normalized" | "unknown"
     spaces_inferred: bool
-    environment: Environment | None
+    environment: EnvironmentRecord | None
     provenance: Mapping[str, Any]  # sources, their formats, commands
     compression: str
     max_rows_per_file: int | None

@@ -128,7 +128,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
+class SourceRows:
     """N rows in the order of their source."""
 
     keys: Keys
@@ -163,7 +163,7 @@ def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[n
     return steps
 
 
-def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
+def fragments_of_rows(rows: SourceRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
     """A batch with one entry per run of rows, and (E,) the first row of each; counts joints and broken chains.
 
     `lost`: ids of episodes known to have lost rows, whose chains are broken for that reason and are not counted.
@@ -192,13 +192,13 @@ def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()
     return _batch(rows, first, kinds), first
 
 
-def _in_words(rows: StepRows, row: int) -> str:
+def _in_words(rows: SourceRows, row: int) -> str:
     name = f"episode {rows.keys.eps_ids[int(rows.keys.code[row])]}"
     name = name if rows.t is None else f"{name}, step {rows.t[row]}"
     return name if rows.where is None else f"{rows.where(row)}, {name}"
 
 
-def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:
+def _batch(rows: SourceRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:
     starts = np.concatenate([first, [len(rows.rewards)]]).astype(np.int64)
     last, keys, codes = starts[1:] - 1, rows.keys, rows.keys.code[first].tolist()
     finals = rows.obs if rows.next_obs is None else rows.next_obs
@@ -228,7 +228,7 @@ def with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int
     return np.insert(acted, starts[1:], final[starts[1:] - 1], axis=0)
 
 
-def _infos(rows: StepRows, starts: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
+def _infos(rows: SourceRows, starts: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
     if rows.infos is None and rows.reset_infos is None:
         return None
     out: list[Mapping[str, Any]] = []

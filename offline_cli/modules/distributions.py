@@ -198,7 +198,7 @@ def rows(actions: Tensor) -> Tensor:
 class ActionHead(nn.Module):
     """A distribution over one action space, made from rows of `size` network outputs."""
 
-    def __init__(self, space: Space, parts: Sequence[_Part]) -> None:
+    def __init__(self, space: Space, parts: Sequence[_LeafDistribution]) -> None:
         """`parts`: of each leaf of `space`, depth first."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
@@ -206,7 +206,7 @@ class ActionHead(nn.Module):
         self.size = sum(part.size for part in parts)
         self.chance_size = sum(part.chance_size for part in parts)  # how many uniform numbers `drawn` takes for an action
 
-    def _fed(self, inputs: Tensor) -> Iterator[tuple[_Part, Tensor]]:
+    def _fed(self, inputs: Tensor) -> Iterator[tuple[_LeafDistribution, Tensor]]:
         """Each part with its columns of (B, ..., size)."""
         return zip(self._parts, inputs.split_with_sizes([part.size for part in self._parts], -1), strict=True)
 
@@ -270,7 +270,7 @@ def _total(parts: list[Tensor]) -> Tensor:
     return reduce(torch.add, parts)
 
 
-class _Part(nn.Module, ABC):
+class _LeafDistribution(nn.Module, ABC):
     """The distribution of one leaf. Methods: see ActionHead; actions are (B, *shape)."""
 
     size: int
@@ -296,7 +296,7 @@ class _Part(nn.Module, ABC):
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tensor: ...
 
 
-class _Choices(_Part):
+class _Choices(_LeafDistribution):
     """Discrete and MultiDiscrete: the logits of each component, one after the other; actions are int64, from `starts` on."""
 
     def __init__(self, counts: Sequence[int], starts: Sequence[int], shape: tuple[int, ...]) -> None:
@@ -331,7 +331,7 @@ class _Choices(_Part):
         return self.greedy(inputs - (-chance.log()).log())
 
 
-class _Bits(_Part):
+class _Bits(_LeafDistribution):
     """MultiBinary: one logit per bit; actions are int64."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -358,7 +358,7 @@ class _Bits(_Part):
         return (chance < torch.sigmoid(inputs)).long().reshape(-1, *self.shape)
 
 
-class _Gaussian(_Part):
+class _Gaussian(_LeafDistribution):
     """Box: a mean and a log standard deviation per dimension (`size` = 2 n); actions may lie beyond the bounds.
 
     What is learned from data of the scale `env` is stretched by the bounds of `space`, by which that data was scaled down;
@@ -438,7 +438,7 @@ def build_head(space: Space, *, action_scale: str, form: GaussianForm = CLONING)
     return ActionHead(space, [_part(leaf, action_scale, form) for leaf in leaf_spaces(space).values()])
 
 
-def _part(space: Space, action_scale: str, form: GaussianForm) -> _Part:
+def _part(space: Space, action_scale: str, form: GaussianForm) -> _LeafDistribution:
     match space:
         case spaces.Discrete():
             return _Choices([int(space.n)], [int(space.start)], ())

@@ -65,7 +65,7 @@ class Plan:
         return reset_seed(self.seed, episode, self.purpose, self.round_)
 
 
-class Sink(Protocol):
+class StepSink(Protocol):
     """Takes the steps that are played in S slots, and makes of an episode that ends what is kept of it."""
 
     def step(
@@ -78,7 +78,7 @@ class Sink(Protocol):
         """The episode of a slot, which has ended with this observation. It has `nbytes`."""
 
 
-MakeSink = Callable[[int, Environment], Sink]
+MakeSink = Callable[[int, Environment], StepSink]
 """A sink for that number of slots."""
 
 
@@ -130,7 +130,7 @@ def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
 class Loop:
     """Plays the plan's episodes with `policy` in `copies`."""
 
-    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink) -> None:
+    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: StepSink) -> None:
         self._plan, self._copies, self._policy, self._sink = plan, copies, policy, sink
         count = copies.count
         self._live = np.zeros(count, np.bool_)

@@ -62,7 +62,7 @@ class Returns:
                 self._counts[rows, 2] += np.isinf(numbers).sum(axis=1) * acts
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
-        """See Sink."""
+        """See StepSink."""
         states = [final[agent][STATE] for agent in self._agents]
         by_agent = [float(one[RETURN]) if one[TERMINATED] or one[TRUNCATED] else math.nan for one in states]
         total = sum(one[RETURN] for one in states if one[TERMINATED] or one[TRUNCATED])

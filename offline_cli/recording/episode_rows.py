@@ -50,8 +50,8 @@ class RecordedEpisode:
         return sum(piece.nbytes for pieces in self.leaves for piece in pieces)
 
 
-class EpisodeRows:
-    """Rows of S slots, from steps to episodes. See Sink."""
+class EpisodeCollector:
+    """Rows of S slots, from steps to episodes. See StepSink."""
 
     def __init__(self, slots: int, *_: object) -> None:
         """See MakeSink."""
@@ -66,7 +66,7 @@ class EpisodeRows:
     def step(
         self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
-        """See Sink. Raises BadData for extra model outputs that are not those of the steps before, or no numbers."""
+        """See StepSink. Raises BadData for extra model outputs that are not those of the steps before, or no numbers."""
         step = observations, acted.actions, dict(acted.extras), rewards
         new = leaves(step)
         if self._like is None:
@@ -91,7 +91,7 @@ class EpisodeRows:
         self._t[rows] += 1
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> RecordedEpisode:
-        """See Sink."""
+        """See StepSink."""
         self._cut_one(slot)
         steps, infos, parts = int(self._t[slot]), self._infos[slot], self._pieces[slot]
         for pieces, leaf in zip(parts, leaves(final), strict=False):  # observations come first

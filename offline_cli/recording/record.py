@@ -50,7 +50,7 @@ from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
-from offline_cli.recording.episode_rows import AgentEpisodes, EpisodeRows, RecordedEpisode, batch_of, count_dropped
+from offline_cli.recording.episode_rows import AgentEpisodes, EpisodeCollector, RecordedEpisode, batch_of, count_dropped
 from offline_cli.recording.results import RecordResult, ended_early, nothing_recorded, recorded
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.storage.blanking import blanked
@@ -242,7 +242,7 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _Output:
     """A dataset: of all episodes, or of those of one kind of agents."""
 
     place: Location
@@ -275,7 +275,7 @@ class _Recording:
 
     def _part(
         self, place: Location, agents: AgentEpisodes | None, provenance: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> _Part:
+    ) -> _Output:
         finished, spec, tally = _finished(place, provenance, options), self._plan.environment, Tally()
         spaces = self._policy.spaces if agents is None else agents.spaces
         writer = DatasetWriter(
@@ -290,7 +290,7 @@ class _Recording:
             count_not_finite=True,
             **{name: options[name] for name in OF_WRITER},
         )
-        return _Part(place, writer, tally, agents, finished)
+        return _Output(place, writer, tally, agents, finished)
 
     def kept(self) -> list[Manifest]:
         """Of the parts that are committed."""
@@ -314,7 +314,7 @@ class _Recording:
                     num_envs=_even_envs(plan),
                 )
                 try:
-                    played = played_on(engine, workers, rest, self._environment, self._policy, EpisodeRows)
+                    played = played_on(engine, workers, rest, self._environment, self._policy, EpisodeCollector)
                     with played, suppress(StopRequested):
                         self._write(played, parts)
                 except BadData as err:
@@ -323,7 +323,7 @@ class _Recording:
             for part in parts if self.episodes else ():
                 part.finished = part.writer.commit(complete=self._is_enough(), episodes_lost=0)
 
-    def _there(self, part: _Part) -> tuple[int, int]:
+    def _there(self, part: _Output) -> tuple[int, int]:
         """How many episodes are there already, and their steps; or games, whose steps are not counted.
 
         The last game of which anything is there is played again, and what is missing of it is written.
@@ -339,7 +339,7 @@ class _Recording:
             return self.episodes >= self._plan.episodes
         return self.steps >= (self._plan.steps or 0)
 
-    def _write(self, played: Iterator[list[RecordedEpisode]], parts: Sequence[_Part]) -> None:
+    def _write(self, played: Iterator[list[RecordedEpisode]], parts: Sequence[_Output]) -> None:
         plan = self._plan
         for episodes in played:
             first = plan.first + self.episodes

@@ -40,7 +40,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.datasets.manifest import WRAPPERS, Environment
+from offline_cli.datasets.manifest import WRAPPERS, EnvironmentRecord
 from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.environments import EnvironmentSpec
@@ -205,7 +205,7 @@ def describe_policy(data: TrainingData, config: BCConfig, played_in: Environment
         told[MEANINGS] = data.meanings.as_json()
     known = {one.id: one for one in (data.recorded_in, played_in) if one is not None}  # the latter in place of the former
     if known:
-        kept = filter(None, map(Environment.of, known.values()))
+        kept = filter(None, map(EnvironmentRecord.of, known.values()))
         told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     if data.facts.module not in (None, DEFAULT_MODULE_ID):
         told["module"] = data.facts.module  # whose episodes it learned from, for people: a run holds one policy

@@ -47,7 +47,7 @@ from offline_cli.converting.fitting import Extras
 from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.datasets.writer import DatasetWriter
@@ -381,7 +381,7 @@ class Operation(OpenedSources):
             target.place,
             format=self.format,  # type: ignore[arg-type]
             **{name: getattr(stream, name) for name in known},
-            environment=Environment.of(stream.environment),
+            environment=EnvironmentRecord.of(stream.environment),
             provenance={**provenance_of(self.places, stream, options["command"]), "operation": told},
             compression=self.compression,
             **{name: options[name] for name in ("max_rows_per_file", "max_bytes_per_file", "overwrite", "resume")},

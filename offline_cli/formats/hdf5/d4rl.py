@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
+from offline_cli.formats.hdf5.safe import Hdf5File, SafeDataset
 from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, check_hdf5, read_metadata
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.sink import SinkContext, SinkKind, Written, count_left_out, tree_of_names
@@ -84,9 +84,9 @@ class D4rlSource(EpisodeFiles):
 class _Steps:
     """The datasets of a file with a row a step: `FlatArrays`."""
 
-    def __init__(self, found: Mapping[str, Dataset], where: str, drop: frozenset[str], tally: Tally) -> None:
+    def __init__(self, found: Mapping[str, SafeDataset], where: str, drop: frozenset[str], tally: Tally) -> None:
         """Raises BadData where arrays that are needed are missing, or disagree. `drop`: see `OpenContext`."""
-        self._where, self._tally, self._datasets = where, tally, dict[str, Dataset]()
+        self._where, self._tally, self._datasets = where, tally, dict[str, SafeDataset]()
         kept = {name.partition("/")[0] for name in found if _dotted(name) not in drop}
         missing = [key for key in NEEDED if key not in kept]
         if missing or REWARDS not in found or not found[REWARDS].shape:

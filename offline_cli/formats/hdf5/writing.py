@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import pydantic
 from pydantic.dataclasses import dataclass as model
 
-from offline_cli.datasets.manifest import STRICT, Environment, Flag, MeaningsPart, SpacePart
+from offline_cli.datasets.manifest import STRICT, EnvironmentRecord, Flag, MeaningsPart, SpacePart
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.hdf5.safe import need_h5py
@@ -39,7 +39,7 @@ class _Metadata:
     spaces_inferred: Flag
     action_scale: str = pydantic.Field(pattern="^(env|normalized|unknown)$")
     meanings: MeaningsPart
-    environment: Environment | None = None
+    environment: EnvironmentRecord | None = None
 
 
 def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from offline_cli.errors import BadData
 from offline_cli.formats.rllib.batch_lines import AGENT_INDEX, TREES, BatchReader, PolicyRows
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
-from offline_cli.formats.step_rows import Keys, SharedIds, StepRows, chained, fragments_of_rows
+from offline_cli.formats.step_rows import Keys, SharedIds, SourceRows, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, same_leaf, unflatten_like
 
@@ -48,7 +48,7 @@ Leaf = tuple[str | None, str]  # policy, dotted path
 
 
 @dataclass(slots=True)
-class Dtypes:
+class ColumnDtypes:
     """The narrowest dtype of each leaf that holds all of its values so far."""
 
     tally: Tally
@@ -138,7 +138,7 @@ class SampleBatchSource(FileSource):
         self.done = 0
         observations, actions = self.info.spaces
         known = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
-        dtypes = Dtypes(tally, frozenset(name for name, space in known.items() if space is not None))
+        dtypes = ColumnDtypes(tally, frozenset(name for name, space in known.items() if space is not None))
         ids = _EpisodeIds(tally)
         for block in self._blocks(tally, rejects):
             ids.see(block)
@@ -214,7 +214,7 @@ def _fragments(
     if order is not None:
         rows, keys, line, number = rows.take(order), replace(keys, code=keys.code[order]), line[order], number[order]
     columns = rows.columns
-    steps = StepRows(
+    steps = SourceRows(
         keys=keys,
         obs=columns[Columns.OBS],
         next_obs=columns.get(Columns.NEXT_OBS),

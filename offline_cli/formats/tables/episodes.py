@@ -28,7 +28,7 @@ from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import (
     END_FLAGS,
     Keys,
-    StepRows,
+    SourceRows,
     agent_episode_id,
     chained,
     choices,
@@ -458,7 +458,7 @@ class Assembler:
         if Columns.REWARDS not in rows:
             self.tally.assume(MISSING_REWARDS, count)
         infos = rows.get(Columns.INFOS)
-        steps = StepRows(
+        steps = SourceRows(
             keys=Keys(code, ids, agents, modules, shared if any(shared) else None),
             obs=self._tree(rows, Columns.OBS),
             next_obs=self._next_obs(rows),
