@@ -56,6 +56,12 @@ def test_a_batch_of_whole_new_episodes_passes_as_it_is() -> None:
     assert whole[0].obs is batch.obs
 
 
+def test_an_episode_without_steps_is_counted_and_left_out_even_where_it_has_an_end() -> None:
+    whole, stitcher = stitch(fragment("a", 0, 0, end="terminated"), fragment("b", 0, 2, end="terminated"))
+    assert [batch.ids for batch in whole] == [("b",)]
+    assert stitcher.tally.assumptions["zero-length-episode"] == 1
+
+
 def test_fragments_with_timesteps_are_joined_in_their_order_whatever_order_they_come_in() -> None:
     whole, stitcher = stitch(
         fragment("a", 4, 2, end="terminated"), fragment("b", 0, 1, end="truncated"), fragment("a", 2, 2), fragment("a", 0, 2)

@@ -160,6 +160,12 @@ MALFORMED: dict[str, bytes] = {
     "empty axis beside a huge one": observed(shape=[0, 1 << 62], data=b""),
     "width that numpy does not know": observed(type="<f3", shape=[4]),
     "characters out of range": observed(type="<U1", data=b"\xff" * 12),
+    "an agent that is a flag": packed(agent_id=True),
+    "rewards of rank 2": packed(rewards=buffer(node(shape=[2, 1], data=ROW[:2].tobytes()))),
+    "rewards that are text": packed(rewards=buffer(node(type="<U1", shape=[2], data="ab".encode("utf-32-le")))),
+    "infos of another number": packed(infos=buffer([{}, {}], finalized=False)),
+    "a complex number that is no text": packed(custom_data={"x": {b"complex": True, b"data": 5}}),
+    "a complex number of a thousand letters": packed(custom_data={"x": {b"complex": True, b"data": b"1" * 1000}}),
     "a space that is a number": packed(_observation_space=7),
     "a space of values larger than memory": packed(_action_space={"space": "multi-binary", "n": [1 << 40, 1 << 40]}),
 }
