@@ -283,7 +283,7 @@ class _Recording:
             observation_space=spaces[0],
             action_space=spaces[1],
             action_scale=self._policy.action_scale,
-            environment=manifests.Environment(spec.id, dict(spec.kwargs), spec.wrappers),
+            environment=manifests.EnvironmentRecord(spec.id, dict(spec.kwargs), spec.wrappers),
             provenance=provenance,
             identity=provenance[IDENTITY],
             tally=tally,

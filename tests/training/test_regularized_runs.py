@@ -71,8 +71,8 @@ def last_checkpoint(run: Path) -> dict[str, Any]:
 def test_what_is_checked_is_the_moving_average_and_what_is_stepped_comes_back() -> None:
     module, batch = made()
     update = Update(cloning_learner(module), batch, lr=1e-2, ema=0.9)
-    for number in range(20):
-        update(number)
+    for update_number in range(20):
+        update(update_number)
     stepped = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     kept = {name: tensor.clone() for name, tensor in update.policy_state().items()}
     with update.kept_policy():
