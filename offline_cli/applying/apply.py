@@ -25,8 +25,8 @@ from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.reading import EpisodeStream, read_episodes
+from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.manifest import now, with_defaults
-from offline_cli.datasets.ownership import TRAIN_BATCHES
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.errors import NoData, UsageError

@@ -35,7 +35,8 @@ from torch import Tensor
 from offline_cli.applying.learner_batches import check_announced, grouped, through
 from offline_cli.applying.pipeline_run import PipelineRun
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.datasets.ownership import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name, is_regular
+from offline_cli.datasets.file_names import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
+from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.step_rows import info_to_text
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, Count, EpisodeEnds
+from offline_cli.datasets.file_names import DATA, MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.ownership import DATA, MANIFEST, WRITING
 from offline_cli.errors import BadData, OfflineCliError, TargetNotMet, UsageError
 from offline_cli.meanings import Meanings
 from offline_cli.progress import OnProgress, Progress, no_progress

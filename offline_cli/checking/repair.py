@@ -26,25 +26,19 @@ from offline_cli.columns import Columns
 from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
-from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import EnvironmentRecord, Manifest, now, with_defaults
-from offline_cli.datasets.ownership import (
+from offline_cli.datasets.file_names import (
     DATA,
     MANIFEST,
     QUARANTINE,
     TRAIN_BATCHES,
     UNFINISHED_WRITING,
     WRITING,
-    data_files,
-    free_place,
     generation_of,
-    is_own_part,
-    keep_names,
-    numbered,
-    set_aside,
-    shard_files,
     shard_name,
 )
+from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest, now, with_defaults
+from offline_cli.datasets.ownership import data_files, free_place, is_own_part, keep_names, numbered, set_aside, shard_files
 from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, StorageNotFound, UsageError

@@ -37,9 +37,9 @@ from offline_cli.converting.reading import AddedTo, EpisodeStream, read_episodes
 from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink_named
 from offline_cli.datasets.dataset import Dataset
+from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.lock import unlock
 from offline_cli.datasets.manifest import EnvironmentRecord
-from offline_cli.datasets.ownership import WRITING
 from offline_cli.datasets.target_folder import Base, check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec

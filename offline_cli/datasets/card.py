@@ -9,8 +9,9 @@ from typing import Any, Final
 
 import orjson
 
+from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.ownership import CARD, is_link, is_regular
+from offline_cli.datasets.ownership import is_link, is_regular
 from offline_cli.spaces import describe
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file, write_whole

@@ -1,29 +1,26 @@
-"""Reads a committed dataset, the shards that its manifest lists: as a stream, a sequence of episodes, or a data frame."""
+"""Reads a committed dataset: exactly the shards that its manifest lists, as a stream or as a sequence of episodes."""
 
 from __future__ import annotations
 
 import importlib
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.columns import Columns
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.lock import WritingNote
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import MANIFEST, WRITING
 from offline_cli.datasets.row_format import FIX, EpisodeRows, RowFormat, Rows
-from offline_cli.datasets.step_rows import StepRows, step_schema
+from offline_cli.datasets.step_rows import StepRows
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
@@ -37,7 +34,6 @@ from offline_cli.tally import Tally
 
 if TYPE_CHECKING:
     import polars
-
 
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
@@ -258,7 +254,7 @@ class Dataset:
         """
         if per not in ("step", "episode"):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix="'step' or 'episode'")
-        from offline_cli.datasets.dataset import episode_frame, step_frame  # Polars takes time to load
+        from offline_cli.datasets.frames import episode_frame, step_frame  # Polars takes time to load
 
         with self.batches() as batches:
             if per == "episode":
@@ -313,66 +309,3 @@ def _uncommitted(folder: Location) -> Uncommitted:
     unknown = "" if note.is_at_work else "; where it has ended, its command with --resume --force-unlock"
     fix = f"wait until it ends, then run this again{unknown}"
     return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})
-
-
-# ---- data frames ----
-
-
-MULTI_AGENT_ID: Final = "multi_agent_id"  # of the episode in which an agent's was played
-
-
-def step_frame(
-    batches: Iterable[EpisodeBatch], observation_space: Space | None, action_space: Space | None, *, where: str
-) -> pl.DataFrame:
-    """A row for each step, with the columns of the format `columns`, and the id of each agent's multi-agent episode.
-
-    Arrays of several axes are Arrays of Polars, the parts of a Tuple fields '0', '1', ... Raises BadData without spaces,
-    BadEpisode where extra model outputs change.
-    """
-    if observation_space is None or action_space is None:
-        fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
-        raise BadData("the dataset does not say its spaces, which columns follow from", where=where, fix=fix)
-    rows = StepRows(observation_space, action_space)
-    frames = [_of_steps(rows.table(batch, where=where), batch) for batch in filter(len, map(rows.prepare, batches))]
-    empty = step_schema(observation_space, action_space).empty_table()
-    return pl.concat(frames or [_of_steps(empty, EpisodeBatch.from_episodes([]))])
-
-
-def _of_steps(table: Any, batch: EpisodeBatch) -> pl.DataFrame:
-    frame = pl.DataFrame({name: _series(table.column(name)) for name in table.schema.names})
-    steps = _texts(batch.multi_agent_ids, batch).gather(np.repeat(np.arange(len(batch)), batch.lengths))
-    return frame.insert_column(frame.get_column_index(Columns.MODULE_ID) + 1, steps.alias(MULTI_AGENT_ID))
-
-
-def _texts(values: Sequence[str | None] | None, batch: EpisodeBatch) -> pl.Series:
-    return pl.Series(values or [None] * len(batch), dtype=pl.String)
-
-
-def _series(column: Any) -> pl.Series:
-    """An Arrow column; Polars does not know Arrow's type for arrays of several axes."""
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if isinstance(column.type, pa.FixedShapeTensorType):
-        return pl.Series(pl.from_arrow(column.storage)).reshape((len(column), *column.type.shape))
-    if pa.types.is_struct(column.type):
-        return pl.DataFrame({one.name: _series(column.field(i)) for i, one in enumerate(column.type.fields)}).to_struct()
-    return pl.Series(pl.from_arrow(column))
-
-
-def episode_frame(batches: Iterable[EpisodeBatch]) -> pl.DataFrame:
-    """A row for each episode."""
-    return pl.concat(
-        pl.DataFrame(
-            {
-                Columns.EPS_ID: pl.Series(batch.ids, dtype=pl.String),
-                Columns.LENGTH: batch.lengths,
-                Columns.RETURN: batch.returns,
-                Columns.TERMINATED: batch.terminated,
-                Columns.TRUNCATED: batch.truncated,
-                Columns.AGENT_ID: _texts(batch.agent_ids, batch),
-                Columns.MODULE_ID: _texts(batch.module_ids, batch),
-                MULTI_AGENT_ID: _texts(batch.multi_agent_ids, batch),
-            }
-        )
-        for batch in chain(batches, [EpisodeBatch.from_episodes([])])
-    )

@@ -21,8 +21,9 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
+from offline_cli.datasets.file_names import DATASET, WRITING
 from offline_cli.datasets.manifest import now
-from offline_cli.datasets.ownership import DATASET, WRITING, keep_names
+from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
 from offline_cli.import_path import allowed_changes
 from offline_cli.storage.blanking import without_folders

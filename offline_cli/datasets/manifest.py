@@ -25,7 +25,7 @@ from pydantic.dataclasses import dataclass as model
 from typing_extensions import TypedDict
 
 from offline_cli import __version__
-from offline_cli.datasets.ownership import MANIFEST, UNFINISHED_WRITING
+from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.meanings import NO_MEANINGS, Meanings

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
+from offline_cli.datasets.file_names import DATA, shard_name
 from offline_cli.datasets.manifest import Shard
-from offline_cli.datasets.ownership import DATA, shard_name
 from offline_cli.datasets.row_format import RowFormat
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.episodes.batch import EpisodeBatch

@@ -17,9 +17,7 @@ from typing import Any, Final
 
 from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest
-from offline_cli.datasets.ownership import (
+from offline_cli.datasets.file_names import (
     DATA,
     DATASET,
     MANIFEST,
@@ -28,6 +26,10 @@ from offline_cli.datasets.ownership import (
     WRITING,
     FolderKind,
     generation_of,
+)
+from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
+from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest
+from offline_cli.datasets.ownership import (
     is_own_part,
     keep_names,
     next_number,

@@ -29,9 +29,10 @@ from offline_cli.choices import COMPRESSION, MAX_BYTES_PER_FILE, ROW_FORMAT, Row
 from offline_cli.columns import Columns
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
+from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
 from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, now, with_defaults
-from offline_cli.datasets.ownership import MANIFEST, UNFINISHED_WRITING, next_number, write_rejects
+from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
 from offline_cli.datasets.statistics import EpisodeStatistics, not_finite

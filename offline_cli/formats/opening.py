@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.datasets.dataset import Dataset, holds_dataset
+from offline_cli.datasets.file_names import BATCHES, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.ownership import BATCHES, RUN_POLICY
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
 from offline_cli.formats.listing import Listing

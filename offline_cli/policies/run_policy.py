@@ -37,7 +37,7 @@ from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
-from offline_cli.datasets.ownership import RUN_CONFIG, RUN_POLICY
+from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm

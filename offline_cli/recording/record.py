@@ -35,8 +35,9 @@ from offline_cli.choices import (
 )
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.datasets import manifest as manifests
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import IDENTITY, RECORDING, Manifest
-from offline_cli.datasets.ownership import MANIFEST, WRITING, keep_names
+from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec

@@ -25,8 +25,8 @@ from offline_cli.converting.operations.operation import (
 )
 from offline_cli.converting.operations.selecting import drawn
 from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.file_names import MANIFEST, WRITING
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.datasets.ownership import MANIFEST, WRITING
 from offline_cli.datasets.row_format import PLAIN_SCHEMA
 from offline_cli.errors import NoData, OutputExists, UsageError
 from offline_cli.storage.locations import Location, Sources
