@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from offline_cli.checking.validate.findings import Findings, Found
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
-from offline_cli.datasets.file_names import DATA, MANIFEST, UNFINISHED_WRITING
+from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
 from offline_cli.datasets.manifest import Manifest, Shard
-from offline_cli.datasets.ownership import PART_PREFIX, data_files, quarantine_files
+from offline_cli.datasets.ownership import data_files, quarantine_files
 from offline_cli.datasets.row_format import RowFormat
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.datasets.target_folder import REPAIRED_FIX
