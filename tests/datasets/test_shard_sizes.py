@@ -55,6 +55,7 @@ def test_shards_are_cut_alike_whatever_batches_the_episodes_come_in(
     batches = (batch().select(slice(first, first + together)) for first in range(0, EPISODES, together))
     write_dataset(batches, tmp_path / "d", **limit)  # type: ignore[arg-type]
     assert episodes_per_shard(tmp_path / "d") == [7, 7, 7, 3]
+    assert {pq.ParquetFile(file).num_row_groups for file in (tmp_path / "d/data").iterdir()} == {1}
 
 
 @pytest.mark.parametrize(("episodes", "width", "groups"), [(40, 1 << 15, 3), (10_000, 1, 2)], ids=["large", "many"])
