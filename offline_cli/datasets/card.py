@@ -5,6 +5,8 @@ It is written with each manifest. A README.md that lacks `MARK` is the user's, a
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any, Final
 
 import orjson
@@ -17,6 +19,7 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file, write_whole
 
 MARK: Final = "<!-- written by offline-cli with each commit; without this line it stays as it is -->"
+HEADER: Final = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
 SIZES: Final = (
     (1_000, "n<1K"),
     (10_000, "1K<n<10K"),
@@ -27,16 +30,22 @@ SIZES: Final = (
 """Powers of ten, and Hugging Face's categories of so many rows."""
 
 
+def body_of(card: str) -> str:
+    """The text of a card without its header of YAML."""
+    return HEADER.sub("", card, count=1)
+
+
 def write_card(folder: Location, manifest: Manifest) -> None:
     """Write the card of dataset `folder`, unless a README.md of the user is there. Raises StorageError."""
     place = folder.join(CARD)
     there = whole_file(place) if is_regular(place) else None
     if is_link(place) or (there is not None and MARK.encode() not in there):
         return
-    write_whole(place, _card(manifest).encode(), folder=folder)
+    write_whole(place, card_of(manifest).encode(), folder=folder)
 
 
-def _card(manifest: Manifest) -> str:
+def card_of(manifest: Manifest, *, license: str | None = None, repository: str | None = None) -> str:
+    """The card. `license`: as Hugging Face calls it (`cc-by-4.0`). `repository`: OWNER/NAME of its copy on the Hub."""
     counts, environment = manifest.counts, manifest.environment
     name = environment.id if environment is not None else None
     rows = sum(shard.rows for shard in manifest.shards)
@@ -53,8 +62,9 @@ def _card(manifest: Manifest) -> str:
     ]
     lost = [("episodes lost on the way here", f"{manifest.episodes_lost:,}")] if manifest.episodes_lost else []
     table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in [*facts, *lost])
+    licensed = "" if license is None else f"license: {license}\n"
     return f"""---
-pretty_name: {orjson.dumps(f"Episodes of {name}" if name else "Recorded episodes").decode()}
+{licensed}pretty_name: {orjson.dumps(f"Episodes of {name}" if name else "Recorded episodes").decode()}
 task_categories:
 - reinforcement-learning
 tags:
@@ -65,7 +75,9 @@ size_categories:
 - {next((label for most, label in SIZES if rows < 10**most), "10M<n<100M")}
 configs:
 - config_name: default
-  data_files: data/*.parquet
+  data_files:
+  - split: train
+    path: data/*.parquet
 ---
 {MARK}
 
@@ -80,24 +92,42 @@ Episodes for offline reinforcement learning, as Parquet: a row is {a_row}. `mani
 ## How to open it
 
 ```python
-import polars
-frame = polars.read_parquet("data/*.parquet")
-
-import offline_cli  # pip install offline-cli
-dataset = offline_cli.open_dataset(".")
-episode = dataset[0]  # with RLlib's API of single-agent episodes
+{_opening(manifest, repository)}
 ```
 
-RLlib reads `data/` as it is:
-
-```python
-config.offline_data({_rllib(manifest)})
-```
+Each file's SHA-256 is in `manifest.json`; `offline-cli validate {_place(repository)}` compares them.
 """
 
 
-def _rllib(manifest: Manifest) -> str:
-    return 'input_=["data"], input_read_episodes=True' if manifest.format == "episodes" else 'input_=["data"]'
+def _place(repository: str | None) -> str:
+    return "." if repository is None else f"hf://datasets/{repository}"
+
+
+def _opening(manifest: Manifest, repository: str | None) -> str:
+    """Lines of Python that open the dataset: beside the card, or from the Hub."""
+    place = _place(repository)
+    data = "data" if repository is None else f"{place}/data"
+    hub = '"parquet", data_files="data/*.parquet"' if repository is None else f'"{repository}"'
+    packed = "  # steps are packed in item: see above" if manifest.format == "episodes" else ""
+    rllib = f'config.offline_data(input_=["{"data" if repository is None else "NAME/data"}"]'
+    episodes = ", input_read_episodes=True)" if manifest.format == "episodes" else ")"
+    download = "" if repository is None else f", after: hf download {repository} --repo-type dataset --local-dir NAME"
+    return textwrap.dedent(f"""\
+        import offline_cli  # pip install 'offline-cli{"" if repository is None else "[hub]"}'
+        dataset = offline_cli.open_dataset("{place}")
+        episode = dataset[0]  # with RLlib's API of single-agent episodes
+
+        import polars
+        frame = polars.read_parquet("{data}/*.parquet"){packed}
+
+        import pandas
+        frame = pandas.read_parquet("{data}")
+
+        import datasets
+        rows = datasets.load_dataset({hub}, split="train")
+
+        # RLlib{download}
+        {rllib}{episodes}""")
 
 
 def _figure(value: Any) -> str:

@@ -50,12 +50,15 @@ def filesystem_at(
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's look for credentials, on the network too
         fs, path = asked(lambda: url_to_fs(text, **own), shown, "opening the storage", time_limit)
+        if pin := provider_of(scheme).pin:
+            path = asked(lambda: pin(fs, path), shown, "looking up its revision", time_limit)
+            shown = f"{scheme}://{path}"
     except ImportError as err:
         extra = provider_of(scheme).extra
         fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
         raise MissingPackage(f"no client for {scheme}:// is installed", where=shown, fix=fix) from err
     except ValueError as err:
-        fix = "use a local path, s3://, gs:// or az://"
+        fix = "use a local path, s3://, gs://, az:// or hf://"
         raise UsageError(f"{scheme}:// is not a scheme that can be opened: {err}", where=shown, fix=fix) from err
     return fs, str(path), shown
 

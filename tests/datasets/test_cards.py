@@ -26,7 +26,7 @@ def test_the_card_has_a_header_that_hugging_face_reads_and_says_what_the_dataset
     head, _, text = (tmp_path / "D" / "README.md").read_text(encoding="utf-8").removeprefix("---\n").partition("---\n")
     assert 'pretty_name: "Episodes of CartPole-v1"' in head
     assert "- reinforcement-learning" in head
-    assert "  data_files: data/*.parquet" in head
+    assert "  data_files:\n  - split: train\n    path: data/*.parquet\n" in head
     assert "| episodes | 2 " in text
     assert "| steps | 7 |" in text
     assert "input_=" in text
