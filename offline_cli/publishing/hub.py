@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, HfFileSystem
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # it is documented there
 
 from offline_cli.datasets.card import MARK, body_of
 from offline_cli.datasets.dataset import Dataset

@@ -304,6 +304,36 @@ def test_files_within_a_repository_are_a_source(publish: Any, call: Any, hub: Hu
     assert (code, told["episodes"]) == (0, 3)
 
 
+def test_a_dataset_of_lerobot_is_a_source(call: Any, hub: Hub, tmp_path: Path) -> None:
+    folder = Path(__file__).resolve().parents[1] / "testdata" / "lerobot" / "v30"
+    files = {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+    sha = hub.make("lerobot/arm", files).refs["main"]
+
+    code, told = call("convert", "hf://datasets/lerobot/arm", "--out", tmp_path / "D", *at(hub))
+
+    assert (code, told["episodes"], told["steps"]) == (0, 3, 12), told
+    assert offline_cli.open_dataset(tmp_path / "D").manifest.provenance["sources"] == [f"hf://datasets/lerobot/arm@{sha}"]
+
+
+def test_a_table_is_a_source_with_a_mapping_of_this_machine(call: Any, hub: Hub, tmp_path: Path) -> None:
+    rows = "".join(f"{ride},{step},{step / 2},{step % 2},1.0\n" for ride in range(3) for step in range(4))
+    hub.make("me/rides", {"rides.csv": f"ride,step,x,a,r\n{rows}".encode()})
+    mapping = '[columns]\neps_id = "ride"\nt = "step"\nobs = ["x"]\nactions = "a"\nrewards = "r"\n'
+    (tmp_path / "m.toml").write_text(mapping)
+
+    code, told = call("inspect", "hf://datasets/me/rides", "--mapping", tmp_path / "m.toml", *at(hub))
+
+    assert (code, told["episodes"], told["steps"]) == (0, 3, 12)
+
+
+def test_a_copy_is_compared_with_its_original(publish: Any, call: Any, hub: Hub, dataset: Path) -> None:
+    publish(dataset, *LICENSED)
+
+    code, told = call("diff", URL, dataset, *at(hub))
+
+    assert (code, told["equal"]) == (0, True)
+
+
 def test_a_dataset_of_a_bucket_or_of_the_hub_is_published_too(publish: Any, hub: Hub, dataset: Path) -> None:
     publish(dataset, *LICENSED)
 

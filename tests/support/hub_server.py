@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Hub:
     repositories: dict[str, Repository] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)  # large files, by SHA-256
     requests: list[str] = field(default_factory=list)  # "METHOD /path"
+    slow: float = 0.0  # seconds before an upload but the first is taken
     uploads_left: int | None = None  # after so many uploads each further one is refused; None: none is
 
     @property
@@ -269,6 +271,8 @@ class _Answers(BaseHTTPRequestHandler):
             if not self.hub.uploads_left:
                 raise Refused(507, "", "no more for now")
             self.hub.uploads_left -= 1
+        if self.hub.objects:
+            time.sleep(self.hub.slow)
         if hashlib.sha256(body).hexdigest() != oid:
             raise Refused(400, "", "other bytes than announced")
         self.hub.objects[oid] = body
