@@ -23,8 +23,9 @@ import numpy as np
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import Columns
-from offline_cli.converting.extra_outputs import ExtraOutputs, Extras, first_batch
 from offline_cli.converting.fitting import (
+    ExtraOutputs,
+    Extras,
     Extremes,
     as_space,
     check_fits,
@@ -32,6 +33,7 @@ from offline_cli.converting.fitting import (
     check_same_shapes,
     declared,
     extra_dtypes,
+    first_batch,
     two_spaces,
     unused_choices,
 )

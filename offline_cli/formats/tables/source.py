@@ -16,13 +16,12 @@ from typing import Any, ClassVar, Final, get_args
 
 import pyarrow as pa
 
-from offline_cli.byte_sizes import byte_size
-from offline_cli.choices import EpisodeEnds
+from offline_cli.choices import EpisodeEnds, byte_size
 from offline_cli.columns import Columns
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, BadMapping, MissingPackage, NoData, UsageError
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, room_for_data
-from offline_cli.formats.source import UNKNOWN_SCALE, FileSource, Fragments, ReadOptions, SourceInfo
+from offline_cli.formats.source import UNKNOWN_SCALE, FileSource, Fragments, ReadOptions, SourceInfo, source_hash
 from offline_cli.formats.step_rows import END_FLAGS
 from offline_cli.formats.tables.columns import (
     Layout,
@@ -35,7 +34,7 @@ from offline_cli.formats.tables.columns import (
     meanings_of,
     value_sql,
 )
-from offline_cli.formats.tables.episodes import ROW_ID, Assembler, Division, Naming, source_hash
+from offline_cli.formats.tables.episodes import ROW_ID, Assembler, Division, Naming
 from offline_cli.formats.tables.files import BATCH_ROWS, POS, ROW_BITS, TableFiles, is_list, plain_type
 from offline_cli.formats.tables.mapping import (
     EXTRA,

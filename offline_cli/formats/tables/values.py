@@ -22,7 +22,7 @@ from offline_cli.errors import BadEpisode, MissingPackage
 from offline_cli.formats.tables.columns import FLAG_ROLES, SCALARS, Column, Layout, Leaf
 from offline_cli.formats.tables.files import POS, TableFiles, is_list
 from offline_cli.formats.tables.mapping import EXTRA, FILLED_ROLES, PREVIOUS
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.tally import Tally
 
 BAD: Final = "__bad"
