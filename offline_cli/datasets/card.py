@@ -10,16 +10,19 @@ import textwrap
 from typing import Any, Final
 
 import orjson
+import pyarrow as pa
 
 from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import is_link, is_regular
-from offline_cli.spaces import describe
+from offline_cli.parquet.reading import opened
+from offline_cli.spaces import describe, leaf_spaces
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file, write_whole
 
 MARK: Final = "<!-- written by offline-cli with each commit; without this line it stays as it is -->"
 HEADER: Final = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+TYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}  # of Arrow, as Hugging Face calls them
 SIZES: Final = (
     (1_000, "n<1K"),
     (10_000, "1K<n<10K"),
@@ -41,11 +44,13 @@ def write_card(folder: Location, manifest: Manifest) -> None:
     there = whole_file(place) if is_regular(place) else None
     if is_link(place) or (there is not None and MARK.encode() not in there):
         return
-    write_whole(place, card_of(manifest).encode(), folder=folder)
+    write_whole(place, card_of(folder, manifest).encode(), folder=folder)
 
 
-def card_of(manifest: Manifest, *, license: str | None = None, repository: str | None = None) -> str:
-    """The card. `license`: as Hugging Face calls it (`cc-by-4.0`). `repository`: OWNER/NAME of its copy on the Hub."""
+def card_of(folder: Location, manifest: Manifest, *, license: str | None = None, repository: str | None = None) -> str:
+    """The card of the dataset in `folder`. `license`: as Hugging Face calls it (`cc-by-4.0`). `repository`: OWNER/NAME of its
+    copy on the Hub. Raises StorageError.
+    """
     counts, environment = manifest.counts, manifest.environment
     name = environment.id if environment is not None else None
     rows = sum(shard.rows for shard in manifest.shards)
@@ -78,7 +83,7 @@ configs:
   data_files:
   - split: train
     path: data/*.parquet
----
+{_features(folder, manifest)}---
 {MARK}
 
 # {_plain(f"Episodes of {name}" if name else "Recorded episodes")}
@@ -99,6 +104,29 @@ Each file's SHA-256 is in `manifest.json`; `offline-cli validate {_place(reposit
 """
 
 
+def _features(folder: Location, manifest: Manifest) -> str:
+    """The types of columns for the header, where some are tensors: Hugging Face reads those as flat lists, if it is told."""
+    known = [space for space in (manifest.observation_space, manifest.action_space) if space is not None]
+    shapes = [leaf.shape or () for space in known for leaf in leaf_spaces(space).values()]
+    if manifest.format != "columns" or not manifest.shards or max(map(len, shapes)) < 2:
+        return ""
+    with opened(folder.join(manifest.shards[0].path)) as file:
+        schema = file.schema_arrow
+    features = [{"name": field.name, **_feature(field.type)} for field in schema]
+    return f"dataset_info: {orjson.dumps({'features': features}).decode()}\n"
+
+
+def _feature(kind: Any) -> dict[str, Any]:
+    """As `datasets.Features` writes a pa.DataType in YAML."""
+    if pa.types.is_struct(kind):
+        return {"struct": [{"name": field.name, **_feature(field.type)} for field in kind]}
+    kind = getattr(kind, "storage_type", kind)
+    if not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind):
+        return {"dtype": TYPES.get(str(kind), str(kind))}
+    item = _feature(kind.value_type)
+    return {"list": item.get("dtype", item)} | ({"length": kind.list_size} if pa.types.is_fixed_size_list(kind) else {})
+
+
 def _place(repository: str | None) -> str:
     return "." if repository is None else f"hf://datasets/{repository}"
 
@@ -107,7 +135,9 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
     """Lines of Python that open the dataset: beside the card, or from the Hub."""
     place = _place(repository)
     data = "data" if repository is None else f"{place}/data"
-    hub = '"parquet", data_files="data/*.parquet"' if repository is None else f'"{repository}"'
+    hub, path = (
+        (repository, "") if repository else ("FOLDER", "  # the path of this folder, which the library does not take as .")
+    )
     packed = "  # steps are packed in item: see above" if manifest.format == "episodes" else ""
     rllib = f'config.offline_data(input_=["{"data" if repository is None else "NAME/data"}"]'
     episodes = ", input_read_episodes=True)" if manifest.format == "episodes" else ")"
@@ -124,7 +154,7 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
         frame = pandas.read_parquet("{data}")
 
         import datasets
-        rows = datasets.load_dataset({hub}, split="train")
+        rows = datasets.load_dataset("{hub}", split="train"){path}
 
         # RLlib{download}
         {rllib}{episodes}""")

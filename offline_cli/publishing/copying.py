@@ -11,9 +11,9 @@ from offline_cli.datasets.manifest import Shard
 from offline_cli.datasets.ownership import data_files
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.errors import PROBLEM, BadData
+from offline_cli.import_path import content_hash_of
 from offline_cli.parquet.reading import FIX, OTHER_SHARD
 from offline_cli.progress import OnProgress, Progress
-from offline_cli.source_code import content_hash_of
 from offline_cli.stop_signals import check
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import BLOCK

@@ -147,4 +147,4 @@ def _card(dataset: Dataset, license: str | None, repository: str | None) -> tupl
         return theirs, said
     if repository and license is None:
         raise UsageError("no licence is named, which says what others may do", where="--license", fix=LICENSE_FIX)
-    return card_of(dataset.manifest, license=license, repository=repository), license
+    return card_of(dataset.location, dataset.manifest, license=license, repository=repository), license

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 from gymnasium import spaces
@@ -70,3 +72,19 @@ def test_a_dataset_says_what_it_is_to_people(tmp_path: Path, make_batch: Make) -
     assert "2 episodes, 7 steps" in repr(found)
     assert {"batches", "manifest", "to_polars", "to_torch"} <= set(dir(found))
     assert not [name for name in dir(found) if name.startswith("_") and not name.startswith("__")]
+
+
+def test_the_card_tells_hugging_face_the_types_of_tensors(tmp_path: Path, make_batch: Make, write_dataset: Make) -> None:
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+    write_dataset(
+        open_location(tmp_path / "D"), make_batch((3,), observation_space=space), observation_space=space, format="columns"
+    )
+
+    head = (tmp_path / "D" / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+
+    line = next(line for line in head.splitlines() if line.startswith("dataset_info: "))
+    features = {one["name"]: one for one in json.loads(line.partition(": ")[2])["features"]}
+    camera, speed = features["obs"]["struct"]
+    assert camera == {"name": "camera", "list": "uint8", "length": 192}
+    assert speed == {"name": "speed", "list": "float32", "length": 2}
+    assert (features["t"]["dtype"], features["rewards"]["dtype"]) == ("int64", "float64")
