@@ -219,6 +219,7 @@ def publish(
         str | None, o.output(help="Short name of the licence for the card: cc-by-4.0, mit, other, ...", metavar="NAME")
     ] = None,
     private: Annotated[bool, o.output("--private", help="Make a new repository of the Hub private.")] = False,
+    overwrite: Annotated[bool, o.output("--overwrite", help="Replace another dataset that is there.")] = False,
 ) -> None:
     """Copy a dataset to the Hugging Face Hub, a folder or a bucket.
 

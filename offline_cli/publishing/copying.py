@@ -5,6 +5,8 @@ A shard gets its name only once it is whole, so that a resumed copy sends those 
 
 from __future__ import annotations
 
+import shutil
+
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import CARD, DATA, MANIFEST
 from offline_cli.datasets.manifest import Shard
@@ -61,13 +63,8 @@ def copy_to_folder(
 def _copy(dataset: Dataset, shard: Shard, writing: TargetFolder) -> None:
     source, copy = dataset.location.join(shard.path), StagedFile(writing.folder.join(shard.path), folder=writing.folder)
     try:
-        with source.without_cache.open() as file:
-            more = True
-            while more:
-                with storage_failures(source.url, "reading it"):
-                    data = file.read(BLOCK)
-                copy.write(data)
-                more = bool(data)
+        with source.without_cache.open() as file, storage_failures(source.url, "reading it"):
+            shutil.copyfileobj(file, copy, BLOCK)
         check_shard(dataset, shard, copy.sha256)
         with writing.guard():
             copy.commit()

@@ -19,7 +19,7 @@ from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.target_folder import TargetFolder, check_apart, check_target
-from offline_cli.errors import MissingPackage, UsageError
+from offline_cli.errors import MissingPackage, OfflineCliError, UsageError
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.publishing.copying import copy_to_folder
 from offline_cli.storage.blanking import this_command
@@ -93,11 +93,15 @@ def publish(
         check_apart([place], target)
         if place == target:
             raise UsageError("this is the dataset itself", where=target.url, fix="name another place with --to")
-        check_target(target, overwrite=overwrite, resume=resume, force_unlock=force_unlock)
-        to = target.url
-        if not dry_run:
-            writing = TargetFolder(target, shlex.join(command) if command else this_command())
-            new = tuple(copy_to_folder(found, card, writing, overwrite=overwrite, resume=resume, on_progress=on_progress))
+        to, how = target.url, {"overwrite": overwrite, "resume": resume}
+        try:
+            check_target(target, force_unlock=force_unlock, **how)
+            if not dry_run:
+                writing = TargetFolder(target, shlex.join(command) if command else this_command())
+                new = tuple(copy_to_folder(found, card, writing, on_progress=on_progress, **how))
+        except OfflineCliError as error:
+            error.fix = error.fix.replace("--out", "--to")
+            raise
     else:
         repository = _hub().Repository(name, storage_options, beside=place.url)
         repository.check(found, private=private, overwrite=overwrite, dry_run=dry_run)

@@ -58,7 +58,9 @@ def test_a_broken_copy_is_unfinished_and_continues_with_resume(
     monkeypatch.undo()
 
     assert call("inspect", place.url)[1]["error"]["code"] == "uncommitted"
-    assert call("publish", dataset, "--to", place.url)[1]["error"]["code"] == "output-exists"
+    error = call("publish", dataset, "--to", place.url)[1]["error"]
+    assert error["code"] == "output-exists"
+    assert "--to" in error["fix"]
     code, told = call("publish", dataset, "--to", place.url, "--resume")
     assert (code, told["shards"], told["new_shards"]) == (0, 3, 2)
     assert call("validate", place.url)[1]["passed"]
