@@ -22,6 +22,7 @@ from offline_cli.storage.staging import whole_file, write_whole
 
 MARK: Final = "<!-- written by offline-cli with each commit; without this line it stays as it is -->"
 HEADER: Final = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+MOST_MEANINGS: Final = 100
 TYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}  # of Arrow, as Hugging Face calls them
 SIZES: Final = (
     (1_000, "n<1K"),
@@ -66,7 +67,7 @@ def card_of(folder: Location, manifest: Manifest, *, license: str | None = None,
         ("complete", "yes" if manifest.complete else "no: its writer was stopped, or it was repaired"),
     ]
     lost = [("episodes lost on the way here", f"{manifest.episodes_lost:,}")] if manifest.episodes_lost else []
-    table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in [*facts, *lost])
+    table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in [*facts, *lost, *_meanings(manifest)])
     licensed = "" if license is None else f"license: {license}\n"
     return f"""---
 {licensed}pretty_name: {orjson.dumps(f"Episodes of {name}" if name else "Recorded episodes").decode()}
@@ -104,6 +105,17 @@ Each file's SHA-256 is in `manifest.json`; `offline-cli validate {_place(reposit
 """
 
 
+def _meanings(manifest: Manifest) -> list[tuple[str, str]]:
+    """What is known of the numbers: `obs[0]`, and its name, unit and choices."""
+    found = []
+    for path, elements in manifest.meanings.by_path.items():
+        for number, one in enumerate(elements):
+            choices = ", ".join(f"{value} {text}" for value, text in enumerate(one.categories or ()))
+            words = [text for text in (one.name, one.unit and f"in {one.unit}", choices) if text]
+            found += [(path if len(elements) == 1 else f"{path}[{number}]", "; ".join(words))] if words else []
+    return found[:MOST_MEANINGS]
+
+
 def _features(folder: Location, manifest: Manifest) -> str:
     """The types of columns for the header, where some are tensors: Hugging Face reads those as flat lists, if it is told."""
     known = [space for space in (manifest.observation_space, manifest.action_space) if space is not None]
@@ -139,9 +151,9 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
         (repository, "") if repository else ("FOLDER", "  # the path of this folder, which the library does not take as .")
     )
     packed = "  # steps are packed in item: see above" if manifest.format == "episodes" else ""
-    rllib = f'config.offline_data(input_=["{"data" if repository is None else "NAME/data"}"]'
-    episodes = ", input_read_episodes=True)" if manifest.format == "episodes" else ")"
-    download = "" if repository is None else f", after: hf download {repository} --repo-type dataset --local-dir NAME"
+    rllib = f'input_=["{"data" if repository is None else "NAME/data"}"]'
+    episodes = ", input_read_episodes=True, input_read_batch_size=2" if manifest.format == "episodes" else ""
+    download = "" if repository is None else f"; before: hf download {repository} --repo-type dataset --local-dir NAME"
     return textwrap.dedent(f"""\
         import offline_cli  # pip install 'offline-cli{"" if repository is None else "[hub]"}'
         dataset = offline_cli.open_dataset("{place}")
@@ -156,8 +168,8 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
         import datasets
         rows = datasets.load_dataset("{hub}", split="train"){path}
 
-        # RLlib{download}
-        {rllib}{episodes}""")
+        # RLlib, with pip install msgpack-numpy{download}
+        config.offline_data({rllib}{episodes}, materialize_mapped_data=True, dataset_num_iters_per_learner=50)""")
 
 
 def _figure(value: Any) -> str:

@@ -88,3 +88,17 @@ def test_the_card_tells_hugging_face_the_types_of_tensors(tmp_path: Path, make_b
     assert camera == {"name": "camera", "list": "uint8", "length": 192}
     assert speed == {"name": "speed", "list": "float32", "length": 2}
     assert (features["t"]["dtype"], features["rewards"]["dtype"]) == ("int64", "float64")
+
+
+def test_the_card_says_what_the_numbers_mean(tmp_path: Path, make_batch: Make) -> None:
+    known = {
+        "obs": [{"name": "temperature", "unit": "°C"}, {}, {"name": "a|b"}, {}],
+        "actions": [{"categories": ["down", "hold", "up"]}],
+    }
+    write_dataset(make_batch((3, 4)), tmp_path / "D", meanings=known)
+
+    card = (tmp_path / "D" / "README.md").read_text(encoding="utf-8")
+
+    assert "| obs[0] | temperature; in °C |" in card
+    assert "| obs[2] | a\\|b |" in card
+    assert "| actions | 0 down, 1 hold, 2 up |" in card
