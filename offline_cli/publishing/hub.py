@@ -147,7 +147,9 @@ class Repository:
                     raise
                 fix = f"look at what it holds now, and run the command again: {SENT}"
                 raise Locked("somebody has committed to the repository meanwhile", where=self.url, fix=fix) from error
-            except ValueError as error:
+            except ValueError as error:  # of the header, which the client has the Hub check
+                if CARD not in str(error):
+                    raise
                 fix = f"another --license, or mend README.md, and run the command again: {SENT}"
                 raise BadConfig(f"the Hub refuses the card: {error}", where=f"{self.url}/{CARD}", fix=fix) from error
 

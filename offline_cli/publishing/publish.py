@@ -93,7 +93,7 @@ def publish(
         check_apart([place], target)
         if place == target:
             raise UsageError("this is the dataset itself", where=target.url, fix="name another place with --to")
-        to, how = target.url, {"overwrite": overwrite, "resume": resume}
+        to, how = target.url, dict[str, Any](overwrite=overwrite, resume=resume)
         try:
             check_target(target, force_unlock=force_unlock, **how)
             if not dry_run:

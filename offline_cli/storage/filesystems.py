@@ -28,7 +28,7 @@ from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.failures import asked, storage_failures
 from offline_cli.storage.providers import BUCKETS, CACHE, CACHE_SIZE, HERE, PROVIDERS, options_for, provider_of
 
-ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|https?):/?(?!/).*", re.DOTALL)
+ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|hf|https?):/?(?!/).*", re.DOTALL)
 FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
 COPY: Final = re.compile(r"[0-9a-f]{64}")  # the name of a file in the cache
 SIZE: Final = 10 << 30  # bytes that copies may take by default
