@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 from hub_server import TOKEN, Hub, hub_server
 
+import offline_cli
 from benchmarks import rival_environments
 
 NAME = "me/walker"
@@ -92,20 +95,27 @@ def test_a_killed_upload_continues(environment: dict[str, str], run: Run, hub: H
 
 
 @pytest.mark.nightly
-def test_hugging_face_datasets_pandas_and_polars_open_a_published_copy(
-    environment: dict[str, str], run: Run, hub: Hub, dataset: Path
+def test_hugging_face_datasets_and_pandas_open_a_published_copy_with_images(
+    environment: dict[str, str], run: Run, hub: Hub, tmp_path: Path, make_batch: Any
 ) -> None:
-    told = run("publish", dataset, "--to", URL, "--license", "mit")
+    space = spaces.Dict({"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
+    offline_cli.write_dataset(make_batch((3, 4), observation_space=space), tmp_path / "D", format="columns")
+    run("publish", tmp_path / "D", "--to", URL, "--license", "mit")
     if not rival_environments.install("datasets", REQUIREMENTS):
         pytest.skip("datasets cannot be installed here")
     code = f"""
 import json, datasets, pandas
 rows = datasets.load_dataset("{NAME}", split="train")
+here = datasets.load_dataset("{tmp_path / "D"}", split="train")
 frame = pandas.read_parquet("{URL}/data")
-print(json.dumps([len(rows), len(rows[0]["obs"]), len(frame), rows.info.license]))
+print(json.dumps([len(rows), len(here), len(frame), rows[6]["obs"]["camera"], rows[6]["obs"]["speed"]]))
 """
     elsewhere = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     words = [rival_environments.interpreter("datasets"), "-c", code]
     done = subprocess.run(words, env=elsewhere, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1])[:3] == [told["steps"], 4, told["steps"]]
+    *lengths, camera, speed = json.loads(done.stdout.splitlines()[-1])
+    assert lengths == [7, 7, 7]
+    last = offline_cli.open_dataset(tmp_path / "D")[1].get_observations(3)
+    assert camera == last["camera"].reshape(-1).tolist()
+    assert speed == last["speed"].tolist()
