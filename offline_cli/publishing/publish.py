@@ -20,8 +20,9 @@ from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.ownership import is_regular
 from offline_cli.datasets.target_folder import TargetFolder, check_apart, check_target
 from offline_cli.errors import MissingPackage, OfflineCliError, UsageError
+from offline_cli.parquet.reading import fingerprint
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.publishing.copying import copy_to_folder
+from offline_cli.publishing.copying import check_shard, copy_to_folder
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
 
@@ -88,6 +89,8 @@ def publish(
     name = _repository_of(to, private=private)
     card, license = _card(found, license, name)
     page = is_private = None
+    for shard in shards if dry_run else ():
+        check_shard(found, shard, fingerprint(place.join(shard.path))[1])
     if name is None:
         target, new = open_location(to, storage_options, beside=[place]), shards
         check_apart([place], target)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import polars as pl
+import pytest
 from gymnasium import spaces
 
 from offline_cli import open_dataset, write_dataset
@@ -102,3 +103,18 @@ def test_the_card_says_what_the_numbers_mean(tmp_path: Path, make_batch: Make) -
     assert "| obs[0] | temperature; in °C |" in card
     assert "| obs[2] | a\\|b |" in card
     assert "| actions | 0 down, 1 hold, 2 up |" in card
+
+
+def test_the_lines_of_the_card_open_the_dataset_beside_it(
+    tmp_path: Path, make_batch: Make, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_dataset(make_batch((3, 4)), tmp_path / "D", format=format)
+    code = (tmp_path / "D" / "README.md").read_text(encoding="utf-8").split("```python\n")[1].partition("import datasets")[0]
+    monkeypatch.chdir(tmp_path / "D")
+    found: dict[str, Any] = {}
+
+    exec(code, found)
+
+    assert len(found["dataset"]) == 2
+    assert len(found["episode"]) == 3
+    assert len(found["frame"]) == (2 if format == "episodes" else 7)

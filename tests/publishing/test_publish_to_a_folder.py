@@ -104,14 +104,17 @@ def test_a_dry_run_writes_nothing(dataset: Path, place: Location) -> None:
     assert not place.exists()
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 @pytest.mark.parametrize("place", ["local"], indirect=True)
-def test_a_damaged_shard_is_not_copied_and_nothing_is_left(dataset: Path, place: Location, call: Any) -> None:
+def test_a_damaged_shard_is_not_copied_and_nothing_is_left(
+    dataset: Path, place: Location, call: Any, dry: tuple[str, ...]
+) -> None:
     shard = min((dataset / "data").iterdir())
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
 
-    code, told = call("publish", dataset, "--to", place.url)
+    code, told = call("publish", dataset, "--to", place.url, *dry)
 
     assert (code, told["error"]["code"], told["error"]["where"]) == (3, "bad-data", str(shard))
     assert not place.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +22,11 @@ from benchmarks import rival_environments
 
 NAME = "me/walker"
 URL = f"hf://datasets/{NAME}"
-REQUIREMENTS = Path(__file__).resolve().parents[1] / "support" / "requirements" / "datasets.txt"
+TESTS = Path(__file__).resolve().parents[1]
+PAGE = TESTS.parent / "docs" / "howto" / "share.md"
+V30 = TESTS / "testdata" / "lerobot" / "v30"
+LEROBOT = {str(one.relative_to(V30)): one.read_bytes() for one in V30.rglob("*") if one.is_file()}
+REQUIREMENTS = TESTS / "support" / "requirements" / "datasets.txt"
 Run = Callable[..., Any]
 
 
@@ -34,7 +39,13 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture
 def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
     """The variables with which the client finds the Hub, and a home of its own."""
-    own = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path / "home")}
+    own = {
+        "HF_ENDPOINT": hub.url,
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HOME": str(tmp_path / "home"),
+        "HOME": str(tmp_path),
+    }
     return {**os.environ, **own}
 
 
@@ -92,6 +103,23 @@ def test_a_killed_upload_continues(environment: dict[str, str], run: Run, hub: H
 
     assert len(hub.asked("PUT", "/objects/")) <= shards - before
     assert len(hub.repositories[NAME].titles) == 2
+
+
+@pytest.mark.integration
+def test_the_commands_of_the_page_run(environment: dict[str, str], hub: Hub, tmp_path: Path, make_batch: Any) -> None:
+    offline_cli.write_dataset(make_batch((30, 40)), tmp_path / "D", action_scale="env")
+    refs = hub.make("lerobot/pusht", LEROBOT).refs
+    refs["v3.0"] = refs["main"]
+    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("offline-cli ")]
+    assert len(lines) > 6
+    for line in lines:
+        if "s3://" in line:
+            continue
+        if "publish" in line:
+            hub.repositories.pop("OWNER/NAME", None)
+        words = [sys.executable, "-m", "offline_cli", *shlex.split(line)[1:]]
+        done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stderr}"
 
 
 @pytest.mark.nightly
