@@ -78,14 +78,14 @@ class Repository:
         if private and self.is_private is False:
             fix = "make it private in its settings, or leave out --private"
             raise UsageError("the repository is there already, and is public", where=self.url, fix=fix)
-        shards = dataset.manifest.shards
         ours = {path for path in self._files if path == MANIFEST or SHARD_PATH.fullmatch(path)}
         others = sorted(self._files.keys() - ours - {CARD, ".gitattributes"})  # a new one has these
         if foreign := [path for path in others if path.startswith(f"{DATA}/")]:
             fix = "remove them there, or name another repository"
             raise OutputExists(f"data/ holds files that no dataset put there, such as {foreign[0]}", where=self.url, fix=fix)
-        is_same = ours <= {MANIFEST, *(shard.path for shard in shards)} and not any(map(self.lacks, shards))
-        if not overwrite and (others if not ours else not is_same):
+        kept = {shard.path for shard in dataset.manifest.shards if not self.lacks(shard)}
+        is_part = {MANIFEST} < ours <= {MANIFEST, *kept}  # of what is published: the same, or what has been appended to
+        if not overwrite and (not is_part if ours else others):
             what = "another dataset is here" if ours else f"other files are here, such as {others[0]}"
             fix = "--overwrite to replace a dataset and leave other files, or name another repository"
             raise OutputExists(what, where=self.url, fix=fix)

@@ -53,8 +53,8 @@ def dataset(tmp_path: Path, make_batch: Any) -> Path:
 
 
 def written(place: Path, batch: Any, **options: Any) -> Path:
-    spaces = {"observation_space": batch.observation_space, "action_space": batch.action_space}
-    with offline_cli.DatasetWriter(str(place), max_rows_per_file=1, **spaces, **options) as writer:
+    about = {"observation_space": batch.observation_space, "action_space": batch.action_space, "action_scale": "env"}
+    with offline_cli.DatasetWriter(str(place), max_rows_per_file=1, **about, **options) as writer:
         writer.write(batch)
         writer.commit()
     return place
@@ -183,6 +183,20 @@ def test_publishing_again_sends_nothing_and_commits_nothing(publish: Any, hub: H
     assert (code, told["to"], told["new_shards"]) == (0, first["to"], 0)
     assert not hub.asked("PUT", "/objects/")
     assert not hub.asked("POST", "/commit/")
+
+
+def test_a_dataset_that_was_appended_to_sends_its_new_shards(
+    publish: Any, call: Any, hub: Hub, dataset: Path, tmp_path: Path, make_batch: Any
+) -> None:
+    publish(dataset, *LICENSED)
+    more = written(tmp_path / "more", make_batch((3, 3), seed=5, first_id=10))
+    code, told = call("convert", more, "--out", dataset, "--append")
+    assert code == 0, told
+
+    code, told = publish(dataset, *LICENSED)
+
+    assert (code, told["new_shards"], told["shards"]) == (0, 1, 4)
+    assert len(offline_cli.open_dataset(URL, hub.options)) == 5
 
 
 def test_another_dataset_is_replaced_only_with_overwrite(
