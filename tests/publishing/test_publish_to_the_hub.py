@@ -348,7 +348,11 @@ def test_a_copy_is_compared_with_its_original(publish: Any, call: Any, hub: Hub,
     assert (code, told["equal"]) == (0, True)
 
 
-def test_a_dataset_of_a_bucket_or_of_the_hub_is_published_too(publish: Any, hub: Hub, dataset: Path) -> None:
+@pytest.mark.parametrize("in_memory", [0, 1 << 20], ids=["streamed", "in memory"])
+def test_a_dataset_of_the_hub_is_published_too(
+    publish: Any, hub: Hub, dataset: Path, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("offline_cli.publishing.hub.IN_MEMORY", in_memory)
     publish(dataset, *LICENSED)
 
     code, told = publish(URL, *LICENSED, to="hf://datasets/me/copy")
