@@ -54,6 +54,7 @@ def card_of(folder: Location, manifest: Manifest, *, license: str | None = None,
     """
     counts, environment = manifest.counts, manifest.environment
     name = environment.id if environment is not None else None
+    title = f"Episodes of {name}" if name else (repository or "Recorded episodes").rpartition("/")[2]
     rows = sum(shard.rows for shard in manifest.shards)
     a_row = "an episode, packed in `item`" if manifest.format == "episodes" else "a step"
     spread = manifest.statistics["return"]
@@ -67,10 +68,12 @@ def card_of(folder: Location, manifest: Manifest, *, license: str | None = None,
         ("complete", "yes" if manifest.complete else "no: its writer was stopped, or it was repaired"),
     ]
     lost = [("episodes lost on the way here", f"{manifest.episodes_lost:,}")] if manifest.episodes_lost else []
+    assumed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(manifest.assumptions.items()))
+    lost += [("assumed while it was made", assumed)] if assumed else []
     table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in [*facts, *lost, *_meanings(manifest)])
     licensed = "" if license is None else f"license: {license}\n"
     return f"""---
-{licensed}pretty_name: {orjson.dumps(f"Episodes of {name}" if name else "Recorded episodes").decode()}
+{licensed}pretty_name: {orjson.dumps(title).decode()}
 task_categories:
 - reinforcement-learning
 tags:
@@ -87,7 +90,7 @@ configs:
 {_features(folder, manifest)}---
 {MARK}
 
-# {_plain(f"Episodes of {name}" if name else "Recorded episodes")}
+# {_plain(title)}
 
 Episodes for offline reinforcement learning, as Parquet: a row is {a_row}. `manifest.json` says all that is known of them.
 

@@ -118,3 +118,13 @@ def test_the_lines_of_the_card_open_the_dataset_beside_it(
     assert len(found["dataset"]) == 2
     assert len(found["episode"]) == 3
     assert len(found["frame"]) == (2 if format == "episodes" else 7)
+
+
+def test_the_card_says_what_was_assumed(tmp_path: Path, make_batch: Make, writer_for: Make) -> None:
+    with writer_for(open_location(tmp_path / "D")) as writer:
+        writer.write(make_batch((3, 4)))
+        writer.commit(assumptions={"missing-end-flags": 2, "missing-final-observation": 1})
+
+    card = (tmp_path / "D" / "README.md").read_text(encoding="utf-8")
+
+    assert "| assumed while it was made | missing-end-flags 2, missing-final-observation 1 |" in card

@@ -104,6 +104,7 @@ def test_the_card_names_licence_data_files_and_repository(publish: Any, hub: Hub
     card = hub.repositories[NAME].files["README.md"].decode()
     header = yaml.safe_load(card.split("---\n")[1])
     assert header["license"] == "cc-by-4.0"
+    assert header["pretty_name"] == "walker"
     assert header["configs"] == [{"config_name": "default", "data_files": [{"split": "train", "path": "data/*.parquet"}]}]
     assert f'load_dataset("{NAME}"' in card
     assert f'open_dataset("{URL}")' in card
