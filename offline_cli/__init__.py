@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
     from offline_cli.policies.policy_in_use import load_policy as load_policy
+    from offline_cli.publishing.publish import publish as publish
     from offline_cli.recording.record import record as record
     from offline_cli.recording.recorder import Recorder as Recorder
     from offline_cli.storage.locations import open_location as open_location
@@ -66,6 +67,7 @@ _NAMES = {
     "modules": ("RLModule",),
     "playing.evaluate": ("evaluate",),
     "policies.policy_in_use": ("load_policy",),
+    "publishing.publish": ("publish",),
     "recording.record": ("record",),
     "recording.recorder": ("Recorder",),
     "storage.locations": ("open_location",),

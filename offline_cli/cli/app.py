@@ -38,6 +38,7 @@ OURS: Final = (
     *(learning.record, data.convert, data.apply, learning.train, learning.train_bc, learning.evaluate, learning.export),
     *(data.inspect, data.validate, data.repair),
     *(operations.filter, operations.sample, operations.split, operations.merge, operations.repack, operations.diff),
+    operations.publish,
 )
 COMMANDS: Final[Mapping[str, Callable[..., None]]] = {one.__name__.replace("_", "-"): one for one in OURS}
 """In the order of the help. Typer builds the one that is asked for."""

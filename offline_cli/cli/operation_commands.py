@@ -199,3 +199,33 @@ def diff(
     if result.equal or not ctx.obj.as_json:  # a difference under --json is one object, which the error boundary writes
         show_result(ctx, result)
     result.check()
+
+
+@command(
+    takes=(o.stored, o.resuming, o.writing, o.common),
+    most_used=("to", "license", "private", "dry_run", "resume", "as_json"),
+    examples=(
+        "offline-cli publish dataset --to hf://datasets/me/pendulum --license cc-by-4.0",
+        "offline-cli publish dataset --to hf://datasets/team/robot --license other --private --dry-run",
+        "offline-cli publish dataset --to s3://bucket/dataset --resume",
+    ),
+    keys=("to", "shards", "bytes", "new_shards", "new_bytes", "license"),
+)
+def publish(
+    ctx: typer.Context,
+    dataset: Annotated[str, typer.Argument(help="Dataset of ours: a folder or URL.", metavar="D")],
+    to: Annotated[str, o.output(help="Where: hf://datasets/OWNER/NAME, a folder or a URL.", metavar="URL")],
+    license: Annotated[
+        str | None, o.output(help="Short name of the licence for the card: cc-by-4.0, mit, other, ...", metavar="NAME")
+    ] = None,
+    private: Annotated[bool, o.output("--private", help="Make a new repository of the Hub private.")] = False,
+    overwrite: Annotated[bool, o.output("--overwrite", help="Replace another dataset that is there.")] = False,
+) -> None:
+    """Copy a dataset to the Hugging Face Hub, a folder or a bucket.
+
+    Shards, manifest and a card; the Hub gets them in one commit. Run again after a break: what the Hub has is not sent again;
+    elsewhere --resume continues the copy.
+    """
+    from offline_cli.publishing.publish import publish
+
+    call_and_show(ctx, publish)

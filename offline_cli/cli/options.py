@@ -26,7 +26,7 @@ NO_VALUES: list[str] = []  # of a repeatable option that is not given
 
 # ---- options that several commands take one by one; where only the default differs, the command says it ----
 
-SOURCES = "Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://); - for piped input."
+SOURCES = "Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://, hf://); - for piped input."
 SourcesArgument = Annotated[list[str], typer.Argument(help=SOURCES, metavar="SRC", autocompletion=completion.sources)]
 EnvOption = Annotated[str | None, data(help=f"Environment to play in: {c.ENV_FORMS}.", metavar="ENV")]
 SpacesOfOption = Annotated[

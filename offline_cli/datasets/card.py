@@ -5,18 +5,25 @@ It is written with each manifest. A README.md that lacks `MARK` is the user's, a
 
 from __future__ import annotations
 
+import re
+import textwrap
 from typing import Any, Final
 
 import orjson
+import pyarrow as pa
 
 from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.datasets.ownership import is_link, is_regular
-from offline_cli.spaces import describe
+from offline_cli.parquet.reading import opened
+from offline_cli.spaces import describe, leaf_spaces
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import whole_file, write_whole
 
 MARK: Final = "<!-- written by offline-cli with each commit; without this line it stays as it is -->"
+HEADER: Final = re.compile(r"\A---[ \t]*\r?\n.*?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+MOST_MEANINGS: Final = 100
+TYPES: Final = {"halffloat": "float16", "float": "float32", "double": "float64"}  # of Arrow, as Hugging Face calls them
 SIZES: Final = (
     (1_000, "n<1K"),
     (10_000, "1K<n<10K"),
@@ -27,18 +34,27 @@ SIZES: Final = (
 """Powers of ten, and Hugging Face's categories of so many rows."""
 
 
+def body_of(card: str) -> str:
+    """The text of a card without its header of YAML."""
+    return HEADER.sub("", card, count=1)
+
+
 def write_card(folder: Location, manifest: Manifest) -> None:
     """Write the card of dataset `folder`, unless a README.md of the user is there. Raises StorageError."""
     place = folder.join(CARD)
     there = whole_file(place) if is_regular(place) else None
     if is_link(place) or (there is not None and MARK.encode() not in there):
         return
-    write_whole(place, _card(manifest).encode(), folder=folder)
+    write_whole(place, card_of(folder, manifest).encode(), folder=folder)
 
 
-def _card(manifest: Manifest) -> str:
+def card_of(folder: Location, manifest: Manifest, *, license: str | None = None, repository: str | None = None) -> str:
+    """The card of the dataset in `folder`. `license`: as Hugging Face calls it (`cc-by-4.0`). `repository`: OWNER/NAME of its
+    copy on the Hub. Raises StorageError.
+    """
     counts, environment = manifest.counts, manifest.environment
     name = environment.id if environment is not None else None
+    title = f"Episodes of {name}" if name else (repository or "Recorded episodes").rpartition("/")[2]
     rows = sum(shard.rows for shard in manifest.shards)
     a_row = "an episode, packed in `item`" if manifest.format == "episodes" else "a step"
     spread = manifest.statistics["return"]
@@ -52,9 +68,12 @@ def _card(manifest: Manifest) -> str:
         ("complete", "yes" if manifest.complete else "no: its writer was stopped, or it was repaired"),
     ]
     lost = [("episodes lost on the way here", f"{manifest.episodes_lost:,}")] if manifest.episodes_lost else []
-    table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in [*facts, *lost])
+    assumed = ", ".join(f"{kind} {count:,}" for kind, count in sorted(manifest.assumptions.items()))
+    lost += [("assumed while it was made", assumed)] if assumed else []
+    table = "\n".join(f"| {_plain(key)} | {_plain(value)} |" for key, value in [*facts, *lost, *_meanings(manifest)])
+    licensed = "" if license is None else f"license: {license}\n"
     return f"""---
-pretty_name: {orjson.dumps(f"Episodes of {name}" if name else "Recorded episodes").decode()}
+{licensed}pretty_name: {orjson.dumps(title).decode()}
 task_categories:
 - reinforcement-learning
 tags:
@@ -65,11 +84,13 @@ size_categories:
 - {next((label for most, label in SIZES if rows < 10**most), "10M<n<100M")}
 configs:
 - config_name: default
-  data_files: data/*.parquet
----
+  data_files:
+  - split: train
+    path: data/*.parquet
+{_features(folder, manifest)}---
 {MARK}
 
-# {_plain(f"Episodes of {name}" if name else "Recorded episodes")}
+# {_plain(title)}
 
 Episodes for offline reinforcement learning, as Parquet: a row is {a_row}. `manifest.json` says all that is known of them.
 
@@ -80,24 +101,78 @@ Episodes for offline reinforcement learning, as Parquet: a row is {a_row}. `mani
 ## How to open it
 
 ```python
-import polars
-frame = polars.read_parquet("data/*.parquet")
-
-import offline_cli  # pip install offline-cli
-dataset = offline_cli.open_dataset(".")
-episode = dataset[0]  # with RLlib's API of single-agent episodes
+{_opening(manifest, repository)}
 ```
 
-RLlib reads `data/` as it is:
-
-```python
-config.offline_data({_rllib(manifest)})
-```
+Each file's SHA-256 is in `manifest.json`; `offline-cli validate {_place(repository)}` compares them.
 """
 
 
-def _rllib(manifest: Manifest) -> str:
-    return 'input_=["data"], input_read_episodes=True' if manifest.format == "episodes" else 'input_=["data"]'
+def _meanings(manifest: Manifest) -> list[tuple[str, str]]:
+    """What is known of the numbers: `obs[0]`, and its name, unit and choices."""
+    found = []
+    for path, elements in manifest.meanings.by_path.items():
+        for number, one in enumerate(elements):
+            choices = ", ".join(f"{value} {text}" for value, text in enumerate(one.categories or ()))
+            words = [text for text in (one.name, one.unit and f"in {one.unit}", choices) if text]
+            found += [(path if len(elements) == 1 else f"{path}[{number}]", "; ".join(words))] if words else []
+    return found[:MOST_MEANINGS]
+
+
+def _features(folder: Location, manifest: Manifest) -> str:
+    """The types of columns for the header, where some are tensors: Hugging Face reads those as flat lists, if it is told."""
+    known = [space for space in (manifest.observation_space, manifest.action_space) if space is not None]
+    shapes = [leaf.shape or () for space in known for leaf in leaf_spaces(space).values()]
+    if manifest.format != "columns" or not manifest.shards or max(map(len, shapes)) < 2:
+        return ""
+    with opened(folder.join(manifest.shards[0].path)) as file:
+        schema = file.schema_arrow
+    features = [{"name": field.name, **_feature(field.type)} for field in schema]
+    return f"dataset_info: {orjson.dumps({'features': features}).decode()}\n"
+
+
+def _feature(kind: Any) -> dict[str, Any]:
+    """As `datasets.Features` writes a pa.DataType in YAML."""
+    if pa.types.is_struct(kind):
+        return {"struct": [{"name": field.name, **_feature(field.type)} for field in kind]}
+    kind = getattr(kind, "storage_type", kind)
+    if not pa.types.is_list(kind) and not pa.types.is_fixed_size_list(kind):
+        return {"dtype": TYPES.get(str(kind), str(kind))}
+    item = _feature(kind.value_type)
+    return {"list": item.get("dtype", item)} | ({"length": kind.list_size} if pa.types.is_fixed_size_list(kind) else {})
+
+
+def _place(repository: str | None) -> str:
+    return "." if repository is None else f"hf://datasets/{repository}"
+
+
+def _opening(manifest: Manifest, repository: str | None) -> str:
+    """Lines of Python that open the dataset: beside the card, or from the Hub."""
+    place = _place(repository)
+    data = "data" if repository is None else f"{place}/data"
+    hub, path = (
+        (repository, "") if repository else ("FOLDER", "  # the path of this folder, which the library does not take as .")
+    )
+    packed = "  # steps are packed in item: see above" if manifest.format == "episodes" else ""
+    rllib = f'input_=["{"data" if repository is None else "NAME/data"}"]'
+    episodes = ", input_read_episodes=True, input_read_batch_size=2" if manifest.format == "episodes" else ""
+    download = "" if repository is None else f"; before: hf download {repository} --repo-type dataset --local-dir NAME"
+    return textwrap.dedent(f"""\
+        import offline_cli  # pip install 'offline-cli{"" if repository is None else "[hub]"}'
+        dataset = offline_cli.open_dataset("{place}")
+        episode = dataset[0]  # with RLlib's API of single-agent episodes
+
+        import polars
+        frame = polars.read_parquet("{data}/*.parquet"){packed}
+
+        import pandas
+        frame = pandas.read_parquet("{data}")
+
+        import datasets
+        rows = datasets.load_dataset("{hub}", split="train"){path}
+
+        # RLlib, with pip install msgpack-numpy{download}
+        config.offline_data({rllib}{episodes}, materialize_mapped_data=True, dataset_num_iters_per_learner=50)""")
 
 
 def _figure(value: Any) -> str:

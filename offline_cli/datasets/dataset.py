@@ -86,7 +86,7 @@ class Dataset:
         if not folder.join(MANIFEST).exists():
             if not folder.exists():
                 raise folder.missing()
-            fix = "name the folder of a dataset, the one with manifest.json in it"
+            fix = "name the folder with manifest.json in it; offline-cli convert makes a dataset of other recordings"
             raise NoData("no dataset is here: there is no manifest.json", where=folder.url, fix=fix)
         return Dataset(folder, Manifest.read(folder))
 

@@ -373,12 +373,13 @@ class TargetFolder:
 
     # ---- ends ----
 
-    def finish(self) -> None:
+    def finish(self, listed: frozenset[str] = frozenset()) -> None:
         """Remove what the new manifest has replaced, and then the note: the dataset is committed.
 
-        A reader with the older manifest is told (`Dataset`); it never reads other rows.
+        `listed`: shards of other writes that the new manifest lists too, below the dataset folder. A reader with the older
+        manifest is told (`Dataset`); it never reads other rows.
         """
-        kept = frozenset() if self._base is None else self._base.paths
+        kept = listed if self._base is None else listed | self._base.paths
         older = (files for name, files in shard_files(self.folder, self.kind).items() if name != self.generation)
         replaced = [file for files in older for file in files.values() if f"{DATA}/{file.name}" not in kept]
         folders = [self.folder.join(name) for name in (DATA, QUARANTINE)]

@@ -152,7 +152,8 @@ def _codes(error: Any) -> Iterator[str]:
         if value is not None and not callable(value):
             yield str(getattr(value, "value", value))
     yield type(error).__name__
-    yield str(told.get("ResponseMetadata", {}).get("HTTPStatusCode", getattr(error, "status_code", "")))
+    status = getattr(error, "status_code", getattr(response, "status_code", ""))  # of httpx's answer
+    yield str(told.get("ResponseMetadata", {}).get("HTTPStatusCode", status))
 
 
 def _names(url: str) -> dict[str, str]:

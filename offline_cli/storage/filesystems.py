@@ -28,7 +28,7 @@ from offline_cli.storage.blanking import BLANK, blanked
 from offline_cli.storage.failures import asked, storage_failures
 from offline_cli.storage.providers import BUCKETS, CACHE, CACHE_SIZE, HERE, PROVIDERS, options_for, provider_of
 
-ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|https?):/?(?!/).*", re.DOTALL)
+ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|hf|https?):/?(?!/).*", re.DOTALL)
 FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
 COPY: Final = re.compile(r"[0-9a-f]{64}")  # the name of a file in the cache
 SIZE: Final = 10 << 30  # bytes that copies may take by default
@@ -50,12 +50,15 @@ def filesystem_at(
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's look for credentials, on the network too
         fs, path = asked(lambda: url_to_fs(text, **own), shown, "opening the storage", time_limit)
+        if pin := provider_of(scheme).pin:
+            path = asked(lambda: pin(fs, path), shown, "looking up its revision", time_limit)
+            shown = f"{scheme}://{path}"
     except ImportError as err:
         extra = provider_of(scheme).extra
         fix = f"pip install 'offline-cli[{extra}]'" if extra else str(err)
         raise MissingPackage(f"no client for {scheme}:// is installed", where=shown, fix=fix) from err
     except ValueError as err:
-        fix = "use a local path, s3://, gs:// or az://"
+        fix = "use a local path, s3://, gs://, az:// or hf://"
         raise UsageError(f"{scheme}:// is not a scheme that can be opened: {err}", where=shown, fix=fix) from err
     return fs, str(path), shown
 

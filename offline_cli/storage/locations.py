@@ -122,18 +122,23 @@ class Location:
         """The filesystem's record of this place; None where nothing is here."""
 
         def request() -> Any:
-            self.fs.invalidate_cache()  # cloud clients keep listings, and another process may have written since
+            self._forget()
             try:
                 return self.fs.info(self.path)
             except FileNotFoundError:
                 return None
             except Exception as error:
-                if self.is_in_bucket and not isinstance(error, (ConnectionError, TimeoutError)):
+                if self.provider.container and not isinstance(error, (ConnectionError, TimeoutError)):
                     self.fs.ls(self.path.partition("/")[0], refresh=True)  # answers to HEAD have no body: this may say why
                 raise
 
         found: Mapping[str, Any] | None = self.record or self.ask("looking it up", request)
         return found
+
+    def _forget(self) -> None:
+        """Drop listings that cloud clients keep: another process may have written since. What is pinned stays as it is."""
+        if self.provider.pin is None:
+            self.fs.invalidate_cache()
 
     def exists(self) -> bool:
         """Whether a file or folder is here."""
@@ -160,12 +165,14 @@ class Location:
         """The error of this place when nothing is here: of its bucket, where that is missing too."""
         if self._has_no_bucket():
             return no_bucket(self.url)
-        return StorageNotFound(f"{self.url} does not exist", where=self.url, fix="check the path")
+        fix = f"check the path{self.provider.unseen}"
+        return StorageNotFound(f"{self.url} does not exist", where=self.url, fix=fix)
 
     def _has_no_bucket(self) -> bool:
         """Whether the bucket is missing; False too where the store does not say."""
         try:
-            return self.is_in_bucket and not replace(self, path=self.path.partition("/")[0]).exists()
+            has_bucket = self.is_in_bucket and self.provider.container
+            return bool(has_bucket) and not replace(self, path=self.path.partition("/")[0]).exists()
         except StorageError as err:
             return isinstance(err, StorageNotFound)
 
@@ -202,7 +209,7 @@ class Location:
         """What a method of the filesystem lists, sorted by path, with its records where it gives them."""
 
         def request() -> Any:
-            self.fs.invalidate_cache()
+            self._forget()
             try:
                 return getattr(self.fs, method)(self.path, **how)
             except FileNotFoundError:  # some clients say so of a missing bucket or folder, some list nothing
@@ -236,13 +243,23 @@ class Location:
         return made
 
     def check_writable(self) -> None:
-        """Raise StorageError where this folder of this machine could not be made, or nothing in it; others are not asked."""
+        """Raise StorageError where this folder of this machine could not be made, or nothing in it; others are not asked.
+
+        Raises UsageError for storage that is only read.
+        """
+        self.refuse_read_only()
         here = self.path
         while self.is_local and not os.path.lexists(here):
             here = os.path.dirname(here) or os.curdir
         if self.is_local and not (os.path.isdir(here) and os.access(here, os.W_OK | os.X_OK)):
             what = f"nothing can be written there: {here} is no folder, or its permissions do not allow it"
             raise StorageError(what, where=self.url, fix="check the permissions, or name another folder")
+
+    def refuse_read_only(self) -> None:
+        """Raise UsageError for storage that is only read."""
+        if self.provider.read_only:
+            fix = "write to a folder or a bucket, and then offline-cli publish D --to hf://datasets/OWNER/NAME"
+            raise UsageError("nothing is written to the Hub file by file", where=self.url, fix=fix)
 
     def remove_empty_folder(self) -> None:
         """Remove this folder if it is there and empty."""
@@ -275,7 +292,7 @@ class Location:
 
         def request() -> Any:
             if self.record is None:
-                self.fs.invalidate_cache()
+                self._forget()
             block = {"block_size": BLOCK} if self.is_in_bucket else {}
             return self.fs.open(
                 self.path, "rb", **block, **({} if self.is_arrow else {"cache_type": "readahead" if ahead else "none"})

@@ -50,6 +50,9 @@ class Provider:
     checks_options: bool = False  # whether the parameters of its client's class are all the options that there are
     more_options: frozenset[str] = frozenset()  # that the client passes on
     prepare: Callable[[Mapping[str, Any]], None] = lambda options: None  # before the client is imported: no look-ups, say
+    pin: Callable[[Any, str], str] | None = None  # a path in its filesystem, with the revision that it stands for now
+    read_only: bool = False  # nothing is written by its client file by file: see `publish`
+    unseen: str = ""  # what a missing place may also mean
     faults: Mapping[Fault, str] = field(default_factory=dict)  # codes, classes of the client's errors, and statuses of each
 
 
@@ -61,6 +64,26 @@ def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
     """
     if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+
+
+def _pinned(fs: Any, path: str) -> str:
+    """`path` of a Hub repository with its commit for a revision: what is read is of one moment, and can be named for good."""
+    from huggingface_hub import HfApi
+
+    try:
+        found = fs.resolve_path(path)
+    except FileNotFoundError:  # whoever asks for it is told
+        return path
+    except (ValueError, NotImplementedError) as err:
+        fix = "hf://datasets/OWNER/NAME, with @REVISION and a path behind it where these are wanted"
+        raise UsageError(f"this is no place on the Hub: {err}", where=f"hf://{path}", fix=fix) from err
+    if not hasattr(found, "repo_id"):  # a bucket of the Hub's
+        return path
+    info = HfApi(endpoint=fs.endpoint, token=fs.token).repo_info(
+        found.repo_id, repo_type=found.repo_type, revision=found.revision
+    )
+    kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
+    return f"{kind}{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
 
 
 _BUCKETS: Final[Mapping[str, Any]] = {"serves_ranges": True, "has_folders": False, "creates_only": True, "checks_options": True}
@@ -109,6 +132,25 @@ _AZURE: Final = Provider(
     },
     **_BUCKETS,
 )
+_HUB: Final = Provider(
+    "hf",
+    ("hf",),
+    client=frozenset({"huggingface_hub", "httpx", "httpx2"}),
+    extra="hub",
+    set_up="HF_TOKEN, or log in with `hf auth login`",
+    serves_ranges=True,
+    has_folders=False,
+    checks_options=True,
+    pin=_pinned,
+    read_only=True,
+    unseen=" (hf://datasets/OWNER/NAME[@REVISION]/PATH); a private repository is seen with a token alone: set HF_TOKEN",
+    faults={
+        Fault.NO_CREDENTIALS: "LocalTokenNotFoundError",
+        Fault.DENIED: "GatedRepoError DisabledRepoError",
+        Fault.UNREACHABLE: "OfflineModeIsEnabled ConnectError ConnectTimeout",
+        Fault.CHANGED: "412",
+    },
+)
 _HTTP: Final = Provider(
     "http",
     ("http", "https"),
@@ -120,7 +162,7 @@ _HTTP: Final = Provider(
     },
 )
 PROVIDERS: Final = (
-    *(_S3, _GOOGLE, _AZURE, _HTTP),
+    *(_S3, _GOOGLE, _AZURE, _HUB, _HTTP),
     Provider("file", ("file", "local"), checks_options=True),
     Provider("memory", ("memory",), checks_options=True, creates_only=True),
     Provider("oss", ("oss",), has_folders=False),

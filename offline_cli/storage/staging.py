@@ -101,6 +101,7 @@ class StagedFile(io.RawIOBase):
 @contextmanager
 def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
     """Within it, failures of storage raise StorageError; StorageNotFound of the bucket, though the client blames the file."""
+    target.refuse_read_only()
     try:
         with storage_failures(target.url, doing):
             yield

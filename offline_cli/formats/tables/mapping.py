@@ -280,7 +280,7 @@ def mapping_text(given: GivenMapping, storage_options: Mapping[str, Any] | None 
     presets = preset_names()
     if given in presets:
         return preset_text(given).encode()
-    location = open_location(given, storage_options)
+    location = open_location(given, storage_options if "://" in given else None)  # they may be for the sources alone
     if location.exists():
         return location.read_bytes()
     near = get_close_matches(given, presets, n=1)
