@@ -207,7 +207,7 @@ def test_parts_of_different_structure_are_no_episode(on_error: str) -> None:
     other = replace(other, obs=other.obs[:, :1])
     parts = fragment("a", 0, 2), other, fragment("b", 0, 1, end="terminated")
     if on_error == "fail":
-        with pytest.raises(BadEpisode, match="of another structure: obs is"):
+        with pytest.raises(BadEpisode, match="another structure: obs is"):
             stitch(*parts)
     else:
         whole, stitcher = stitch(*parts, on_error="skip")

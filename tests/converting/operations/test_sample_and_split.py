@@ -70,9 +70,9 @@ def test_a_column_makes_a_part_for_each_value(made: Made, format: str, tmp_path:
     [
         ([], 2, "exactly one of --fractions, --counts and --by"),
         (["--fractions", "a=0.5", "--by", "length"], 2, "exactly one"),
-        (["--fractions", "a=0.9,b=0.2"], 2, "1.1 in sum"),
+        (["--fractions", "a=0.9,b=0.2"], 2, "sum to 1.1"),
         (["--fractions", "a=x,../b=0.1,a=0.1"], 2, "3 mistakes"),
-        (["--counts", "a=1.5"], 2, "a whole number"),
+        (["--counts", "a=1.5"], 2, "an integer"),
         (["--counts", "a=60,b=41"], 3, "101 episodes requested, but the sources have 100"),
         (["--fractions", "a=0.99,b=0.001"], 3, "none is left for b"),
         (["--by", "reward"], 2, "no column of episodes is called 'reward'"),
