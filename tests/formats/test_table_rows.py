@@ -141,7 +141,7 @@ def test_text_without_categories_is_refused_with_the_categories_to_write(read_ta
     stream, _ = read_table(write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy", "view", "never"]\n')
     assert stream.action_space == spaces.Discrete(3)
     error = refused(read_table, write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy"]\n')
-    assert error.what == "column event holds 'view', which is none of its [categories]"
+    assert error.what == "column event holds 'view', which is not one of its [categories]"
 
 
 def test_numbers_missing_among_extras_are_nan_and_counted(read_table: Read, write_lines: Write) -> None:
@@ -279,4 +279,4 @@ def test_ids_as_actions_are_counted_unless_categories_number_them(
     assert batch.actions.ravel().tolist() == [n % 12 for n in range(40)]
     error = refused(read_table, path, f'{mapping}[categories]\nitem_id = ["1000"]\n')
     assert "1001" in error.what
-    assert "which is none of its [categories]" in error.what
+    assert "which is not one of its [categories]" in error.what
