@@ -48,8 +48,8 @@ def refused(read: Read, source: Path | str, mapping: str | None, kind: type[Offl
         ("e1,soon,1.5,1,0,1,0", "column t holds 'soon', not a number"),
         ("e1,1,1.5,1,0,1,maybe", "column d holds 'maybe', not a flag: 0 or 1, true or false, yes or no"),
         (",1,1.5,1,0,1,0", "column ep has no value"),
-        ("e1,1,1.5,1,0,1", "a row of 6 cells under 7 columns"),
-        ('"e1,1",1,1.5,1,0,1,0,0', "a row of 8 cells under 7 columns"),
+        ("e1,1,1.5,1,0,1", "the row has 6 cells, but there are 7 columns"),
+        ('"e1,1",1,1.5,1,0,1,0,0', "the row has 8 cells, but there are 7 columns"),
     ],
 )
 def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, read_table: Read, write_lines: Write) -> None:
