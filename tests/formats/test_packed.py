@@ -149,7 +149,7 @@ HOSTILE: dict[str, bytes] = {
     "a name left over": NDARRAY + b".",
     "an array never filled": RECONSTRUCT + b".",
     "a list in itself": b"]q\x00h\x00a.",
-    "tuples that Python would hash by recursion nested too deep": b"\x80\x02)" + b"\x85" * 200_000 + b"N}s.",
+    "tuples that Python would hash by recursion without end": b"\x80\x02)" + b"\x85" * 200_000 + b"N}s.",
 }
 
 

@@ -158,7 +158,7 @@ def test_infos_that_are_no_objects_are_refused_by_row_and_their_episode_is_set_a
     lines = [f"{HEADER},i", *(f"{row}," for row in rows())]
     lines[5] += "{'lives': 1}"
     error = refused(read_table, write_lines("a.csv", *lines), mapping)
-    assert error.what.startswith("column i is not JSON")
+    assert error.what.startswith("column i is not a JSON object")
     assert error.where.endswith("row 4")
     _, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
     assert theirs(batch) == {"e0", "e2"}
