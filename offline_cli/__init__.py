@@ -1,4 +1,4 @@
-"""Record, convert and learn from offline reinforcement-learning data; imports nothing heavy until a name is used."""
+"""Record, convert and learn from offline reinforcement-learning data; public names are imported lazily."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what the names below are, for type checkers and editors
+if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from offline_cli.applying.apply import apply as apply
     from offline_cli.checking.inspect import inspect as inspect
     from offline_cli.checking.repair import repair as repair
@@ -42,7 +42,7 @@ if TYPE_CHECKING:  # what the names below are, for type checkers and editors
 __version__ = "0.1.0"
 
 
-os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # others keep what is freed (formats/memory_limits.py)
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # other pools keep freed memory (formats/memory_limits.py)
 
 _NAMES = {
     "applying.apply": ("apply",),
@@ -79,7 +79,7 @@ __all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the module behind a public name when it is first asked for (PEP 562)."""
+    """Import a public name on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

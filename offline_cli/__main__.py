@@ -7,7 +7,7 @@ HOME = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
 def without_current_folder_first() -> None:
-    """Put last what `python -m` puts first, before anything is imported that a file there could stand for."""
+    """Move the current folder, which `python -m` puts first, to the end of sys.path, so that no file there shadows a module."""
     if not sys.flags.safe_path and sys.path and sys.path[0] == os.getcwd() and os.path.realpath(sys.path[0]) != HOME:
         sys.path.append(sys.path.pop(0))
 

@@ -1,4 +1,4 @@
-"""The hypothesis strategies of `offline_cli.testing`: spaces, batches and episodes; needs the package hypothesis."""
+"""Hypothesis strategies of `offline_cli.testing`: spaces, batches and episodes; needs the package hypothesis."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _box(dtype: str, shape: tuple[int, ...]) -> gym_spaces.Box:
 def episode_batches(draw: DrawFn, *, observation_space: Space | None = None, action_space: Space | None = None) -> EpisodeBatch:
     """Batches of 1 to 4 episodes of 0 to 6 steps, with values inside the spaces (drawn unless given)."""
     lengths = draw(st.lists(st.integers(0, MAX_STEPS), min_size=1, max_size=4))
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))  # values by seed: drawn one by one they would cost seconds
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))  # values come from a seed: drawing each one takes seconds
     count, steps = len(lengths), sum(lengths)
     obs, actions = observation_space or draw(spaces()), action_space or draw(spaces())
     extra = draw(st.dictionaries(st.sampled_from(("action_logp", "vf_preds", "state_out")), spaces(max_depth=1), max_size=2))
@@ -81,7 +81,7 @@ def _each(count: int, value: SearchStrategy[Any]) -> SearchStrategy[tuple[Any, .
 
 
 def _plain_maps() -> SearchStrategy[dict[str, Any]]:
-    """Infos and custom data that are written and read unchanged."""
+    """Infos and custom data that survive a round trip unchanged."""
     arrays = st.lists(st.floats(width=32), max_size=3).map(lambda values: np.array(values, np.float32))
     numbers = st.integers(-(2**63), 2**63 - 1) | st.floats(width=32) | st.sampled_from((np.int64(7), np.float32(0.5)))
     scalars = st.one_of(st.none(), st.booleans(), numbers, st.text(max_size=8), arrays)
@@ -91,7 +91,7 @@ def _plain_maps() -> SearchStrategy[dict[str, Any]]:
 
 
 def _rows(space: Space, count: int, rng: np.random.Generator) -> Tree:
-    """Leaves (count, *shape) of values in `space`; one float in about sixteen is NaN or infinite."""
+    """Leaves (count, *shape) of values in `space`; about one float in sixteen is NaN or infinite."""
 
     def leaf_rows(leaf: Any) -> Any:
         shape = (count, *leaf.shape)
@@ -115,7 +115,7 @@ def episodes(draw: DrawFn, *, observation_space: Space | None = None, action_spa
 
 
 def _stepped(whole: SingleAgentEpisode, cut_at: int | None, lookback: int) -> SingleAgentEpisode:
-    """`whole` as a recorder builds it, one step after the other; cut before step `cut_at`, the chunk after it."""
+    """`whole` rebuilt step by step, as a recorder does; with `cut_at`, the chunk that starts at that step."""
     names = ("id_", "observation_space", "action_space", "agent_id", "module_id", "multi_agent_episode_id")
     episode = SingleAgentEpisode(**{name: getattr(whole, name) for name in names})
     episode.custom_data.update(whole.custom_data)

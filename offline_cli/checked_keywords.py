@@ -1,4 +1,4 @@
-"""Checks of the keywords of public functions, by their annotations: types, choices and limits."""
+"""Validate the keyword arguments of public functions against their annotations: types, choices and limits."""
 
 from __future__ import annotations
 
@@ -13,19 +13,27 @@ from offline_cli.progress import NotebookBars, in_notebook
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 OPTIONS: Final = {"from_": "--from", "wrappers": "--wrapper", "plugins": "--plugin", "storage_options": "--storage-option"}
-MAX_SHOWN: Final = 80  # letters of one value
-UNCHECKED: Final = ("policy", "pipeline", "env_to_module", "module_to_env", "on_progress", "command", "like")  # of many kinds
+MAX_SHOWN: Final = 80  # characters of a value in a message
+UNCHECKED: Final = (
+    "policy",
+    "pipeline",
+    "env_to_module",
+    "module_to_env",
+    "on_progress",
+    "command",
+    "like",
+)  # these accept many types
 
 
 def as_option(keyword: str) -> str:
-    """A keyword as the command line spells it, as all our messages do."""
+    """The command-line spelling of a keyword, which all messages use."""
     return OPTIONS.get(keyword) or f"--{keyword.replace('_', '-')}"
 
 
 def checked(function: Function) -> Function:
-    """Decorator of a public function: it raises UsageError naming every keyword whose value its annotation does not allow.
+    """Decorate a public function: raise one UsageError that names every keyword whose value its annotation forbids.
 
-    Scalars of numpy and torch become Python's own. In a notebook progress is shown where nobody takes it (`on_progress`).
+    Numpy and torch scalars become Python numbers. In a notebook, progress bars appear unless the caller passes `on_progress`.
     """
     reports = "on_progress" in signature(function).parameters
 
@@ -55,7 +63,10 @@ def _valid(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
         name = function.__qualname__.removesuffix(".__init__")
         raise UsageError(what, where=name, fix=f"help(offline_cli.{name}) lists all keywords with their types") from err
     parsed = {name: getattr(found, name) for name in found.model_fields_set}
-    return {**given, **{name: value for name, value in parsed.items() if isinstance(value, int | float)}}  # others as given
+    return {
+        **given,
+        **{name: value for name, value in parsed.items() if isinstance(value, int | float)},
+    }  # the rest stays as given
 
 
 def _is_scalar(value: Any) -> bool:
@@ -63,13 +74,13 @@ def _is_scalar(value: Any) -> bool:
 
 
 def worded(error: Any, value: Any) -> str:
-    """What pydantic finds wrong with `value`, or an item of it: `should be greater than or equal to 1, not 0`."""
+    """Pydantic's error message for `value`, or an item of it: `should be greater than or equal to 1, not 0`."""
     return f"{error['msg'].removeprefix('Value error, ').removeprefix('Input ')}, not {repr(value)[:MAX_SHOWN]}"
 
 
 @cache
 def _keywords(function: Callable[..., Any]) -> Any:
-    """The pydantic model of the keywords, made when the function is first called."""
+    """The pydantic model of the keywords, built on the first call of the function."""
     from pydantic import ConfigDict, create_model
 
     keywords = {name: one for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}

@@ -1,4 +1,4 @@
-"""Choices, defaults and limits that commands and library functions share, and sizes in bytes (`256MiB`, `1.5GB`)."""
+"""Choices, defaults and limits shared by commands and library functions; parsing of sizes in bytes (`256MiB`, `1.5GB`)."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Share = Annotated[float, Gt(0), Le(1)]
 ACTIVATION: Final = "relu"
 COMPRESSION: Final = "zstd"
 EXTRAS: Final = "union"
-HIDDEN: Final = (256, 256)  # widths of the layers of the network mlp
+HIDDEN: Final = (256, 256)  # hidden layer widths of the network mlp
 MAX_BYTES_PER_FILE: Final = 128 << 20  # of a shard, before compression
-TABLE_MEMORY_LIMIT: Final = "1GiB"  # of tables, and of one episode
+TABLE_MEMORY_LIMIT: Final = "1GiB"  # for tables, and for one episode
 ROW_FORMAT: Final = "episodes"
 SOURCE_FORMAT: Final = "auto"
 STEPS_PER_BATCH: Final = 1 << 16
-WORKERS: Final = 4  # files read at a time
+WORKERS: Final = 4  # files read in parallel
 
 ENV_FORMS: Final = "a gymnasium id, module:EnvId or python:package.module:make_env"
 
@@ -56,7 +56,7 @@ POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def byte_size(size: int | str, *, option: str, minimum: int = 0) -> int:
-    """`256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError for what is none, or fewer than `minimum`."""
+    """Parse `256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError if it is no size, or less than `minimum`."""
     if isinstance(size, int) and not isinstance(size, bool):
         return size
     found = SIZE.fullmatch(size) if isinstance(size, str) else None

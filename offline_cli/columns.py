@@ -1,4 +1,4 @@
-"""The names of all columns, each once (source: `ray.rllib.core.columns.Columns` as documented)."""
+"""Column names (source: the documentation of `ray.rllib.core.columns.Columns`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class Columns:
-    """Column names of batches and of tables, RLlib's spelling throughout."""
+    """Column names of batches and tables, spelled as in RLlib."""
 
     OBS: Final = "obs"
     NEXT_OBS: Final = "new_obs"
@@ -37,8 +37,8 @@ class Columns:
     N_STEP: Final = "n_step"
     EMBEDDINGS: Final = "embeddings"
 
-    # Only in tables: one packed episode, and what only a table needs.
-    ITEM: Final = "item"
+    # Only in tables.
+    ITEM: Final = "item"  # one packed episode
     RESET_INFOS: Final = "reset_infos"
     SOURCE_ID: Final = "source_id"
     LENGTH: Final = "length"
@@ -46,11 +46,11 @@ class Columns:
     TERMINATED: Final = "terminated"
     TRUNCATED: Final = "truncated"
     DONES: Final = "dones"  # legacy gym: read, never written
-    FINAL_OBS_ASSUMED: Final = "final_obs_assumed"  # nobody recorded the last observation: it repeats the one before
+    FINAL_OBS_ASSUMED: Final = "final_obs_assumed"  # the last observation was not recorded: it repeats the previous one
 
 
 STATE_COLUMNS: Final = (Columns.STATE_IN, Columns.STATE_OUT)
-"""Extra model outputs that are states of modules with a memory: pieces of their own put them into train batches."""
+"""Extra model outputs that hold the state of recurrent modules; dedicated connector pieces add them to train batches."""
 
 STEP_COLUMNS: Final = (
     Columns.EPS_ID,
@@ -64,7 +64,7 @@ STEP_COLUMNS: Final = (
     Columns.TERMINATEDS,
     Columns.TRUNCATEDS,
 )
-"""Columns that every `columns` dataset has, in order; extra model outputs and infos follow."""
+"""Columns of every `columns` dataset, in order; extra model outputs and infos follow."""
 
 CUSTOM_COLUMNS: Final = (Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
-"""What columns keep of an episode's custom data."""
+"""Custom data of an episode that `columns` datasets keep."""

@@ -1,21 +1,21 @@
-"""Environments by name: a gymnasium id, `module:EnvId`, or a class or function, `python:package.module:make_env`.
+"""Environments by name (`--env`): a gymnasium id, `module:EnvId`, or a class or function, `python:package.module:make_env`.
 
-One place for every command that takes `--env`. Code is imported because the caller names it, never because a dataset, manifest
-or run folder does (`formats/asked_environment.py` says what of a record from there is used).
+Code is imported only because the caller names it, never because a dataset, manifest or run folder does
+(`formats/asked_environment.py` lists which recorded fields are used).
 
-Whatever an environment raises while it is imported, made or closed is BadData with its name; a package that it lacks is
-MissingPackage; a name that gymnasium does not know is UnknownEnvironment.
+An exception while an environment is imported, made or closed becomes BadData with its name; a missing package becomes
+MissingPackage; an id that gymnasium does not know becomes UnknownEnvironment.
 
-An environment of several agents (PettingZoo, parallel and AEC API) is one gymnasium environment, `Game`. A game is one play of
-it, from its reset until no agent is left. Observations are a Dict by agent of what the agent saw last (`OBS`) and of `STATE`,
-six numbers: whether the agent is SHOWN something now, whether it ACTS on it, whether it has TERMINATED or was TRUNCATED, its
-REWARD since it was last shown something, and its RETURN so far. Actions are a Dict by agent, of which those of agents that act
-are taken. So games are played, seeded and recorded in slots as all environments are.
+A multi-agent environment (PettingZoo, parallel and AEC API) is wrapped as one gymnasium environment, `Game`. A game lasts from
+reset until no agent is left. Observations are a Dict by agent of the agent's last observation (`OBS`) and `STATE`, six
+numbers: whether the agent is SHOWN an observation in this step, whether it ACTS on it, whether it TERMINATED or was TRUNCATED,
+its REWARD since its previous observation, and its RETURN so far. Actions are a Dict by agent; only the actions of acting
+agents are used. So games are played, seeded and recorded in vector slots like all environments.
 
-What an agent is shown, one after the other, is its episode: the last with its end. In the AEC API that is what `last()` says at
-its turns; in the parallel API what `reset` and `step` return. The reward of an action is all that the agent gets until it is
-shown something again. An environment that breaks PettingZoo's rules (an agent that comes back after its end, or leaves without
-one, or ends without a last observation) raises ValueError.
+The observations that an agent is shown, in order, form its episode; the last one carries its end flag. They come from `last()`
+at the agent's turns (AEC API), or from `reset` and `step` (parallel API). The reward of an action is the sum of the agent's
+rewards until its next observation. ValueError where an environment breaks PettingZoo's rules: an agent returns after its end,
+leaves without an end flag, or ends without a last observation.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec:
-    """Which environment, as manifests, run folders and plans have it."""
+    """An environment as manifests, run folders and plans record it."""
 
     id: str  # as `--env` takes it
-    kwargs: Mapping[str, Any] = field(default_factory=dict)  # of gymnasium.make; plain JSON values
+    kwargs: Mapping[str, Any] = field(default_factory=dict)  # for gymnasium.make; plain JSON values
     wrappers: tuple[str, ...] = ()  # as `--wrapper` takes them, inner first
 
     def flags(self, *, kwargs: bool = True, wrappers: bool = True) -> str:
-        """The options of a command that say these, quoted for a shell."""
-        told = [f"--env-kwargs {shlex.quote(json.dumps(dict(self.kwargs)))}"] if kwargs else []
+        """The command-line options for kwargs and wrappers, quoted for a shell."""
+        options = [f"--env-kwargs {shlex.quote(json.dumps(dict(self.kwargs)))}"] if kwargs else []
         if wrappers:
-            told += [f"--wrapper {shlex.quote(text)}" for text in self.wrappers or ("none",)]
-        return " ".join(told)
+            options += [f"--wrapper {shlex.quote(text)}" for text in self.wrappers or ("none",)]
+        return " ".join(options)
 
 
 class Environment:
-    """How to make copies of one environment; copies that were made are kept until `close`, or the end of a `with`."""
+    """Creates copies of one environment and keeps them until `close` or the end of a `with` block."""
 
     def __init__(self, name: str, make: Callable[[], Any], spec: EnvironmentSpec | None = None) -> None:
         self.name, self.spec = name, EnvironmentSpec(name) if spec is None else spec
         self._make = make
         self._singles: list[Env] = [self._made()]
         first = self._singles[0]
-        self.agents = first.spaces_of if isinstance(first, Game) else None  # observations and actions by agent, of several
+        self.agents = first.spaces_of if isinstance(first, Game) else None  # spaces by agent; None: single agent
         try:
             self.observation_space, self.action_space = (self._space(side) for side in ("observation_space", "action_space"))
         except Exception:
@@ -83,12 +83,12 @@ class Environment:
             raise
 
     def _space(self, side: str) -> Space:
-        found: Space | None = getattr(self._singles[0], side, None)
-        if found is None:
-            fix = "set it in __init__, as gymnasium.Env asks"
+        space: Space | None = getattr(self._singles[0], side, None)
+        if space is None:
+            fix = "set it in __init__, as gymnasium.Env requires"
             raise UnsupportedSpace(f"the environment has no {side}", where=self.name, fix=fix)
-        check_supported(found, where=f"{side} of {self.name}")
-        return found
+        check_supported(space, where=f"{side} of {self.name}")
+        return space
 
     def singles(self, count: int) -> list[Env]:
         """`count` copies."""
@@ -99,12 +99,14 @@ class Environment:
     def _made(self) -> Env:
         made = game_of(_guarded(self.name, "making", self._make), self.name)
         if not isinstance(made, gym.Env):
-            what = f"{self.name!r} gave {type(made).__name__}, not a gymnasium.Env"
-            raise UnknownEnvironment(what, where=f"--env {self.name}", fix="name what makes one gymnasium.Env")
+            what = f"{self.name!r} returned {type(made).__name__}, not a gymnasium.Env"
+            raise UnknownEnvironment(
+                what, where=f"--env {self.name}", fix="name a class or function that makes one gymnasium.Env"
+            )
         return made
 
     def close(self) -> None:
-        """Close every copy. Raises BadData where one cannot be closed."""
+        """Close every copy. Raises BadData if closing one raises."""
         held, self._singles = self._singles, []
         for env in held:
             _guarded(self.name, "closing", env.close)
@@ -117,15 +119,15 @@ class Environment:
 
 
 def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrappers: Sequence[str] = ()) -> Environment:
-    """The environment of that name, made with `kwargs`, inside `wrappers`: the first is the innermost.
+    """Open the environment `name` with `kwargs`, inside `wrappers`, innermost first.
 
-    A wrapper is `package.module:Class`, or the name of one of gymnasium.wrappers; arguments follow, `Name:key=value,...`.
-    Raises UnknownEnvironment, UnsupportedSpace, MissingPackage for what it needs, BadConfig for kwargs that it does not take
-    and, naming all mistakes, for wrappers, and BadData where its code raises.
+    A wrapper is `package.module:Class` or a name from gymnasium.wrappers; arguments follow: `Name:key=value,...`.
+    Raises UnknownEnvironment, UnsupportedSpace, MissingPackage, BadConfig for invalid kwargs or wrappers (naming all mistakes),
+    and BadData where the environment's code raises.
     """
     given, around, make = dict(kwargs or {}), _wrappers(wrappers), _maker(name)
     if isinstance(make, gym.envs.registration.EnvSpec):
-        # Both checks of gymnasium slow each step: the loop that plays checks values against the spaces, and keeps the order.
+        # Both gymnasium checks slow each step; the rollout loop validates values and keeps the order of calls itself.
         make = partial(gym.make, replace(make, order_enforce=False), disable_env_checker=True)
 
     def made() -> Any:
@@ -134,7 +136,7 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
         except TypeError as err:
             if not given:
                 raise
-            fix = "name arguments that the environment takes, with values that it accepts"
+            fix = "pass arguments and values that the environment accepts"
             raise BadConfig(f"{name} cannot be made with {given}: {err}", where="--env-kwargs", fix=fix) from err
         for wrapper in around:
             env = wrapper(env)
@@ -145,19 +147,20 @@ def open_environment(name: str, kwargs: Mapping[str, Any] | None = None, wrapper
 
 
 def _check_keeps_no_moments(env: Any, name: str) -> None:
-    """Raise BadConfig for a gymnasium wrapper whose running statistics change what each copy gives, and are saved nowhere."""
+    """Raise BadConfig for a gymnasium wrapper with running statistics: they differ between copies and are not saved."""
     while isinstance(env, gym.Wrapper):
         if isinstance(env, (gym.wrappers.NormalizeObservation, gym.wrappers.NormalizeReward)) and env.update_running_mean:
             kind = type(env).__name__
-            what = f"{kind} changes what {name} gives by running statistics of each copy, which are not saved"
-            fix = "train through the piece mean_std_filter instead, or set update_running_mean to False"
+            what = f"{kind} normalizes {name} with running statistics of each copy, which are not saved"
+            fix = "use the connector piece mean_std_filter instead, or set update_running_mean to False"
             raise BadConfig(what, where=f"wrapper {kind}", fix=fix)
         env = env.env
 
 
 def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
-    """Observation and action space of that environment, of several agents those of each. Raises as `open_environment` does, and
-    BadConfig for agents of several spaces.
+    """Observation and action space of an environment; with several agents, the spaces that all of them share.
+
+    Raises as `open_environment` does, and BadConfig where agents have different spaces.
     """
     spec = EnvironmentSpec(named) if isinstance(named, str) else named
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
@@ -167,7 +170,7 @@ def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
 
 
 def check_registered(name: str) -> None:
-    """Raise UnknownEnvironment for an id that gymnasium does not know; names of code are left to `open_environment`."""
+    """Raise UnknownEnvironment for an id that gymnasium does not know; names with a colon are not checked."""
     if ":" not in name:
         _maker(name)
 
@@ -176,7 +179,7 @@ def check_registered(name: str) -> None:
 
 
 def _maker(name: str) -> Any:
-    """What makes the environment: gymnasium's record of an id, or a class or function."""
+    """The gymnasium EnvSpec of an id, or the class or function that makes the environment."""
     is_code = name.startswith(PYTHON)
     module, colon, id_ = name.removeprefix(PYTHON).rpartition(":")
     found: Any = None
@@ -184,7 +187,7 @@ def _maker(name: str) -> Any:
         found = imported(module, where=f"--env {name}", form=FORMS, unknown=UnknownEnvironment, raised=BadData)
     known, why = list(vars(found)) if found is not None else [], f"{module} has no {id_!r}"
     if not is_code:
-        if id_.startswith("ALE/"):  # its package registers them
+        if id_.startswith("ALE/"):  # importing ale_py registers them
             _guarded(name, "importing ale_py for", lambda: importlib.import_module("ale_py"))
         try:
             return gym.spec(id_)
@@ -205,18 +208,18 @@ def _maker(name: str) -> Any:
 
 
 def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
-    """What `call` gives. Raises MissingPackage or BadData in place of what it raises."""
+    """Return `call()`; its exceptions become MissingPackage or BadData."""
     try:
         return call()
     except OfflineCliError:
         raise
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as err:
-        said = re.search(r"pip install [^`]+", str(err))
+        hint = re.search(r"pip install [^`]+", str(err))
         package = (getattr(err, "name", None) or "what the environment needs").partition(".")[0]
-        fix = said[0] if said else f"pip install {EXTRAS.get(package, package)}"
+        fix = hint[0] if hint else f"pip install {EXTRAS.get(package, package)}"
         raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
     except (Exception, SystemExit) as err:
-        fix = "check the environment by itself, in Python"
+        fix = "run the environment alone in Python to see the full traceback"
         raise BadData(f"{doing} {name} raised {err!r}", where=f"--env {name}", fix=fix) from err
 
 
@@ -224,7 +227,7 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
 
 
 def _wrappers(texts: Sequence[str]) -> list[Callable[[Any], Any]]:
-    """What `--wrapper` names, with its arguments. Raises BadConfig with all mistakes."""
+    """Parse the values of `--wrapper` into callables. Raises BadConfig with all mistakes."""
     made, wrong = list[Callable[[Any], Any]](), list[str]()
     for text in texts:
         name, arguments, mistakes = call_of(text)
@@ -243,25 +246,25 @@ def _wrappers(texts: Sequence[str]) -> list[Callable[[Any], Any]]:
 
 
 def _wrapped(text: str, wrapper: Any, arguments: Mapping[str, Any], env: Any) -> Any:
-    if getattr(wrapper, "__module__", "").startswith(gymnasium.wrappers.__name__):  # which take tuples, and JSON has none
+    if getattr(wrapper, "__module__", "").startswith(gymnasium.wrappers.__name__):  # they take tuples; JSON has only lists
         arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     try:
         return wrapper(env, **arguments)
     except (TypeError, ValueError, AssertionError) as err:
-        fix = "name arguments that the wrapper takes, with values that it accepts"
-        raise BadConfig(f"the wrapper cannot be made so: {err}", where=f"--wrapper {text}", fix=fix) from err
+        fix = "pass arguments and values that the wrapper accepts"
+        raise BadConfig(f"the wrapper cannot be made: {err}", where=f"--wrapper {text}", fix=fix) from err
 
 
 # ---- several agents ----
 
 
 OBS, STATE = "obs", "state"
-SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # of a state (..., 6), float64
+SHOWN, ACTS, TERMINATED, TRUNCATED, REWARD, RETURN = range(6)  # indices into STATE (..., 6), float64
 
 
 def game_of(made: Any, name: str) -> Any:
-    """`made`, as a Game where it is an environment of PettingZoo. Raises BadConfig for one that does not list its agents."""
-    known = sys.modules.get("pettingzoo.utils.env")  # who made such an environment has imported it
+    """Wrap a PettingZoo environment as a Game; return others as they are. Raises BadConfig if `possible_agents` is missing."""
+    known = sys.modules.get("pettingzoo.utils.env")  # imported already if `made` is such an environment
     if known is None or isinstance(made, gym.Env):
         return made
     if isinstance(made, known.ParallelEnv):
@@ -270,23 +273,23 @@ def game_of(made: Any, name: str) -> Any:
 
 
 def common_spaces(agents: Mapping[str, tuple[Space, Space]], name: str) -> tuple[Space, Space]:
-    """The spaces of observations and actions that all agents have. Raises BadConfig where they differ."""
+    """The observation and action space that all agents share. Raises BadConfig if they differ."""
     first = next(iter(agents.values()))
     if any(not all(map(same_space, own, first)) for own in agents.values()):
-        told = [f"{agent}: {describe(own[0])}, {describe(own[1])}" for agent, own in agents.items()]
+        listed = [f"{agent}: {describe(own[0])}, {describe(own[1])}" for agent, own in agents.items()]
         fix = "pad observations and actions to one size, with a --wrapper of your own or of SuperSuit (pad_observations_v0)"
-        raise BadConfig(f"agents of several spaces: {'; '.join(told)}", where=f"--env {name}", fix=fix)
+        raise BadConfig(f"agents have different spaces: {'; '.join(listed)}", where=f"--env {name}", fix=fix)
     return first
 
 
 class Game(gym.Env[Any, Any]):
-    """See the module. Subclasses define `_begin` and `_play`, which call `_show`."""
+    """A PettingZoo environment as a gymnasium.Env (see the module). `_begin` and `_play` of subclasses call `_show`."""
 
     def __init__(self, played: Any, name: str) -> None:
         listed = getattr(played, "possible_agents", None)
         if not listed:
             what = f"{name} does not list its agents (possible_agents)"
-            raise BadConfig(what, where=f"--env {name}", fix="give the environment a list of all agents that may take part")
+            raise BadConfig(what, where=f"--env {name}", fix="set possible_agents to the list of all agents")
         self._played, self._called = played, {str(agent): agent for agent in listed}
         self.spaces_of: dict[str, tuple[Space, Space]] = {
             agent: (played.observation_space(own), played.action_space(own)) for agent, own in self._called.items()
@@ -301,7 +304,7 @@ class Game(gym.Env[Any, Any]):
         self._infos: dict[str, Any] = {}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin a game."""
+        """Start a game."""
         self._seen, self._infos = dict(self._nothing), {}
         self._state = {agent: np.zeros(6) for agent in self._called}
         self._begin(seed)
@@ -310,7 +313,7 @@ class Game(gym.Env[Any, Any]):
         return self._shown(), self._infos
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One step of all agents that act; the reward is the sum of theirs."""
+        """Step all acting agents; the reward is the sum over agents."""
         acting = [agent for agent, state in self._state.items() if state[ACTS]]
         for state in self._state.values():
             state[[SHOWN, ACTS, REWARD]] = 0
@@ -330,15 +333,15 @@ class Game(gym.Env[Any, Any]):
         return {agent: {OBS: self._seen[agent], STATE: state} for agent, state in self._state.items()}
 
     def _show(self, own: Any, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any) -> bool:
-        """Show an agent an observation with what came since the last; whether it acts on it."""
+        """Record an agent's next observation, reward and flags; return whether it acts on it."""
         agent = str(own)
         if agent not in self._state:
-            raise ValueError(f"agent {agent!r} is none of possible_agents: {', '.join(self._called)}")
+            raise ValueError(f"agent {agent!r} is not in possible_agents: {', '.join(self._called)}")
         state = self._state[agent]
         if state[TERMINATED] or state[TRUNCATED]:
-            raise ValueError(f"agent {agent!r} comes back after its end")
+            raise ValueError(f"agent {agent!r} returns after its end")
         if observation is None:
-            raise ValueError(f"agent {agent!r} is shown no observation")
+            raise ValueError(f"agent {agent!r} has no observation")
         self._seen[agent] = observation
         reward, flags = reward_of(reward), (flag_of(terminated), flag_of(truncated))
         state[:] = 1, not any(flags), *flags, reward, state[RETURN] + reward
@@ -354,7 +357,7 @@ class Game(gym.Env[Any, Any]):
 
 
 class ParallelGame(Game):
-    """All agents that are there act at once."""
+    """All live agents act at once."""
 
     def _begin(self, seed: int | None) -> None:
         observations, infos = self._played.reset(seed=seed)
@@ -365,10 +368,10 @@ class ParallelGame(Game):
         given = {self._called[agent]: action[agent] for agent in acting}
         observations, rewards, terminated, truncated, infos = self._played.step(given)
         there = self._played.agents
-        for agent in [*given, *(one for one in there if one not in given)]:
+        for agent in [*given, *(joined for joined in there if joined not in given)]:
             ends, cut = (agent in given and flags.get(agent, False) for flags in (terminated, truncated))
             if agent not in there and not (ends or cut):
-                raise ValueError(f"agent {agent!r} leaves, neither terminated nor truncated")
+                raise ValueError(f"agent {agent!r} leaves without being terminated or truncated")
             self._show(agent, observations.get(agent), rewards.get(agent, 0.0), ends, cut, infos.get(agent))
 
 
@@ -384,7 +387,7 @@ class TurnGame(Game):
         self._next_turn()
 
     def _next_turn(self) -> None:
-        """On to the next agent that acts; those that have ended are shown that on the way."""
+        """Advance to the next agent that acts; agents that have ended get their last observation on the way."""
         played = self._played
         while played.agents and not self._show(played.agent_selection, *played.last()):
             played.step(None)

@@ -1,7 +1,7 @@
-"""Every error a user can cause or see, as one tree; our own bugs stay ordinary exceptions.
+"""The error classes that users see; bugs of this program stay ordinary exceptions.
 
-An error says what happened, where, and what to try. Its class decides the exit code (README, "Exit codes") and, in
-kebab case, the `code` that programs read under `--json`. `fix` names options as the command line spells them, in Python too.
+An error says what happened, where, and what to try. Its class sets the exit code (README, "Exit codes") and, in kebab case,
+the `code` under `--json`. `fix` spells options as on the command line, in Python too.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 PROBLEM: Final = "problem"
-"""Among the details of an error: the code by which `validate` reports it (docs/validate.md)."""
+"""Key in an error's details: the problem code that `validate` reports (docs/validate.md)."""
 
 
-ITEM: Final = "  - "  # before each mistake of a list
-MAX_LETTERS: Final = 2000  # of a place, or of one mistake
-MAX_PROBLEMS: Final = 50  # that one error lists
+ITEM: Final = "  - "  # prefix of each listed mistake
+MAX_LETTERS: Final = 2000  # characters of a place or a mistake
+MAX_PROBLEMS: Final = 50  # mistakes listed in one error
 
 
 def short_place(place: str) -> str:
-    """`place` for a message, shortened: ids may have any length."""
+    """`place` truncated for a message: ids may have any length."""
     return place if len(place) <= MAX_LETTERS else f"{place[:MAX_LETTERS]}..."
 
 
 class OfflineCliError(Exception):
-    """Base of all errors a user can cause or see: what happened, where, and what to try."""
+    """Base of all errors for users: what happened, where, and what to try."""
 
     exit_code: ClassVar[int] = 1
     code: ClassVar[str] = "offline-cli-error"
@@ -44,7 +44,7 @@ class OfflineCliError(Exception):
         details: Mapping[str, Any] | None = None,
         result: Mapping[str, Any] | None = None,
     ) -> None:
-        """`details`: more about the error, by name. `result`: what a command found all the same; `--json` reports it too."""
+        """`details`: more facts, by name. `result`: the command's result in spite of the error; `--json` reports it too."""
         super().__init__(what)
         self.what = what
         self.where = short_place(where)
@@ -54,7 +54,7 @@ class OfflineCliError(Exception):
 
     @classmethod
     def of(cls, problems: Sequence[str], *, where: str, fix: str) -> Self:
-        """One error for all `problems`, so that one run shows every mistake."""
+        """One error that lists all `problems`."""
         listed = [*map(short_place, problems[:MAX_PROBLEMS])]
         if len(problems) > MAX_PROBLEMS:
             listed.append(f"... and {len(problems) - MAX_PROBLEMS} more")
@@ -63,21 +63,21 @@ class OfflineCliError(Exception):
 
     @property
     def what_lines(self) -> tuple[str, ...]:
-        """`what`, with each of the mistakes that it lists in a line of its own; a line break within one is part of its text."""
+        """`what` as lines, one for each listed mistake; a line break inside a mistake stays part of its text."""
         mistakes = [f"{ITEM}{one}" for one in self.details.get("problems", ()) if isinstance(one, str)]
         listed = "".join(f"\n{line}" for line in mistakes)
         return (self.what.removesuffix(listed), *mistakes) if listed and self.what.endswith(listed) else (self.what,)
 
     @property
     def what_in_one_line(self) -> str:
-        """`what`, for a sentence that continues: mistakes that it lists are set apart by semicolons."""
+        """`what` in one line, its listed mistakes separated by semicolons."""
         head, *mistakes = self.what_lines
         return " ".join((head, "; ".join(line.removeprefix(ITEM) for line in mistakes))) if mistakes else head
 
     def __str__(self) -> str:
         return f"{self.what}\n  at:  {self.where}\n  try: {self.fix}"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # keyword-only arguments would not survive a trip between processes
+    def __reduce__(self) -> tuple[Any, ...]:  # Exception's own pickling drops keyword-only arguments
         return partial(type(self), self.what, where=self.where, fix=self.fix, details=self.details, result=self.result), ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,17 +86,17 @@ class OfflineCliError(Exception):
 
 
 class UsageError(OfflineCliError):
-    """The command line asks for something that makes no sense."""
+    """Invalid or contradictory options."""
 
     exit_code = 2
 
 
 class OutputExists(UsageError):
-    """The output is already there, and nothing existing is touched unasked."""
+    """The output already exists, and was not to be overwritten."""
 
 
 class BadData(OfflineCliError):
-    """Data that cannot be read as what it claims to be."""
+    """Data that does not follow its format."""
 
     exit_code = 3
 
@@ -106,23 +106,23 @@ class BadEpisode(BadData):
 
 
 class EpisodeIndexError(BadEpisode, IndexError):
-    """A timestep that an episode does not hold; an IndexError too, because callers of RLlib's getters catch that."""
+    """A timestep outside the episode; also an IndexError, which callers of RLlib's getters catch."""
 
 
 class EpisodeKeyError(BadEpisode, KeyError):
-    """An extra model output that an episode does not hold; a KeyError too, because callers of RLlib's getters catch that."""
+    """An extra model output that the episode lacks; also a KeyError, which callers of RLlib's getters catch."""
 
 
 class UnsafeData(BadData):
-    """Bytes that would build objects, or need far more memory than they have a right to."""
+    """Bytes that would build objects, or claim absurdly much memory."""
 
 
 class InvalidData(BadData):
-    """Data that can be read and has problems, all of them listed in `result["problems"]`."""
+    """Readable data with problems, all listed in `result["problems"]`."""
 
 
 class NoData(BadData):
-    """A place that exists but holds nothing that any reader knows."""
+    """An existing location without data in a known format."""
 
 
 class Uncommitted(BadData):
@@ -130,39 +130,39 @@ class Uncommitted(BadData):
 
 
 class BadConfig(OfflineCliError):
-    """A config, mapping or pipeline with mistakes, all of them listed in `problems`."""
+    """A config, mapping or pipeline with mistakes, all listed in `problems`."""
 
     exit_code = 4
 
 
 class BadMapping(BadConfig):
-    """A mapping that does not say what the columns of a table mean, or does not fit them."""
+    """A mapping that is incomplete or does not fit the table's columns."""
 
 
 class Diverged(BadConfig):
-    """Training whose loss or weights are not finite any more."""
+    """A training run whose loss or weights are no longer finite."""
 
 
 class TrainingDiverged(Diverged):
-    """The same of another algorithm than `bc`, as a run that did not get where it should; `bc` keeps its exit code."""
+    """Diverged, for algorithms other than `bc`: exit 7, as a missed target; `bc` exits 4."""
 
     exit_code = 7
 
 
 class SpaceMismatch(BadConfig):
-    """Spaces of data, policy and environment that do not fit each other."""
+    """Incompatible spaces of data, policy or environment."""
 
 
 class UnknownPiece(BadConfig, ValueError):
-    """A name that no connector piece has; a ValueError too, because callers of RLlib's pipelines catch that."""
+    """No connector piece of that name; also a ValueError, which callers of RLlib's pipelines catch."""
 
 
 class BadPiece(BadConfig, TypeError):
-    """A connector piece, or a builder of pieces, that gives or is given something it should not."""
+    """A connector piece, or a builder of pieces, with an invalid argument or return value."""
 
 
 class UnsupportedSpace(BadConfig):
-    """A gymnasium space that episodes cannot be stored in."""
+    """A gymnasium space whose values episodes cannot store."""
 
 
 class UnknownEnvironment(BadConfig):
@@ -180,7 +180,7 @@ class StorageNotFound(StorageError):
 
 
 class ClusterLost(OfflineCliError):
-    """Workers, or the cluster that they belong to, that are lost or do not answer."""
+    """Lost or unresponsive workers, or their cluster."""
 
     exit_code = 5
 
@@ -190,11 +190,11 @@ class Locked(StorageError):
 
 
 class TakenOver(StorageError):
-    """A dataset that another writer has taken over, because this writer sent no beat for too long."""
+    """A dataset that another writer has taken over."""
 
 
 class MissingPackage(OfflineCliError):
-    """A package that an extra would install."""
+    """A package that is not installed, or cannot be imported."""
 
     exit_code = 6
 
@@ -206,13 +206,13 @@ class MissingDevice(OfflineCliError):
 
 
 class MemoryLimitExceeded(OfflineCliError):
-    """Data that take more memory than `--memory-limit` allows."""
+    """Data that needs more memory than `--memory-limit` allows."""
 
     exit_code = 6
 
 
 class TargetNotMet(OfflineCliError):
-    """A target or gate that was not reached."""
+    """A missed target or gate."""
 
     exit_code = 7
 
@@ -224,15 +224,15 @@ class Interrupted(OfflineCliError):
 
 
 def as_convert_would(fix: str) -> str:
-    """A reader's hint, for a command that has no option `--on-error` itself."""
+    """Reword a reader's hint for a command without the option `--on-error`."""
     return re.sub(r"(?<!convert with )--on-error", "convert with --on-error", fix)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what caused it, and so on."""
-    found: list[BaseException] = []
-    one: BaseException | None = error
-    while one is not None and one not in found:
-        yield one
-        found.append(one)
-        one = one.__cause__ or one.__context__
+    """`error` and its chain of causes."""
+    seen: list[BaseException] = []
+    cause: BaseException | None = error
+    while cause is not None and cause not in seen:
+        yield cause
+        seen.append(cause)
+        cause = cause.__cause__ or cause.__context__

@@ -1,13 +1,12 @@
-"""Code that a user names by text: how it is imported and called, and what identifies it.
+"""Import user code by its import path (`package.module:attribute`, `sub/pol.py:act`), and compute its identity.
 
-The current folder is searched last, here and in every process that is started: a file that happens to lie there must not pass
-for a module of the standard library or of an installed package; a module that the user names, and that is nowhere else, is
-found. A file can be named by its path too (`sub/pol.py:act`), whatever its name.
+The current folder is searched last, here and in every child process: a file there never shadows the standard library or an
+installed package, but a module that exists only there is found. A file can be named by its path, whatever its name.
 
-An identity is what a result follows from, by name, so that a resumed command can say which part has changed: options, and the
-code (`code_of`): hashes of the user's own source files, and versions of the packages that the
-environment's and policy's classes are of. A file is the user's own where it lies outside of `site-packages` and the standard
-library. Its imports are followed, wherever they lead. A module that has not been imported yet is not known.
+An identity maps names to whatever determines a result, so that a resumed command can say what has changed: options, and the
+code (`code_of`), as hashes of the user's source files and versions of the packages of the environment's and policy's classes.
+A file is the user's own if it lies outside `site-packages` and the standard library. Imports are followed transitively, among
+modules that are already imported.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from typing import Any, Final
 
 from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 
-PYTHON: Final = "python:"  # before the name of an object, in an option
-EXTRAS: Final = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}  # of packages that users name
+PYTHON: Final = "python:"  # prefix of an import path in an option
+EXTRAS: Final = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}  # pip targets by package
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
 ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 
 
 def names_file(module: str) -> bool:
-    """Whether what stands for a module is the path of a file: `pol.py`, `sub/pol.py`."""
+    """Whether the module is given as a file path: `pol.py`, `sub/pol.py`."""
     return module.endswith(".py")
 
 
 def module_named(module: str) -> ModuleType:
-    """The module of that name, importable from the current folder too, or of that file, whose own folder is searched last.
+    """Import a module by name (from the current folder too), or a file by path (its folder is searched last).
 
-    Runs its code: only to be called for what a user's own file or option names. Raises ModuleNotFoundError, whose `name` is
-    `module` for a file that is not there, and what the module raises.
+    Runs the module's code: call it only for names from the user's own options or files. Raises ModuleNotFoundError (with `name`
+    = `module` for a missing file), and whatever the module raises.
     """
     if "" not in sys.path:
         sys.path.append("")
@@ -58,12 +57,12 @@ def module_named(module: str) -> ModuleType:
         raise ModuleNotFoundError(f"no file {module}", name=module)
     place = os.path.realpath(module)
     stem = os.path.basename(place).removesuffix(".py")
-    name = f"file_{hashlib.sha256(place.encode()).hexdigest()[:8]}_{stem}"  # never that of an installed module
+    name = f"file_{hashlib.sha256(place.encode()).hexdigest()[:8]}_{stem}"  # never the name of an installed module
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, place)
-    assert spec is not None, "a name that ends in .py"
-    assert spec.loader is not None, "a name that ends in .py"
+    assert spec is not None, "a path that ends in .py"
+    assert spec.loader is not None, "a path that ends in .py"
     if os.path.dirname(place) not in (*sys.path, os.getcwd()):
         sys.path.append(os.path.dirname(place))
     sys.modules[name] = found = importlib.util.module_from_spec(spec)
@@ -83,9 +82,9 @@ def imported(
     unknown: type[OfflineCliError] = BadConfig,
     raised: type[OfflineCliError] = BadConfig,
 ) -> ModuleType:
-    """The same for an option; `form`: how it has to be written.
+    """Import the module that the option `where` names; `form`: the expected syntax, used as the hint.
 
-    Raises `unknown` where there is no such module, MissingPackage where the module needs a package, `raised` where it raises.
+    Raises `unknown` if there is no such module, MissingPackage if the module lacks a package, `raised` if importing it raises.
     """
     if not module or (module.startswith(".") and not names_file(module)):
         raise unknown(f"{module!r} names no module", where=where, fix=form)
@@ -101,18 +100,20 @@ def imported(
     except OfflineCliError as err:
         err.where = f"{where}: {err.where}"
         raise
-    except (Exception, SystemExit) as err:  # it is user code, which may raise anything
-        raise raised(f"importing {module} raised {err!r}", where=where, fix="import it by itself, in Python") from err
+    except (Exception, SystemExit) as err:  # user code may raise anything
+        raise raised(
+            f"importing {module} raised {err!r}", where=where, fix="import it alone in Python to see the traceback"
+        ) from err
 
 
 def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:
-    """What `package.module:attribute` or `file.py:attribute` names; the attribute may have dots. See `imported`.
+    """Import the object `package.module:attribute` or `file.py:attribute`; the attribute may contain dots.
 
-    Raises BadConfig where there is no such thing, and what `imported` raises.
+    Raises BadConfig if it does not exist, and as `imported` does.
     """
     module, colon, attribute = path.rpartition(":")
     if not colon or not attribute:
-        raise BadConfig(f"{path!r} names no module and attribute", where=where, fix=form)
+        raise BadConfig(f"{path!r} is not MODULE:ATTRIBUTE", where=where, fix=form)
     found: Any = imported(module, where=where, form=form, raised=raised)
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -124,13 +125,13 @@ def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliErr
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
-    """What `package.module:Class:key=value,...` names, its arguments, and every mistake in these.
+    """Split `package.module:Class:key=value,...` into path, arguments, and mistakes in the arguments.
 
-    A value is JSON, or else text as it stands.
+    A value is parsed as JSON; other values stay text.
     """
     match = CALL.fullmatch(text)
     if match is None:
-        return text, {}, [f"{text!r} is no NAME:key=value,..."]
+        return text, {}, [f"{text!r} is not NAME:key=value,..."]
     found: dict[str, Any] = {}
     wrong = []
     for name, raw in _arguments_of(match["arguments"] or ""):
@@ -143,13 +144,13 @@ def call_of(text: str) -> tuple[str, dict[str, Any], list[str]]:
 
 
 def _arguments_of(text: str) -> Iterator[tuple[str, str]]:
-    """Names and texts of `key=value,...`, where values may be JSON with commas; without a name what is none."""
+    """Names and raw values of `key=value,...`; values may be JSON with commas. A part without `key=` has the name ''."""
     text = text.strip()
     while text:
         match = ARGUMENT.match(text)
         name, rest = (match[1], text[match.end() :]) if match else ("", text)
         raw = rest.partition(",")[0]
-        if match and rest[:1] in ("[", "{", '"'):  # a list, object or quoted text goes to its own end
+        if match and rest[:1] in ("[", "{", '"'):  # a JSON list, object or string may contain commas
             with suppress(ValueError, RecursionError):
                 end = json.JSONDecoder().raw_decode(rest)[1]
                 raw = rest[:end] if rest[end:].lstrip()[:1] in ("", ",") else raw
@@ -169,7 +170,7 @@ def _no_constant(name: str) -> None:
 
 
 def path_for_workers() -> list[str]:
-    """This process's path for another one, with the current folder last."""
+    """This process's sys.path for a worker process, with the current folder last."""
     path = [entry for entry in sys.path if isinstance(entry, str)]
     return [*filter(None, path), *([os.getcwd()] if "" in path else [])]
 
@@ -178,20 +179,20 @@ def path_for_workers() -> list[str]:
 
 
 HASHED: Final = "blake2b:"
-NEVER: Final = frozenset({"--first-episode"})  # may change: episodes would be missing, or there twice
-WITHIN: Final = ("env", "_played", "aec_env")  # what wrappers and games call the environment inside
+NEVER: Final = frozenset({"--first-episode"})  # no change allowed: episodes would be missing or repeated
+WITHIN: Final = ("env", "_played", "aec_env")  # attributes in which wrappers and games keep the wrapped environment
 
 
 def code_of(*things: Any) -> dict[str, str]:
-    """Hashes by own file, as `package/module.py`, and versions by package.
+    """The code behind `things`: hashes by user file (`package/module.py`), and versions by package.
 
-    `things`: names as options take them (`module:EnvId`, `python:file.py:attribute`), environments with all that they wrap,
-    functions, and other objects by their classes.
+    `things`: import paths as options take them (`module:EnvId`, `python:file.py:attribute`), environments (with the
+    environments they wrap), functions, and other objects by their classes.
     """
     files, packages, seen = dict[str, Any](), dict[str, str](), set[str]()
     asked = {name for thing in things for name in _modules(thing)}
     pending = sorted(asked)
-    for name in pending:  # which grows
+    for name in pending:  # grows while it is iterated
         module, top = sys.modules.get(name), name.partition(".")[0]
         if name in seen or module is None or top in sys.stdlib_module_names or top == "offline_cli":
             continue
@@ -210,7 +211,7 @@ def code_of(*things: Any) -> dict[str, str]:
 
 
 def content_hash_of(value: Any) -> str:
-    """The hash kept in place of a value that may hold secrets or local paths; `value`: text, or what `repr` tells apart."""
+    """Hash stored in place of a value that may hold secrets or local paths; values other than text are hashed by `repr`."""
     text = value if isinstance(value, str) else repr(value)
     return HASHED + hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
@@ -224,27 +225,27 @@ def allowed_changes(
     fix: str,
     others: Sequence[str] = (),
 ) -> list[str]:
-    """How two identities differ, in words; what only one of them knows is not compared.
+    """Describe how two identities differ; keys that only one of them has are not compared.
 
-    `allow`: the option; None: there is none. Raises BadConfig, with names as `changed` in its details, for changes that are not
-    allowed; it lists `others`, further mistakes, too.
+    `allow`: the value of `--allow-changes`; None: the command has no such option. Raises BadConfig, with the changed names as
+    `changed` in its details, for changes that are not allowed; the error also lists `others`, further mistakes.
     """
     changed = {name: (before[name], value) for name, value in now.items() if name in before and before[name] != value}
-    told = {
+    changes = {
         name: f"{name} has changed" if str(new).startswith(HASHED) else f"{name} was {old}, now {new}"
         for name, (old, new) in changed.items()
     }
-    refused = [name for name in told if not allow or name in NEVER]
+    refused = [name for name in changes if not allow or name in NEVER]
     if refused or others:
-        fix += ", or --allow-changes to go on all the same" if allow is False and NEVER.isdisjoint(refused) else ""
-        error = BadConfig.of([*others, *(told[name] for name in refused)], where=where, fix=fix)
+        fix += ", or continue anyway with --allow-changes" if allow is False and NEVER.isdisjoint(refused) else ""
+        error = BadConfig.of([*others, *(changes[name] for name in refused)], where=where, fix=fix)
         error.details["changed"] = refused
         raise error
-    return [*told.values()]
+    return [*changes.values()]
 
 
 def _modules(thing: Any) -> Iterator[str]:
-    """The modules that a name, a class, a function, or an object with all that it wraps, is of."""
+    """The modules of a name, a class and its bases, a function, or an object and the environments it wraps."""
     if isinstance(thing, str):
         path = call_of(thing)[0].removeprefix(PYTHON).rpartition(":")[0]
         yield module_named(path).__name__ if names_file(path) else path
@@ -261,7 +262,7 @@ def _modules(thing: Any) -> Iterator[str]:
 
 @cache
 def _imports(package: str, path: Path, changed: int) -> Sequence[str]:
-    """What a module of `package` imports, by the text of its file as it was at `changed`."""
+    """Modules imported by the source file at `path`, a module of `package`; `changed`: its mtime, part of the cache key."""
     found = list[str]()
     with suppress(SyntaxError, ValueError, RecursionError, ImportError):
         for node in ast.walk(ast.parse(path.read_bytes())):

@@ -1,7 +1,7 @@
-"""What the numbers of a dataset mean, where a source says so: names of elements, texts of categories, units.
+"""Meanings of a dataset's numbers, where the source declares them: element names, category labels, units.
 
-Two vectors of one shape may hold different quantities, and two `Discrete(3)` different choices: spaces do not show it. So
-meanings are compared wherever episodes of two sources meet, and a dataset keeps them in its manifest.
+Vectors of one shape may hold different quantities, and two `Discrete(3)` different choices, which spaces cannot tell. So
+meanings are stored in the manifest and compared wherever episodes of two sources are combined.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 
 FIX: Final = (
-    "convert one of them again, with its columns in the order of the other; where they mean the same, say so under [names] and"
-    " [units] of its mapping, or in Python: write_dataset(..., meanings=...)"
+    "convert one of them again, with its columns in the order of the other; if they mean the same, use the same [names] and"
+    " [units] in its mapping, or write_dataset(..., meanings=...) in Python"
 )
 Text = Annotated[str, MinLen(1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """What is known of one number of a value; None: nothing."""
+    """The meaning of one number of a value; None: unknown."""
 
     __pydantic_config__: ClassVar[Any] = {"extra": "forbid"}
 
     name: Text | None = None
-    categories: Annotated[tuple[str, ...], MinLen(1)] | None = None  # texts of the choices, numbered from 0
+    categories: Annotated[tuple[str, ...], MinLen(1)] | None = None  # labels of the choices, numbered from 0
     unit: Text | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """What is known, as plain values."""
+        """The known fields, as plain JSON values."""
         known = {"name": self.name, "categories": self.categories and list(self.categories), "unit": self.unit}
         return {kind: value for kind, value in known.items() if value is not None}
 
@@ -46,16 +46,16 @@ KINDS: Final = tuple(one.name for one in fields(Element))
 
 @dataclass(frozen=True, slots=True)
 class Meanings:
-    """Elements by column, a dotted path (`obs`, `obs.arm`, `actions`, `rewards`; `t`: its unit is the time of a step).
+    """Elements by column, a dotted path (`obs`, `obs.arm`, `actions`, `rewards`; the unit of `t` is the time of a step).
 
-    A column has an element for each number of its values, in C order; or a single one, for a value as a whole.
+    A column has one element for each number of its values, in C order, or a single element for the whole value.
     """
 
     by_path: Mapping[str, tuple[Element, ...]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, document: Mapping[str, Any], where: str) -> Meanings:
-        """From the form of `as_json` (schemas/meanings.v1.json). Raises BadConfig, naming all mistakes."""
+        """Parse the JSON form (schemas/meanings.v1.json). Raises BadConfig, naming all mistakes."""
         from pydantic import ValidationError
 
         try:
@@ -66,38 +66,38 @@ class Meanings:
             raise BadConfig.of(wrong, where=where, fix=fix) from error
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain JSON values."""
         return {path: [one.as_json() for one in elements] for path, elements in self.by_path.items()}
 
     def named(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
-        """The element at index `at` of a column whose values have `shape`: its name, else `obs[1]`."""
+        """The name of the element at index `at` of a column whose values have `shape`; `obs[1]` if it has none."""
         known = self.by_path.get(path, ())
         name = known[at[0]].name if len(at) == 1 and tuple(shape) == (len(known),) else None
         return name or (f"{path}[{', '.join(map(str, at))}]" if at else path)
 
     def column(self, path: str, at: Sequence[int], shape: Sequence[int]) -> str:
-        """`, column joint_a`: of an element at a path in words, `observations.arm`; empty where it has no name."""
+        """`, column joint_a` for the element at a path as messages spell it, `observations.arm`; empty if it has no name."""
         ours = re.sub(r"^observations\b", Columns.OBS, path)
         name = self.named(ours, at, shape)
         return "" if not at or name.startswith(f"{ours}[") else f", column {name}"
 
     def difference(self, other: Meanings) -> tuple[str, int, str, str] | None:
-        """The first thing that both say, and differently: column, number of the element, and both in words."""
+        """The first contradiction between two meanings: column, element index, and both descriptions."""
         for path, ours in self.by_path.items():
             theirs = other.by_path.get(path, ())
             for index, (mine, its) in enumerate(zip(ours, theirs, strict=True) if len(ours) == len(theirs) else ()):
                 for kind in KINDS:
-                    said = getattr(mine, kind), getattr(its, kind)
-                    if None not in said and said[0] != said[1]:
-                        return path, index, *_in_words(kind, *said)
+                    both = getattr(mine, kind), getattr(its, kind)
+                    if None not in both and both[0] != both[1]:
+                        return path, index, *_in_words(kind, *both)
         return None
 
     def of_columns(self, *columns: str) -> Meanings:
-        """Those of these columns, and of parts of them."""
+        """The meanings of these columns and of their parts."""
         return Meanings({path: one for path, one in self.by_path.items() if path.partition(".")[0] in columns})
 
     def with_missing(self, other: Meanings) -> Meanings:
-        """This one, with what only `other` says; where one says a column as a whole and the other its elements, the latter."""
+        """These meanings, completed from `other`; elements of a column replace a single element for the whole value."""
         found = dict(self.by_path)
         for path, theirs in other.by_path.items():
             ours = found.get(path, ())
@@ -123,7 +123,7 @@ def _both(one: Element, other: Element) -> Element:
 
 
 def _in_words(kind: str, one: Any, other: Any) -> tuple[str, str]:
-    """Two different names or units; of categories the first that differ."""
+    """Describe two different names or units, or the first category that differs."""
     if kind == "categories":
         pairs = zip_longest(one, other, fillvalue="(none)")
         at, (one, other) = next((at, pair) for at, pair in enumerate(pairs) if pair[0] != pair[1])
@@ -132,9 +132,9 @@ def _in_words(kind: str, one: Any, other: Any) -> tuple[str, str]:
 
 
 def joined(said: Sequence[tuple[str, Meanings]], columns: Collection[str] | None = None) -> tuple[Meanings, int]:
-    """What sources say together, each with its place; and how many columns of a source take what only others say.
+    """Combine the meanings of sources (place, meanings); also count the columns that take a meaning from another source.
 
-    `columns`: those that the episodes have; None: all. Raises BadConfig, naming both places and the first difference.
+    `columns`: the columns of the episodes; None: all. Raises BadConfig with both places at the first contradiction.
     """
     known = NO_MEANINGS
     for number, (place, one) in enumerate(said):

@@ -1,7 +1,7 @@
-"""Text from outside as a terminal may show it: one line, in the order it is stored, with control characters spelled out.
+"""Escape untrusted text for a terminal: one line, in stored order, with control characters spelled out.
 
-Ids, names, infos and paths are what somebody else made them. A line break in one begins a line that looks like our own, an
-escape sequence moves the cursor, and U+202E shows `3pm.exe` where `exe.mp3` is stored.
+Ids, names, infos and paths may be hostile: a line break fakes a line of our output, an escape sequence moves the cursor, and
+U+202E displays `exe.mp3` as `3pm.exe`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import unicodedata
 
 
 def printable(text: str) -> str:
-    """`text` with whatever is no sign and no space spelled out (`\\n`, `\\x1b`, `\\u202e`).
+    """`text` with every non-printable character escaped (`\\n`, `\\x1b`, `\\u202e`).
 
-    These are controls, line breaks, marks of direction and format, halves of letters, and what Unicode has not assigned.
+    Escaped are control characters, line breaks, direction and format marks, lone surrogates, and unassigned code points.
     """
     return text if text.isprintable() else "".join(map(_shown, text))
 

@@ -1,4 +1,4 @@
-"""How long-running functions report their progress to the caller; the command line and notebooks show it."""
+"""Progress reports of long-running functions, shown by the command line and in notebooks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DRAW_SECONDS: Final = 0.25  # between two drawings in a notebook
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One report: `done` of `total` units (total None: unknown), with figures to show beside the bar."""
+    """A report: `done` of `total` units (None: unknown), with figures to show beside the bar."""
 
-    stage: str  # what is being done: "reading", "training", "evaluating"
+    stage: str  # "reading", "training", "evaluating"
     done: int
     total: int | None
     unit: str  # "steps", "episodes", "updates", "rows"
@@ -27,14 +27,14 @@ OnProgress = Callable[[Progress], None]
 
 
 def no_progress(_: Progress) -> None:
-    """The default listener: ignores every report."""
+    """The default callback: ignores every report."""
 
 
 class ProgressBars:
-    """Takes reports as one bar of rich's for each stage; `shown` is the rich.progress.Progress with all of them."""
+    """A progress callback that draws one rich bar for each stage; `shown` is the rich.progress.Progress that holds them."""
 
     def __init__(self, told: Callable[[Progress], str], **options: Any) -> None:
-        """`told`: what stands behind a bar's number. `options`: of rich.progress.Progress."""
+        """`told`: formats the text after a bar's number. `options`: keyword arguments of rich.progress.Progress."""
         from rich import progress
 
         columns = (
@@ -54,13 +54,13 @@ class ProgressBars:
 
 
 def in_notebook() -> bool:
-    """Whether this program runs in a kernel of Jupyter's, whose IPython is a builtin."""
+    """Whether this process is a Jupyter kernel (which defines `get_ipython` as a builtin)."""
     shell = vars(builtins).get("get_ipython")
     return shell is not None and any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell()).__mro__)
 
 
 class NotebookBars:
-    """Shows reports in the output of a notebook's cell, as one bar for each stage."""
+    """A progress callback for notebooks: one bar for each stage in the cell's output."""
 
     def __init__(self) -> None:
         self._bars = ProgressBars(_with_figures, auto_refresh=False)  # never started: that would take ipywidgets
@@ -74,7 +74,7 @@ class NotebookBars:
             self.draw()
 
     def draw(self) -> None:
-        """Show the bars as they are now."""
+        """Redraw the bars."""
         if self._cell is not None:
             self._cell.update(self._bars.shown)
         elif self._bars.shown.tasks:

@@ -1,7 +1,7 @@
-"""JSON Schemas (files in schemas/, of pydantic models, of plug-ins' options), and JSON of other programs, parsed with care.
+"""JSON Schemas (schemas/ files, pydantic models, plug-in options), and safe parsing of foreign JSON.
 
-Python's parser follows any nesting until its stack ends, and accepts lone surrogates, which neither UTF-8 nor msgpack nor Arrow
-can hold: both raise the ValueErrors that broken JSON raises anyway. NaN and Infinity are read.
+Python's parser overflows its stack on deep nesting, and accepts lone surrogates, which UTF-8, msgpack and Arrow cannot hold;
+here both raise ValueError, as broken JSON does. NaN and Infinity are accepted.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
-MAX_MISTAKES: Final = 50  # shown
-MAX_LETTERS: Final = 120  # of one
+MAX_MISTAKES: Final = 50  # listed mistakes
+MAX_LETTERS: Final = 120  # characters of one mistake
 
 
 @cache
 def schemas_folder() -> Path:
-    """The folder of the schemas and mapping presets: in the package, or beside it in a checkout or editable install."""
+    """The folder of schemas and mapping presets: in the package, or beside it in a checkout or editable install."""
     package = Path(__file__).resolve().parent
     installed, checkout = package / "schemas", package.parent / "schemas"
     return installed if installed.is_dir() else checkout
 
 
 def toml_schema(model: Any, name: str, **head: str) -> dict[str, Any]:
-    """The JSON Schema of the TOML files whose form is a pydantic `model`: TOML has no null, so an optional key is left out."""
+    """The JSON Schema of TOML files described by a pydantic `model`; nullable fields become optional: TOML has no null."""
     from pydantic.json_schema import GenerateJsonSchema
 
     class Generate(GenerateJsonSchema):
@@ -46,7 +46,7 @@ def toml_schema(model: Any, name: str, **head: str) -> dict[str, Any]:
 
 
 def mistakes_by(document: Any, schema: Mapping[str, Any], *, within: str = "") -> list[str]:
-    """Every mistake of `document`, which stands at the path `within` of another, with its place; empty when there is none."""
+    """Schema violations of `document`, each with its place; `within`: the path of `document` in an enclosing one."""
     import jsonschema
 
     errors = sorted(
@@ -57,14 +57,14 @@ def mistakes_by(document: Any, schema: Mapping[str, Any], *, within: str = "") -
     return found[:MAX_MISTAKES] + ([f"... and {len(found) - MAX_MISTAKES} more"] if len(found) > MAX_MISTAKES else [])
 
 
-# ---- JSON of other programs ----
+# ---- foreign JSON ----
 
 
-SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")  # of an escape that may be half of a letter
+SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")  # an escape that may be a lone surrogate
 
 
 def from_json(text: str | bytes) -> Any:
-    """The value of `text` (bytes: UTF-8). Raises ValueError where it is not JSON, nests too deeply, or holds half letters."""
+    """Parse JSON `text` (bytes: UTF-8). Raises ValueError if it is invalid, nested too deeply, or holds lone surrogates."""
     plain = text.decode("utf-8") if isinstance(text, bytes) else text
     try:
         value = json.loads(plain)
@@ -76,7 +76,7 @@ def from_json(text: str | bytes) -> Any:
 
 
 def json_or_text(text: str) -> Any:
-    """The JSON value that `text` is; the text where it is none."""
+    """Parse `text` as JSON, or return it unchanged if it is none."""
     try:
         return from_json(text)
     except ValueError:
@@ -84,7 +84,7 @@ def json_or_text(text: str) -> Any:
 
 
 def deeper_than(document: Any, depth: int) -> bool:
-    """Whether lists and objects are nested deeper than `depth`: a validator goes as deep as they do, and Python does not."""
+    """Whether lists and objects are nested deeper than `depth`; a recursive validator would overflow Python's stack."""
     level = [document] if isinstance(document, (dict, list)) else []
     for _ in range(depth):
         parts = (node.values() if isinstance(node, dict) else node for node in level)

@@ -1,14 +1,13 @@
-"""Who closes what a reading holds open: files, pools of threads, processes.
+"""Ownership of resources that a reading holds open: files, thread pools, processes.
 
-A generator cannot own these: one that is dropped half read ends when the garbage collector runs, in any thread, where joining
-another thread or waiting for a lock is a deadlock. So a generator takes what it needs from a scope, in a part of its own:
+A generator cannot own them: an abandoned generator is finalized by the garbage collector in any thread, where joining a thread
+or waiting for a lock can deadlock. So a generator opens its resources in a part of a scope:
 
     with part_of(scope) as held:
         stream = held.enter(location.open())
 
-The part is closed when its block ends, normally or by an error. A generator that is dropped leaves it open, to the scope, whose
-owner closes that with `with` on every path. What is entered is a class (`ExitStack`, a file), not a generator made a context
-manager.
+The part is closed when its block ends, normally or by an error. An abandoned generator leaves it open; the owner of the scope
+closes it, with `with`, on every path. Enter only classes (`ExitStack`, a file), no `@contextmanager` generators.
 """
 
 from __future__ import annotations
@@ -22,31 +21,31 @@ T = TypeVar("T")
 
 
 class Scope(ExitStack):
-    """What is held open, closed last to first; a context manager, and usable again after `close`."""
+    """Open resources, closed in reverse order; a context manager, reusable after `close`."""
 
     def __init__(self, parent: Scope | None = None) -> None:
         super().__init__()
         self._parent = parent
-        self._parts: dict[Scope, None] = {}  # those that have not ended, which are closed before all else
+        self._parts: dict[Scope, None] = {}  # open parts, closed first
 
     def enter(self, resource: AbstractContextManager[T]) -> T:
-        """Enter `resource`, and hold it until the scope is closed."""
+        """Enter `resource` and hold it until the scope is closed."""
         return self.enter_context(resource)
 
     def part(self) -> Scope:
-        """A scope that ends before this one does, or with it."""
+        """A nested scope, closed with this one at the latest."""
         part = Scope(self)
         self._parts[part] = None
         return part
 
     def moved(self) -> Scope:
-        """A new scope that holds all that this one did; to hand on what was opened without an error."""
+        """Move everything into a new scope, to pass on resources that were opened without an error."""
         other = self.pop_all()
         other._parts, self._parts = self._parts, {}
         return other
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is GeneratorExit:  # dropped: see above
+        if kind is GeneratorExit:  # abandoned: see above
             return
         if self._parent is not None:
             self._parent._parts.pop(self, None)
@@ -57,15 +56,15 @@ class Scope(ExitStack):
 
 
 def part_of(scope: Scope | None) -> Scope:
-    """A part of `scope`; without one, a scope of its own, which a dropped generator leaves without an owner."""
+    """A part of `scope`; without one, a new scope, which nobody closes if the generator is abandoned."""
     return Scope() if scope is None else scope.part()
 
 
 class Reading(Iterator[T], Generic[T]):
-    """Items that are read while iterating, once; a context manager. Its end, an error and `close` close what it holds open."""
+    """An iterator that closes its resources at its end, on an error, and on `close`; a context manager."""
 
     def __init__(self, items: Callable[[Scope], Iterator[T]]) -> None:
-        """`items` makes the generator; it holds all that it opens in the scope that it is given."""
+        """`items` makes the generator, which opens its resources in the given scope."""
         self._scope = Scope()
         self._items = items(self._scope)
 
@@ -77,7 +76,7 @@ class Reading(Iterator[T], Generic[T]):
             raise
 
     def close(self) -> None:
-        """Read no further."""
+        """Stop reading and close all resources."""
         self._items = iter(())
         self._scope.close()
 

@@ -1,11 +1,11 @@
-"""Gymnasium spaces to JSON, to RLlib's dict form and back; spaces that episodes cannot be stored in raise UnsupportedSpace.
+"""Convert gymnasium spaces to and from JSON and RLlib's dict form; raises UnsupportedSpace for spaces episodes cannot store.
 
 Supported for observations and actions: Box of any dtype and rank, Discrete, MultiDiscrete, MultiBinary, and nested Dict
-and Tuple of these. Not supported: Text, Graph, Sequence and OneOf. Two written forms exist:
+and Tuple of these. Not supported: Text, Graph, Sequence and OneOf. The two serialized forms:
 
-* JSON (manifests, schemas/): readable, bounds as one number where they are all equal, infinities as "inf" and "-inf".
-* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file. They come from anybody: what
-  would build objects, or inflate beyond MAX_BOUND_BYTES, raises UnsafeData.
+* JSON (manifests, schemas/): readable, equal bounds as one number, infinities as "inf" and "-inf".
+* RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file. They are untrusted: bounds that
+  would build objects, or inflate beyond MAX_BOUND_BYTES, raise UnsafeData.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from offline_cli.trees import Tree
 
 Space = gym.Space[Any]
 MAX_DEPTH: Final = 16
-MAX_COUNT: Final = np.iinfo(np.int64).max  # of choices
-MAX_VALUE_BYTES: Final = 1 << 40  # a single value larger than this is a bomb, not a space
-MAX_BOUND_BYTES: Final = 64 << 20  # the bounds of one space, all parts together; more is a bomb, too
+MAX_COUNT: Final = np.iinfo(np.int64).max  # choices of a Discrete
+MAX_VALUE_BYTES: Final = 1 << 40  # of a single value; a larger one is treated as an attack
+MAX_BOUND_BYTES: Final = 64 << 20  # of all bounds of one space together; likewise
 PLAIN_DTYPE: Final = re.compile(r"[<>=|]?[biuf][0-9]{1,2}|bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)", re.ASCII)
 
 
@@ -48,12 +48,12 @@ def check_supported(space: Space, *, where: str) -> None:
 
 
 def only_discrete(space: Space) -> bool:
-    """Whether no part of an action space is a Box of floats, so that only one scale is possible."""
+    """Whether an action space has no float Box, so that there is only one action scale."""
     return not any(isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f" for leaf in leaf_spaces(space).values())
 
 
 def leaf_spaces(space: Space, prefix: str = "") -> dict[str, Space]:
-    """The leaf spaces by dotted path, depth first; a bare leaf has the path `prefix`."""
+    """The leaf spaces by dotted path, depth first; the path of a bare leaf is `prefix`."""
     if isinstance(space, spaces.Dict):
         parts = [(str(key), part) for key, part in space.spaces.items()]
     elif isinstance(space, spaces.Tuple):
@@ -74,26 +74,26 @@ def map_space(fn: Callable[[Space], Space], space: Space) -> Space:
 
 
 def bound_bytes(space: Space | None) -> int:
-    """Memory that the bounds of `space` take."""
+    """Size in memory of the bounds of `space`, in bytes."""
     leaves = () if space is None else leaf_spaces(space).values()
     arrays = (getattr(leaf, name, None) for leaf in leaves for name in ("low", "high", "nvec"))
     return sum(array.nbytes for array in arrays if array is not None)
 
 
 def bounds_too_large(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether a Box of that shape would take more memory for its bounds than a space may have."""
+    """Whether the bounds of a Box of that shape exceed MAX_BOUND_BYTES."""
     return 2 * math.prod(shape) * itemsize > MAX_BOUND_BYTES
 
 
 def same_space(left: Space | None, right: Space | None) -> bool:
-    """Whether both are the same space: structure, bounds, dtypes. (gymnasium's == forgives small differences in bounds.)"""
+    """Whether structure, bounds and dtypes are equal (gymnasium's == tolerates small differences in bounds)."""
     if left is None or right is None:
         return left is right
     return left is right or space_to_json(left) == space_to_json(right)
 
 
 def describe(space: Space | None) -> str:
-    """One line for people: `Box(4, float32)`, `Dict(camera: Box(84x84x3, uint8), arm: Discrete(3))`."""
+    """One readable line: `Box(4, float32)`, `Dict(camera: Box(84x84x3, uint8), arm: Discrete(3))`."""
     match space:
         case None:
             return "unknown"
@@ -146,7 +146,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 
 
 def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
-    """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
+    """Parse a space from JSON values. Raises UnsupportedSpace for invalid types and values."""
     try:
         return _built(node, _SpaceForm(where, is_rllibs=False))
     except UnsupportedSpace:
@@ -156,7 +156,7 @@ def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
 
 
 def _bound_to_json(bound: NDArray[Any]) -> Any:
-    first = (0,) * bound.ndim  # not `flat`, which knows 32 dimensions at most
+    first = (0,) * bound.ndim  # `flat` supports only 32 dimensions
     if bound.size and (bound == bound[first]).all():
         value = bound[first].item()
         return str(value) if isinstance(value, float) and not np.isfinite(value) else value
@@ -167,7 +167,7 @@ def _bound_from_json(value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[
     if not isinstance(value, list):
         return np.full(shape, float(value) if isinstance(value, str) else value, dtype)
     if not shape:
-        raise ValueError("a list where a number belongs")
+        raise ValueError("a list instead of a number")
     rows = [_bound_from_json(row, shape[1:], dtype) for row in value]
     return np.stack(rows).reshape(shape) if rows else np.zeros(shape, dtype)
 
@@ -177,8 +177,8 @@ def _plain_n(n: Any) -> Any:
 
 
 def _plain_dtype(name: Any) -> Any:
-    """The numeric dtype of that name; `Any` because gymnasium's signatures ask for type objects and take dtypes."""
-    if not PLAIN_DTYPE.fullmatch(str(name)):  # numpy would take more for a dtype: `f4,O` makes records of it
+    """The numeric dtype of that name; `Any` because gymnasium's signatures demand type objects but accept dtypes."""
+    if not PLAIN_DTYPE.fullmatch(str(name)):  # numpy accepts more: `f4,O` is a record dtype with objects
         raise ValueError(f"dtype {str(name)[:40]!r}")
     return np.dtype(str(name))
 
@@ -187,7 +187,7 @@ def _plain_dtype(name: Any) -> Any:
 
 
 def space_to_rllib(space: Space) -> dict[str, Any]:
-    """`space` as RLlib's `gym_space_from_dict` reads it. Raises UnsupportedSpace."""
+    """`space` in the form of RLlib's `gym_space_from_dict`. Raises UnsupportedSpace."""
     match space:
         case spaces.Box():
             return {
@@ -202,7 +202,7 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
             return plain if space.dtype == np.int64 else {**plain, "dtype": np.dtype(space.dtype).str}
         case spaces.MultiDiscrete():
             plain = {"space": "multi-discrete", "nvec": _bound_to_rllib(space.nvec), "dtype": np.dtype(space.dtype).str}
-            # RLlib itself drops `start`; its reader passes every further key on to gymnasium, so that ours survives.
+            # RLlib's writer drops `start`, but its reader passes extra keys on to gymnasium, so ours is kept.
             return {**plain, "start": space.start.tolist()} if space.start.any() else plain
         case spaces.MultiBinary():
             return {"space": "multi-binary", "n": _plain_n(space.n)}
@@ -215,9 +215,9 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
 
 
 def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
-    """The space of RLlib's dict form, built without pickle.
+    """Parse a space from RLlib's dict form, without pickle.
 
-    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are not plain arrays or, together, absurdly large.
+    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are no plain arrays or exceed MAX_BOUND_BYTES.
     """
     fix = "write the file again from its source"
     try:
@@ -233,24 +233,24 @@ def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
 # ---- building spaces from either form ----
 
 NO_SPACE: Final = (KeyError, TypeError, ValueError, AssertionError, AttributeError, OverflowError, MemoryError)
-"""What is raised for values that make no space, by gymnasium too."""
+"""Exceptions for invalid space values, including gymnasium's."""
 
 
 class _TooLarge(ValueError):
-    """Bounds or depths that would fill the memory."""
+    """Bounds or nesting beyond the limits."""
 
 
 class _SpaceForm:
-    """One of the two forms in which spaces are written, and how many bytes the bounds of one, all parts together, may take."""
+    """One of the two serialized forms, with the remaining byte budget for the bounds of one space."""
 
     def __init__(self, where: str, *, is_rllibs: bool) -> None:
         self.where, self.is_rllibs, self._left, self._raw_left = where, is_rllibs, MAX_BOUND_BYTES, MAX_BOUND_BYTES
 
     def take(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Raise _TooLarge where two bounds of that shape are too much, ValueError for an invalid shape."""
+        """Charge two bounds of that shape to the budget. Raises _TooLarge beyond it, ValueError for an invalid shape."""
         if min(shape, default=0) < 0:
             raise ValueError(f"a negative size in shape {shape}")
-        self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # as lists, what is empty takes room too
+        self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # empty lists take memory too
         if self._left < 0:
             raise _TooLarge(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
 
@@ -259,8 +259,8 @@ class _SpaceForm:
         return self.counts(value).astype(dtype).reshape(shape) if self.is_rllibs else _bound_from_json(value, shape, dtype)
 
     def counts(self, value: Any) -> NDArray[Any]:
-        """The numbers of a MultiDiscrete. RLlib's are the text of a .npy file: of plain numbers, of as many bytes as its header
-        says. Raises UnsafeData."""
+        """The `nvec` of a MultiDiscrete. RLlib's is an encoded .npy file; raises UnsafeData unless it holds plain numbers,
+        and as many bytes as its header says."""
         if not self.is_rllibs:
             return np.asarray(value)
         try:
@@ -270,20 +270,20 @@ class _SpaceForm:
                 raise ValueError(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
             file = io.BytesIO(raw)
             if npy.read_magic(file) != (1, 0):
-                raise ValueError("another version of .npy files than numpy writes plain arrays in")
+                raise ValueError(".npy version other than 1.0")
             shape, is_fortran, dtype = npy.read_array_header_1_0(file)
             if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize != len(raw) - file.tell():
                 raise ValueError(f"{len(raw) - file.tell()} bytes for {dtype}{shape}")
             return np.frombuffer(raw, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")
-        except Exception as err:  # numpy's parser of headers raises many kinds
+        except Exception as err:  # numpy's header parser raises many types
             fix = "write the file again from its source"
-            raise UnsafeData(f"a space bound that is not a plain array: {err}", where=self.where, fix=fix) from err
+            raise UnsafeData(f"a space bound is not a plain array: {err}", where=self.where, fix=fix) from err
 
     def parts(self, value: Any) -> list[tuple[str, Any]]:
         """The parts of a Dict, by key."""
         found = list(value.items()) if self.is_rllibs else [(str(key), part) for key, part in value]
         if not all(isinstance(key, str) for key, _ in found):
-            raise TypeError("a key that is not text")
+            raise TypeError("a key is not a string")
         return found
 
 
@@ -294,8 +294,8 @@ def _bound_to_rllib(array: NDArray[Any]) -> str:
 
 
 def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
-    if not isinstance(node, dict):  # of an array or a text, parts could be asked for too
-        raise TypeError(f"a {type(node).__name__} where a space belongs")
+    if not isinstance(node, dict):  # arrays and strings can be indexed too
+        raise TypeError(f"a {type(node).__name__} instead of a space")
     if depth > MAX_DEPTH:
         raise _TooLarge(f"a space nested deeper than {MAX_DEPTH}")
     kind = str(node["space" if form.is_rllibs else "type"])
@@ -305,7 +305,7 @@ def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
             form.take(shape, dtype.itemsize)
             low, high = (form.bound(node[side], shape, dtype) for side in ("low", "high"))
             return spaces.Box(low, high, shape, dtype)
-        case "discrete":  # the dtype is named where it differs: gymnasium 1.1, which Ray 2.49 asks for, has int64 alone
+        case "discrete":  # gymnasium 1.1, required by Ray 2.49, accepts no dtype here
             dtype = _plain_dtype(node.get("dtype", "int64"))
             named = {} if dtype == np.int64 else {"dtype": dtype}
             return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), **named)
@@ -313,7 +313,7 @@ def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
             nvec, dtype = form.counts(node["nvec"]), _plain_dtype(node.get("dtype", "int64"))
             form.take(nvec.shape, dtype.itemsize)
             return spaces.MultiDiscrete(nvec, dtype=dtype, start=np.asarray(node["start"]) if "start" in node else None)
-        case "multibinary":  # no array bounds its size
+        case "multibinary":  # no stored array limits its size
             sizes = np.asarray(node["n"])
             if math.prod(map(int, sizes.ravel().tolist())) > MAX_VALUE_BYTES:
                 raise ValueError(f"MultiBinary of {node['n']}")
@@ -330,17 +330,17 @@ def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
 
 
 def infer_space(tree: Tree, *, discrete: bool, vectors: bool = True) -> Space:
-    """The widest space that batched leaves (N, *shape) fit: Box without bounds; with `discrete`, integers counted from 0.
+    """Infer a space from batched leaves (N, *shape): unbounded Boxes; with `discrete`, integers become Discrete.
 
-    Integer leaves of rank 0 become Discrete(max + 1) when `discrete`, and of rank 1 MultiDiscrete if `vectors` too; a negative
-    value, or one that int64 cannot count to, makes a Box. Callers say in their result that the space was inferred. Raises
-    UnsupportedSpace for text, complex numbers, and parts nested deeper than a space may be.
+    With `discrete`, integer leaves of rank 0 become Discrete(max + 1), and of rank 1 MultiDiscrete if `vectors` too; negative
+    values, or a maximum of 2**63 - 1 and more, give a Box. Callers must report that the space was inferred. Raises
+    UnsupportedSpace for text, complex numbers, and nesting deeper than MAX_DEPTH.
     """
     return _inferred(tree, int(vectors) if discrete else -1, 0)
 
 
 def _inferred(tree: Tree, counted: int, depth: int) -> Space:
-    """`counted`: the highest rank of integers that are counted."""
+    """`counted`: the highest rank of integer leaves that become Discrete or MultiDiscrete."""
     if depth > MAX_DEPTH:
         fix = "flatten the values, or leave the column out"
         raise UnsupportedSpace(f"values nested deeper than {MAX_DEPTH}", where="data without a declared space", fix=fix)
@@ -350,7 +350,7 @@ def _inferred(tree: Tree, counted: int, depth: int) -> Space:
         return spaces.Tuple([_inferred(part, counted, depth + 1) for part in tree])
     shape, dtype = tree.shape[1:], tree.dtype
     if dtype.kind not in "biuf":
-        fix = "record numbers; text and complex numbers belong into infos"
+        fix = "record numbers; put text and complex numbers into infos"
         raise UnsupportedSpace(f"no space holds values of type {dtype}", where="data without a declared space", fix=fix)
     if dtype.kind == "b":
         return spaces.MultiBinary(shape[0] if len(shape) == 1 else shape) if shape else spaces.Discrete(2)
@@ -361,7 +361,7 @@ def _inferred(tree: Tree, counted: int, depth: int) -> Space:
 
 
 def tree_from_lists(tree: Any, space: Space | None) -> Tree:
-    """`tree` with lists turned into tuples where `space` says Tuple: msgpack and JSON know no tuples."""
+    """`tree` with lists converted to tuples where `space` is a Tuple: msgpack and JSON have no tuples."""
     if isinstance(space, spaces.Dict) and isinstance(tree, dict):
         known = {key: tree_from_lists(tree[key], part) for key, part in space.spaces.items() if key in tree}
         return known | {key: part for key, part in tree.items() if key not in known}

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGHUP set a flag that every long loop looks at; a second signal ends the process at once.
+"""Ctrl-C, SIGTERM and SIGHUP set a flag that every long loop polls; a second signal ends the process at once.
 
-A loop that saves its work asks `requested()` between two steps. Any other calls `check()` there, which raises StopRequested.
+A loop that saves its work polls `requested()` between steps; other loops call `check()`, which raises StopRequested.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final
 
-SAME: Final = 0.5  # seconds in which signals are one: a terminal and a parent send the same stop
-SAME_OF_RANKS: Final = 10.0  # likewise under torchrun, which stops all processes once one has ended
+SAME: Final = 0.5  # seconds in which further signals are ignored: terminal and parent both send the same stop
+SAME_OF_RANKS: Final = 10.0  # likewise under torchrun, which stops all ranks once one has exited
 NOTED: Final = b"\nstopping after this step; a second signal ends at once\n"
-_noted: list[tuple[int, float]] = []  # the first signal, and when it came
+_noted: list[tuple[int, float]] = []  # the first signal and its time
 
 
 class StopRequested(KeyboardInterrupt):
-    """A signal has asked to stop; raised by `check`, never by the handler."""
+    """A signal requested a stop; raised by `check`, never by the signal handler."""
 
     def __init__(self, number: int = signal.SIGINT) -> None:
         super().__init__()
@@ -29,31 +29,32 @@ class StopRequested(KeyboardInterrupt):
 
 
 def exit_code_of(number: int) -> int:
-    """130 for SIGINT; 143 for SIGTERM, as which SIGHUP counts."""
+    """130 for SIGINT; 143 for SIGTERM and SIGHUP."""
     return 130 if number == signal.SIGINT else 143
 
 
 def requested() -> int | None:
-    """The number of the first signal within `signals_noted`."""
+    """The number of the first signal received within `signals_noted`, or None."""
     return _noted[0][0] if _noted else None
 
 
 def check() -> None:
-    """Raise StopRequested once a signal has come."""
+    """Raise StopRequested if a signal was received."""
     if _noted:
         raise StopRequested(_noted[0][0])
 
 
 @contextmanager
 def signals_noted(*, for_good: bool = False, told: bytes = NOTED) -> Iterator[None]:
-    """Within it the handler is in place of Python's own; not in a nested one, nor outside of the main thread.
+    """Install the signal handlers for the block; does nothing when nested or outside the main thread.
 
-    `for_good`: it stays there, so that a late signal does not change the exit code. `told`: written to stderr at the first one.
+    `for_good`: keep them installed, so that a late signal does not change the exit code. `told`: written to stderr at the first
+    signal.
     """
     owner, same = os.getpid(), SAME if os.environ.get("WORLD_SIZE", "1") == "1" else SAME_OF_RANKS
 
     def note(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != owner:  # a process that an environment has forked, and tells to stop
+        if os.getpid() != owner:  # in a process forked by an environment, which stops it
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif not _noted:

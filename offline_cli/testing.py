@@ -1,4 +1,4 @@
-"""Help for tests of code that handles episodes: strategies for hypothesis, and comparisons that are strict about dtypes.
+"""Test helpers for code that handles episodes: hypothesis strategies, and comparisons that are strict about dtypes.
 
 ```python
 @given(episodes())
@@ -6,8 +6,8 @@ def test_an_episode_written_and_read_again_is_equal_leaf_by_leaf(episode):
     assert_same_episode(decode(encode(episode), where="test"), episode)
 ```
 
-The strategies cover every kind of space that episodes can have, lengths from 0, infos, nested extra model outputs, flags,
-names, clocks and custom data. They need the package hypothesis; the comparisons need nothing.
+The strategies cover every supported space, lengths from 0, infos, nested extra model outputs, flags, names, clocks and custom
+data. They need the package hypothesis; the comparisons do not.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ __all__ = ["assert_same_batch", "assert_same_episode", "assert_same_tree", "epis
 
 
 def assert_same_episode(left: SingleAgentEpisode, right: SingleAgentEpisode) -> None:
-    """AssertionError, naming the part, unless both hold the same: values, dtypes, structure, lookback, names, flags, spaces.
+    """Assert equal values, dtypes, structure, lookback, names, flags and spaces; the error names the part.
 
-    An episode and its numpy'ized form are the same; so are NaN and NaN.
+    An episode equals its numpy'ized form; NaN equals NaN.
     """
     assert_same_tree(_state(left), _state(right), "episode")
 
@@ -50,7 +50,7 @@ def _state(episode: SingleAgentEpisode) -> dict[str, Any]:
     whole = episode if episode.is_numpy else SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
     state = whole.get_state()
     held = {name: state[name] for name in ("observations", "actions", "rewards")} | (state["extra_model_outputs"] or {})
-    for buffer in held.values():  # one of no steps has no dtype to speak of unless it was numpy'ized
+    for buffer in held.values():  # without steps there is no dtype unless numpy'ized
         data = buffer["data"]
         empty = not len(data) if isinstance(data, list) else not any(map(len, leaves(data)))
         buffer.update({"space": None, "data": None if empty else data})
@@ -59,7 +59,7 @@ def _state(episode: SingleAgentEpisode) -> dict[str, Any]:
 
 
 def assert_same_batch(left: EpisodeBatch, right: EpisodeBatch) -> None:
-    """AssertionError, naming the field, unless both hold the same; None and all-empty are the same."""
+    """Assert that two batches are equal; the error names the field. None equals all-empty."""
     count = len(left)
     missing: dict[str, Any] = {
         **dict.fromkeys(("agent_ids", "module_ids", "multi_agent_ids"), (None,) * count),
@@ -74,13 +74,13 @@ def assert_same_batch(left: EpisodeBatch, right: EpisodeBatch) -> None:
 
 
 def assert_same_tree(left: Tree, right: Tree, name: str = "tree") -> None:
-    """AssertionError, naming the part, unless both have the same structure, and leaves of the same dtypes, shapes and values.
+    """Assert that two trees have equal structure and leaves of equal dtypes, shapes and values; the error names the part.
 
-    Infos and custom data, too: dicts, lists, arrays, numbers, text; numpy's float64 is a float and counts as one.
+    Works for infos and custom data too: dicts, lists, arrays, numbers, text; numpy's float64 counts as float.
     """
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         for array in (left, right):
-            assert isinstance(array, np.ndarray), f"{name}: a {type(array).__name__} where an array belongs"
+            assert isinstance(array, np.ndarray), f"{name}: a {type(array).__name__} instead of an array"
         assert left.dtype == right.dtype, f"{name}: {left.dtype} against {right.dtype}"
         assert left.shape == right.shape, f"{name}: shape {left.shape} against {right.shape}"
         equal = (left == right) | ((left != left) & (right != right))
@@ -102,7 +102,7 @@ def assert_same_tree(left: Tree, right: Tree, name: str = "tree") -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """The strategies `spaces`, `episode_batches` and `episodes`, once one of them is asked for."""
+    """Import the strategies `spaces`, `episode_batches` and `episodes` on first use."""
     if name not in STRATEGIES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,7 +1,7 @@
-"""Nested observations as trees of arrays: dicts and tuples with leaves; lists are data, not structure.
+"""Nested values as trees of arrays: dicts and tuples with leaves; lists are data, not structure.
 
-A tree mirrors a gymnasium space: Dict is a dict by key, Tuple a tuple, anything else a leaf. All functions keep the
-order of keys as given and name the place of a mismatch.
+A tree mirrors a gymnasium space: a Dict is a dict, a Tuple a tuple, anything else a leaf. All functions keep the order of
+keys; errors describe the mismatch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Tree = Any  # recursive: Mapping[str, Tree] | tuple[Tree, ...] | leaf; mypy cann
 
 
 def map_leaves(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """A tree of the same structure whose leaves are `fn(leaf, *other leaves)`. Raises ValueError where structures differ."""
+    """A tree of the same structure with leaves `fn(leaf, *other leaves)`. Raises ValueError if structures differ."""
     if isinstance(tree, dict):
         for other in others:
             if not isinstance(other, dict) or other.keys() != tree.keys():
@@ -58,7 +58,7 @@ def paths(tree: Tree, prefix: str = "") -> list[str]:
 
 
 def unflatten_like(tree: Tree, new_leaves: list[Any]) -> Tree:
-    """The structure of `tree` with `new_leaves` in it, depth first. Raises ValueError when their number differs."""
+    """A tree with the structure of `tree` and `new_leaves`, depth first. Raises ValueError if their number differs."""
     if len(new_leaves) != len(leaves(tree)):
         raise ValueError(f"{len(new_leaves)} leaves for a tree of {len(leaves(tree))}")
     pending = iter(new_leaves)
@@ -66,12 +66,12 @@ def unflatten_like(tree: Tree, new_leaves: list[Any]) -> Tree:
 
 
 def rows_of(tree: Tree, rows: Any) -> Tree:
-    """These rows of every leaf."""
+    """Select `rows` of every leaf."""
     return tree[rows] if isinstance(tree, np.ndarray) else map_leaves(lambda leaf: leaf[rows], tree)
 
 
 def with_rows(whole: Any, rows: Any, new: Tree, count: int) -> Any:
-    """`whole`, leaves (count, ...), with the rows of `new`, written in place; what it has not yet is zeros in other rows."""
+    """Write `new` into `rows` of `whole`, leaves (count, ...), in place; a leaf that `whole` lacks starts as zeros."""
     if isinstance(new, dict):
         whole = whole or {}
         return whole | {name: with_rows(whole.get(name), rows, part, count) for name, part in new.items()}
@@ -82,12 +82,12 @@ def with_rows(whole: Any, rows: Any, new: Tree, count: int) -> Any:
 
 
 def stacked_rows(values: Sequence[Tree]) -> Tree:
-    """Leaves (B, ...) of B values of one structure."""
+    """Stack B values of one structure into leaves (B, ...)."""
     return np.array(values) if isinstance(values[0], np.ndarray) else map_leaves(lambda *parts: np.stack(parts), *values)
 
 
 def equal_values(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
-    """Which values of two arrays of one shape are equal; NaN equals NaN."""
+    """Elementwise equality of two arrays of one shape; NaN equals NaN."""
     equal = np.asarray(left == right)
     if left.dtype.kind in "fc" and right.dtype.kind in "fc" and not equal.all():
         equal |= np.isnan(left) & np.isnan(right)
@@ -95,7 +95,7 @@ def equal_values(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def same_leaf(left: Any, right: Any) -> bool:
-    """Whether two leaves have one shape and equal values; NaN equals NaN."""
+    """Whether two leaves have equal shapes and values; NaN equals NaN."""
     one, other = np.asarray(left), np.asarray(right)
     return one.shape == other.shape and bool(equal_values(one, other).all())
 

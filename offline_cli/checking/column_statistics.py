@@ -1,8 +1,8 @@
-"""Figures and histograms of columns, computed by `inspect` while it reads the steps: float64, in one pass.
+"""Statistics and histograms of columns, computed by `inspect` in one pass over the steps, in float64.
 
-A column is a leaf of observations acted on, actions, rewards or extra model outputs, named by its dotted path. Leaves of up to
-1,024 elements have figures per element, larger ones (images) one for all. NaN and infinities are counted, and left out of mean
-and std, which divides by n. Blocks are joined by Chan's formula: min and max are exact, mean and std to nine digits.
+A column is a leaf of the observations acted on, actions, rewards or extra model outputs, named by its dotted path. Leaves of up
+to 1,024 elements have statistics per element, larger ones (images) one for all. NaN and infinities are counted, and excluded
+from mean and std (population). Batches are combined by Chan's formula: min and max are exact, mean and std to nine digits.
 Source: Chan, Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 """
 
@@ -23,14 +23,14 @@ from offline_cli.errors import BadEpisode
 from offline_cli.trees import flatten
 
 MAX_ELEMENTS: Final = 1024
-CHUNK: Final = 1 << 17  # elements turned to float64 at once: a MiB, which stays in the cache
-MAX_SPREADS: Final = 16  # of one leaf; a larger one has one for all its elements
-MOST_RUNS: Final = 1 << 12  # ranges of values that are counted, of which the parts shown are made
+CHUNK: Final = 1 << 17  # elements converted to float64 at a time: 1 MiB, which fits into the CPU cache
+MAX_SPREADS: Final = 16  # histograms per leaf; a larger leaf has one for all its elements
+MOST_RUNS: Final = 1 << 12  # maximum number of value ranges, from which histogram bins are made
 PARTS: Final = 32
 
 
 def columns_of(batch: EpisodeBatch) -> Iterator[tuple[str, NDArray[Any]]]:
-    """The columns of numbers of a batch: path and leaf (N, *shape)."""
+    """The numeric columns of a batch: path and leaf (N, *shape)."""
     trees = {Columns.OBS: batch.acted_obs(view=True), Columns.ACTIONS: batch.actions, Columns.REWARDS: batch.rewards}
     trees |= {name: batch.extra[name] for name in sorted(batch.extra)}
     for name, tree in trees.items():
@@ -38,20 +38,20 @@ def columns_of(batch: EpisodeBatch) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 class _ColumnFigures:
-    """Figures of one column so far: arrays (d,), an entry per element of a value, or one for all elements of a large leaf."""
+    """Running statistics of a column: arrays (d,), one entry per element of a value, or one for all of a large leaf."""
 
     def __init__(self, leaf: NDArray[Any]) -> None:
         elements = math.prod(leaf.shape[1:])
         self.dtype, self.shape, self.is_pooled = leaf.dtype, leaf.shape[1:], elements > MAX_ELEMENTS
         width = 1 if self.is_pooled else elements
-        self.count = 0  # values per element, NaN and infinities included
+        self.count = 0  # values per element, including NaN and infinities
         self.nan, self.finite = np.zeros(width, np.int64), np.zeros(width, np.int64)
-        self.low, self.high = np.zeros((2, 0), leaf.dtype)  # in the column's own dtype; NaN left out
+        self.low, self.high = np.zeros((2, 0), leaf.dtype)  # in the column's dtype, without NaN
         self.mean, self.m2 = np.zeros((2, width))  # m2: sum of squared distances from the mean
         self.spreads = [Spread() for _ in range(elements if elements <= MAX_SPREADS else 1)]
 
     def add(self, leaf: NDArray[Any]) -> None:
-        """Count the values (N, *shape) of one batch."""
+        """Add the values (N, *shape) of a batch."""
         self.dtype = np.result_type(self.dtype, leaf.dtype)
         leaf = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
         rows = leaf.reshape(-1, 1) if self.is_pooled else leaf.reshape(len(leaf), -1)
@@ -64,12 +64,12 @@ class _ColumnFigures:
                 spread.add(rows[start : start + CHUNK, number])
 
     def _add_moments(self, rows: NDArray[Any]) -> None:
-        own = np.ascontiguousarray(rows.T)  # (d, N): sums along memory are pairwise
+        own = np.ascontiguousarray(rows.T)  # (d, N): numpy sums contiguous memory pairwise
         values = own.astype(np.float64)
         good = np.isfinite(values)
         known, self.count, self.nan = good.sum(1), self.count + len(rows), self.nan + np.isnan(values).sum(1)
         total = self.finite + known
-        with np.errstate(all="ignore"):  # values near the largest float64 may overflow: then there is no mean or std
+        with np.errstate(all="ignore"):  # values near the largest float64 may overflow: mean and std are then undefined
             mean = np.where(good, values, 0.0).sum(1) / np.maximum(known, 1)
             m2 = np.square(np.where(good, values - mean[:, None], 0.0)).sum(1)
             share, delta = known / np.maximum(total, 1), mean - self.mean
@@ -80,7 +80,7 @@ class _ColumnFigures:
         self.low, self.high = (low, high) if is_first else (np.fmin(self.low, low), np.fmax(self.high, high))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; per-element figures nested like a value, numbers that JSON lacks as "inf", "-inf" or null."""
+        """JSON values; per-element statistics are nested like a value; "inf", "-inf" and null for numbers that JSON lacks."""
         with np.errstate(all="ignore"):
             std = np.sqrt(self.m2 / self.finite)
         mean, infinite = np.where(self.finite > 0, self.mean, np.nan), self.count - self.finite - self.nan
@@ -92,50 +92,50 @@ class _ColumnFigures:
 
 
 class ColumnsBuilder:
-    """Collects figures and histograms of all columns, and histograms of returns and lengths, batch by batch."""
+    """Accumulates statistics and histograms of all columns, and histograms of returns and lengths."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnFigures] = {}
         self._episodes = {"return": Spread(), "length": Spread()}
 
     def add(self, batch: EpisodeBatch) -> None:
-        """Count `batch`. Raises BadEpisode where a column changes its shape."""
+        """Add `batch`. Raises BadEpisode if a column changes its shape."""
         self._episodes["return"].add(batch.returns)
         self._episodes["length"].add(batch.lengths)
         for path, leaf in columns_of(batch):
             column = self._columns.setdefault(path, _ColumnFigures(leaf))
             if column.shape != leaf.shape[1:]:
-                what = f"column {path!r} has values of shape {leaf.shape[1:]}, before of {column.shape}"
-                fix = "write the two kinds into two datasets"
+                what = f"column {path!r} has values of shape {leaf.shape[1:]}, earlier ones of shape {column.shape}"
+                fix = "write the two kinds of episodes to separate datasets"
                 raise BadEpisode(what, where=f"batch from episode {batch.ids[0]}", fix=fix)
             column.add(leaf)
 
     def as_json(self) -> dict[str, Any]:
-        """Figures by path."""
+        """Statistics by path."""
         return {path: column.as_json() for path, column in self._columns.items()}
 
     def histograms(self) -> dict[str, Any]:
-        """`return`, `length` and `columns`; of a column a list, an entry per element, or one for a large leaf as a whole."""
+        """`return`, `length` and `columns`; a column has a list with one histogram per element, or one for a large leaf."""
         columns = {path: [one.as_json() for one in column.spreads] for path, column in self._columns.items()}
         return {**{name: one.as_json() for name, one in self._episodes.items()}, "columns": columns}
 
 
-# ---- how values are spread ----
+# ---- histograms ----
 
 
 @dataclass(slots=True)
 class Spread:
-    """Counts of finite values that come in blocks: of each value while they are few, else of ranges of neighbours."""
+    """A streaming histogram of finite values: counts of distinct values while they are few, else of value ranges."""
 
     low: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (K,) ascending
     high: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (K,) of each range, below the next `low`
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # (K,)
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count `values` (N,)."""
+        """Add `values` (N,)."""
         known = values.astype(np.float64)
         found, times = np.unique(known[np.isfinite(known)] + 0.0, return_counts=True)  # no negative zeros
-        at = np.searchsorted(self.high, found)  # the first range that does not end before
+        at = np.searchsorted(self.high, found)  # the first range that does not end before the value
         within = np.append(self.low, np.inf)[at] <= found
         np.add.at(self.counts, at[within], times[within])
         new = found[~within]
@@ -146,7 +146,7 @@ class Spread:
             self.low, self.high, self.counts = self._joined(MOST_RUNS // 4)
 
     def _joined(self, parts: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """The ranges in about `parts` of one count each; one that has more is a part by itself."""
+        """Merge the ranges into about `parts` of equal count; a range with a larger count stays alone."""
         ends = np.cumsum(self.counts)
         alone = np.cumsum((self.counts * parts > ends[-1]) | (len(ends) <= parts))
         part = (ends - 1) * parts // ends[-1] + alone + np.append(0, alone[:-1])
@@ -154,14 +154,14 @@ class Spread:
         return self.low[first], self.high[np.append(first[1:], len(part)) - 1], np.add.reduceat(self.counts, first)
 
     def as_json(self) -> dict[str, list[Any]]:
-        """The values in parts, ascending: what each is between, and how many are in it; each value by itself up to PARTS."""
+        """Ascending bins with their bounds and counts; up to PARTS distinct values have one bin each."""
         found = self._joined(PARTS) if len(self.counts) else (self.low, self.high, self.counts)
         return {name: part.tolist() for name, part in zip(("low", "high", "counts"), found, strict=True)}
 
 
 def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
-    """Means of up to `parts` equal stretches of a leaf (T, *shape), NaN and infinities left out: of each element of a value, or
-    of all together where it is large.
+    """Means over up to `parts` equal time intervals of a leaf (T, *shape), without NaN and infinities: per element, or over all
+    elements of a large value.
     """
     rows = leaf.reshape(len(leaf), -1)
     elements = rows.T if rows.shape[1] <= MAX_SPREADS else rows.reshape(1, -1)
@@ -170,5 +170,5 @@ def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
 
 def _mean(values: NDArray[Any]) -> float | None:
     known = values[np.isfinite(values)].astype(np.float64)
-    largest = float(np.abs(known).max(initial=0.0)) or 1.0  # of large values the sum would overflow
+    largest = float(np.abs(known).max(initial=0.0)) or 1.0  # scaled, so that the sum of large values does not overflow
     return float((known / largest).mean() * largest) if len(known) else None

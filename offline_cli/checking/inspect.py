@@ -1,12 +1,11 @@
-"""What data holds, in figures: from the manifest of a dataset, else by reading it all; unmet expectations raise.
+"""`inspect`: summary statistics of data, from a dataset's manifest or by reading everything; unmet expectations raise.
 
-A foreign source is read as `convert` would read it, so that the figures are those of the dataset it would become: fragments
-joined, duplicates dropped, and each of these counted. Of a dataset only the manifest is read, and on this machine whether its
-shards are there: readers, storage clients and pyarrow, which take 0.5 s to import, are imported where they are needed. What a
-manifest does not say is read from the shards: figures and histograms of columns, episodes by agent and module (`deep`), single
-episodes (`episode`, `head`).
+A foreign source is read as `convert` reads it, so the statistics are those of the resulting dataset: fragments joined and
+duplicates dropped, both counted. For a dataset, `inspect` reads only the manifest, and on local disks checks the shards' sizes.
+Readers, storage clients and pyarrow take 0.5 s to import, so they are imported only when needed. Statistics and histograms of
+columns, episodes by agent and module (`deep`), and single episodes (`episode`, `head`) are read from the shards.
 
-`Expectation` is a condition on a result: `inspect --expect episodes=100 --expect 'return.mean>=450'`.
+`Expected` is a condition on a result: `inspect --expect episodes=100 --expect 'return.mean>=450'`.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ if TYPE_CHECKING:
 
 
 OPTION: Final = "--expect"
-KEY: Final = re.compile(r"\s*([^<>=!~]*?)\s*([<>=!~]*)\s*")  # a name, and an order
+KEY: Final = re.compile(r"\s*([^<>=!~]*?)\s*([<>=!~]*)\s*")  # a name and an operator
 ORDERS: Final = {"=": operator.eq, ">=": operator.ge, "<=": operator.le}
-COUNTS: Final = ("assumptions", "modules", "agents")  # in which what is not listed was counted 0 times
+COUNTS: Final = ("assumptions", "modules", "agents")  # a missing key in them means 0
 
 
 class Expected(NamedTuple):
-    """One value: its name, with dots for what is nested, and what it shall be."""
+    """An expectation: a dotted name, an operator and a value."""
 
     name: str
     order: str  # "=", ">=" or "<="
@@ -56,9 +55,9 @@ class Expected(NamedTuple):
 
 
 def parsed_expectations(expect: Mapping[str, Any], keys: Collection[str]) -> list[Expected]:
-    """Those of `{"episodes": 100, "return.mean>=": 450}`; `keys`: that the document has.
+    """Parse expectations such as `{"episodes": 100, "return.mean>=": 450}`; `keys`: top-level keys of the document.
 
-    Raises UsageError naming all that cannot be: unknown keys and orders, bounds that are no numbers.
+    Raises UsageError, naming all mistakes: unknown keys and operators, non-numeric bounds.
     """
     found, wrong = [], []
     for key, want in expect.items():
@@ -66,20 +65,20 @@ def parsed_expectations(expect: Mapping[str, Any], keys: Collection[str]) -> lis
         name, order = parsed.groups() if parsed else (key, "")
         order = "=" if order in ("", "==") else order
         if order not in ORDERS:
-            wrong.append(f"{name!r} is compared by {order!r}, which is not one of =, >= and <=")
+            wrong.append(f"unknown operator {order!r} for {name!r}, use =, >= or <=")
         if name.partition(".")[0] not in keys:
             wrong.append(f"nothing is called {name!r}")
         if order in (">=", "<=") and _number(want) is None:
-            wrong.append(f"{name} {order} {want!r} is no comparison of numbers")
+            wrong.append(f"{name} {order} {want!r} does not compare numbers")
         found.append(Expected(name, order, want))
     if wrong:
-        fix = f"write KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; there is {', '.join(keys)}"
+        fix = f"write KEY=VALUE, KEY>=NUMBER or KEY<=NUMBER; keys: {', '.join(keys)}"
         raise UsageError("; ".join(wrong), where=OPTION, fix=fix)
     return found
 
 
 def check_expected(expected: Sequence[Expected], document: Mapping[str, Any], *, where: str) -> None:
-    """Raise TargetNotMet, naming all values that differ; UsageError for nested names that are not there."""
+    """Raise TargetNotMet, naming all unmet expectations; UsageError for nested names that do not exist."""
     wrong, unknown, unmet = [], [], []
     for name, order, want in expected:
         try:
@@ -99,11 +98,13 @@ def check_expected(expected: Sequence[Expected], document: Mapping[str, Any], *,
 
 
 def _value_at(document: Mapping[str, Any], name: str) -> Any:
-    """The value at a dotted name, a number in it that of an element; of counts, 0 where none was counted. Raises KeyError."""
+    """The value at a dotted name, with numbers as list indices; a missing count is 0. Raises KeyError."""
     top, _, kind = name.partition(".")
     counted = document.get(top)
     if top in COUNTS and kind and isinstance(counted, Mapping):
-        if top == "assumptions" and kind not in counted and kind.partition(":")[0] not in KINDS:  # some name a column behind
+        if (
+            top == "assumptions" and kind not in counted and kind.partition(":")[0] not in KINDS
+        ):  # some kinds are followed by a column name
             raise KeyError(kind)
         return counted.get(kind, 0)
     value: Any = document
@@ -118,7 +119,7 @@ def _value_at(document: Mapping[str, Any], name: str) -> Any:
 
 
 def _holds(value: Any, order: str, want: Any) -> bool:
-    """Numbers may come as text, as from a command line, and agree to 9 digits; a list holds where all its elements do."""
+    """Whether an expectation holds. Numbers may be text, and are compared to 9 digits; all elements of a list must hold."""
     if isinstance(value, list | tuple) and value and value != want and not isinstance(want, list | tuple):
         return all(_holds(element, order, want) for element in value)
     have, wanted = None if isinstance(value, str) else _number(value), _number(want)
@@ -128,34 +129,34 @@ def _holds(value: Any, order: str, want: Any) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A number, or text of one; None for anything else."""
+    """Convert a number, or its text; None for anything else."""
     try:
         return None if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         return None
 
 
-ABOUT_READING: Final = (  # what a manifest alone does not answer
+ABOUT_READING: Final = (  # options that a manifest alone cannot answer
     *("from_", "mapping", "rows_as_episodes", "episode_ends", "deep", "episode", "head"),
     *("temp_dir", "memory_limit", "storage_options"),
 )
-SHOWN_STEPS: Final = 5  # of an episode, at either end
-TIMELINE: Final = 32  # parts of an episode whose means are shown
+SHOWN_STEPS: Final = 5  # steps shown at each end of an episode
+TIMELINE: Final = 32  # time intervals of an episode whose means are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Figures of one or more sources taken together.
+    """Summary statistics of one or more sources combined.
 
-    `truncated` counts the flag as it is stored in a dataset. `unfinished` counts episodes that have it only because their
-    recording broke off: they are among the truncated ones.
+    `truncated` counts stored flags. `unfinished` counts the truncated episodes that have the flag only because their recording
+    stopped.
     """
 
-    format: str  # of the source: episodes, columns, rllib-episodes, rllib-columns, sample-batch; joined by ", "
+    format: str  # of the sources, joined by ", "
     sources: tuple[str, ...]
     episodes: int
     steps: int
-    terminated: int  # episodes that their task ended
+    terminated: int
     truncated: int
     unfinished: int
     observation_space: Space | None
@@ -165,26 +166,26 @@ class Inspection:
     environment: str | None
     returns: Mapping[str, Any]  # mean, std, min, max, quantiles by percent; undiscounted sums of rewards
     length: Mapping[str, Any]  # the same, in steps
-    meanings: Meanings  # of columns: names, categories and units, as far as the source says them
-    episodes_lost: int | None  # that were in the source and are not among these; None: not in the manifest
+    meanings: Meanings  # of columns: names, categories and units, where declared
+    episodes_lost: int | None  # source episodes that are missing; None: not in the manifest
     assumptions: Mapping[str, int]
-    complete: bool  # whether all that was asked for is in it; False: its writer was stopped, and committed what was whole
-    from_manifest: bool  # False: every episode has been read for the figures above
+    complete: bool  # False: the writer was stopped, and committed only complete shards
+    from_manifest: bool  # False: all episodes were read
     columns: Mapping[str, Any] = field(default_factory=dict)  # as `returns`, without quantiles; empty: steps were not read
     duplicates_dropped: int = 0
     rows_quarantined: int = 0
-    dropped_columns: tuple[str, ...] = ()  # columns left out, by name; unknown of a dataset
-    dropped_reasons: Mapping[str, str] = field(default_factory=dict)  # by the same names
-    modules: Mapping[str, int] | None = None  # episodes by module id, where they have one; None: not in the manifest
-    agents: Mapping[str, int] | None = None  # episodes by agent id, as `modules`
+    dropped_columns: tuple[str, ...] = ()  # names; unknown for a dataset
+    dropped_reasons: Mapping[str, str] = field(default_factory=dict)  # by name
+    modules: Mapping[str, int] | None = None  # episodes by module id, if any; None: not in the manifest
+    agents: Mapping[str, int] | None = None  # episodes by agent id, likewise
     histograms: Mapping[str, Any] | None = None  # of return, length and columns: see Spread.as_json; None: steps were not read
-    first_episodes: Sequence[Mapping[str, Any]] | None = None  # as many as were asked for: id, length, return, how it ended
-    shown_episode: Mapping[str, Any] | None = None  # the one that was asked for: the same, its steps, its columns over time
-    shards: int | None = None  # that the manifest of a dataset lists; None: it is none, or several sources
-    wrong_shards: Sequence[str] | None = None  # in words: those missing, or of another size; None: files were not looked at
+    first_episodes: Sequence[Mapping[str, Any]] | None = None  # for `head`: id, length, return, end flags
+    shown_episode: Mapping[str, Any] | None = None  # for `episode`: the same, its steps, its columns over time
+    shards: int | None = None  # listed in the manifest; None: not a dataset, or several sources
+    wrong_shards: Sequence[str] | None = None  # missing shards, or of another size, as text; None: files were not checked
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`; spaces as JSON, and as one line of text beside it."""
+        """Plain values, with the keys of `--json`; spaces as JSON, and as one line of text."""
         plain = {name: getattr(self, name) for name in self.__slots__ if name != "returns"}
         return {
             **plain,
@@ -205,12 +206,12 @@ KEYS: Final = (
     *("return" if name == "returns" else name for name in Inspection.__slots__),
     *("observation_space_text", "action_space_text"),
 )
-"""Those of `as_dict`."""
+"""The keys of `as_dict`."""
 FACTS: Final = (
     *("format", "observation_space", "action_space", "spaces_inferred", "action_scale", "meanings"),
     *("episodes_lost", "assumptions", "complete"),
 )
-"""Fields that manifests, and but for two streams, have by the same name."""
+"""Fields with the same name in manifests, and all but two in streams."""
 
 
 @checked
@@ -231,13 +232,13 @@ def inspect(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Inspection:
-    """Figures of `sources`, taken together.
+    """Summarize `sources`, combined.
 
-    `expect` names values by the keys of `as_dict`, with dots for what is nested (`return.mean`); `{"steps>=": 100}` and
-    `{"steps<=": 100}` are bounds. A number is that of an element (`columns.obs.max.0`); a list is compared element by
-    element; those of columns read the steps of a dataset, as `deep` does. A kind of `assumptions` that was not counted is 0.
-    Raises TargetNotMet, naming all that differ, UsageError for
-    unknown keys, kinds and orders, and for an episode that is not there, and what `read_episodes` raises.
+    `expect` names values by the keys of `as_dict`, with dots for nested ones (`return.mean`); `{"steps>=": 100}` and
+    `{"steps<=": 100}` are bounds. A number selects an element (`columns.obs.max.0`); a list is compared element by element;
+    expectations on columns read the steps of a dataset, as `deep` does. A kind of `assumptions` that was not counted is 0.
+    Raises TargetNotMet, naming all unmet expectations, UsageError for unknown keys, kinds, operators and episodes, and as
+    `read_episodes` does.
     """
     options = dict(locals())
     expected = parsed_expectations(expect or {}, KEYS)
@@ -248,8 +249,8 @@ def inspect(
 
 
 def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspection | None:
-    """Figures of one committed dataset in a folder of this machine, of which nothing else is said; None for all other sources,
-    damaged manifests among them: opening them says what is wrong.
+    """Statistics of one committed local dataset without further options; None for all other sources, including damaged
+    manifests, whose error is raised when they are opened.
     """
     listed = sources if isinstance(sources, list | tuple) else [sources]
     if len(listed) != 1 or not isinstance(listed[0], str | os.PathLike):
@@ -263,7 +264,7 @@ def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspectio
         if os.path.exists(os.path.join(folder, WRITING)):
             return None
         manifest = Manifest.from_bytes(read_plain(place, shown=place), where=place)
-    except (OSError, ValueError, OfflineCliError):  # ValueError: of a path with what no path can hold
+    except (OSError, ValueError, OfflineCliError):  # ValueError: an invalid path
         return None
     data = os.path.join(folder, DATA)
     files = os.scandir(data) if os.path.isdir(data) else ()
@@ -272,9 +273,9 @@ def _of_local_dataset(sources: Sources, options: Mapping[str, Any]) -> Inspectio
 
 
 def _of_manifest(location: str, manifest: Manifest, sizes: Mapping[str, int] | None, *, is_gated: bool) -> Inspection:
-    """The figures in a manifest, and its shards that are not there, or of another size. `sizes`: bytes by path; None: unknown.
+    """The statistics in a manifest, and its shards that are missing or have another size. `sizes`: bytes by path, if known.
 
-    Raises BadData, naming all such shards, under a gate.
+    Raises BadData, naming all such shards, if `is_gated`.
     """
     wrong = [
         f"{shard.path} has {sizes[shard.path]} bytes, not {shard.bytes}" if shard.path in sizes else f"{shard.path} is missing"
@@ -298,7 +299,7 @@ def _of_manifest(location: str, manifest: Manifest, sizes: Mapping[str, int] | N
 
 
 def _of_sources(sources: Sources, options: Mapping[str, Any]) -> Inspection:
-    """Figures of any sources: of one dataset from its manifest, else by reading them."""
+    """Statistics of any sources: of one dataset from its manifest, otherwise by reading."""
     from offline_cli.converting.reading import read_episodes
     from offline_cli.formats.opening import open_sources
     from offline_cli.formats.tables import TableOptions
@@ -323,7 +324,7 @@ def _of_sources(sources: Sources, options: Mapping[str, Any]) -> Inspection:
 
 
 def _look_at_dataset(source: Source, look: _CloserLook, on_progress: OnProgress) -> None:
-    """Read as much of one dataset of ours as is needed."""
+    """Read as much of our dataset as is needed."""
     from offline_cli.tally import Rejects, Tally
 
     with closing(source):
@@ -363,14 +364,14 @@ def _by_reading(stream: EpisodeStream, look: _CloserLook) -> Inspection:
     )
 
 
-# ---- what the steps are read for ----
+# ---- statistics from steps ----
 
 
 class _CloserLook:
-    """What is kept of the batches that pass by."""
+    """Collects column statistics and the requested episodes from batches."""
 
     def __init__(self, head: int | None, episode: str | None, *, is_deep: bool) -> None:
-        """`head`: so many first episodes; `episode`: an id, ours or that in the table; `is_deep`: figures of all."""
+        """`head`: number of first episodes; `episode`: an id, ours or the source table's; `is_deep`: statistics of all."""
         from offline_cli.checking.column_statistics import ColumnsBuilder
 
         self._head, self._episode, self.is_deep = head, episode, is_deep
@@ -381,12 +382,12 @@ class _CloserLook:
 
     @property
     def is_done(self) -> bool:
-        """Whether no further batch can change anything."""
+        """Whether no further batch is needed."""
         are_found = len(self._rows) >= (self._head or 0) and (self._episode is None or self._found is not None)
         return are_found and not self.is_deep
 
     def add(self, batch: EpisodeBatch) -> None:
-        """Take what is wanted of `batch`."""
+        """Process a batch."""
         if self._episode is not None and self._found is None:
             ids = batch.ids if self._episode in batch.ids else _ids_in_tables(batch)
             if self._episode in ids:
@@ -400,9 +401,9 @@ class _CloserLook:
             self._modules.update(name for name in batch.module_ids or () if name is not None)
 
     def added_to(self, found: Inspection) -> Inspection:
-        """`found` with all this. Raises UsageError where the episode that was asked for is not there."""
+        """Add the results to `found`. Raises UsageError if the requested episode does not exist."""
         if self._episode is not None and self._found is None:
-            fix = "offline-cli inspect SRC --head 20 lists ids; the id that an episode has in its table is taken too"
+            fix = "list ids with offline-cli inspect SRC --head 20; an episode's id in its source table works too"
             raise UsageError(f"no episode is called {self._episode!r}", where=", ".join(found.sources), fix=fix)
         if self.is_deep:
             agents, modules = dict(self._agents), dict(self._modules)
@@ -412,7 +413,7 @@ class _CloserLook:
 
 
 def _ids_in_tables(batch: EpisodeBatch) -> list[Any]:
-    """(E,) the ids that episodes have in the table that they are from, or None; empty where none has one."""
+    """(E,) the episodes' ids in their source table, or None; empty if no episode has one."""
     from offline_cli.columns import Columns
 
     found = [data.get(Columns.SOURCE_ID) for data in batch.custom_data or ()]
@@ -420,7 +421,7 @@ def _ids_in_tables(batch: EpisodeBatch) -> list[Any]:
 
 
 def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
-    """Each episode in a line; `source_id` where the table that they are from has ids of its own."""
+    """One dict per episode, with `source_id` if the source table has its own ids."""
     none, in_tables = (None,) * len(batch), _ids_in_tables(batch)
     columns = {
         "eps_id": batch.ids,
@@ -436,7 +437,7 @@ def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
 
 
 def _described(one: EpisodeBatch) -> dict[str, Any]:
-    """A batch of one episode: its line, its first and last steps, figures of its columns, and their means over time."""
+    """Describe a batch of one episode: its row, first and last steps, column statistics, and their means over time."""
     from offline_cli.checking.column_statistics import ColumnsBuilder, means_over_time
     from offline_cli.converting.convert import shown_value
     from offline_cli.trees import flatten

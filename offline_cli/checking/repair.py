@@ -1,13 +1,12 @@
-"""`repair`: the manifest of a dataset is built anew from its whole shards, and what is lost is said.
+"""`repair`: rebuild the manifest of a dataset from its complete shards, and report losses.
 
-Which shards: those that a readable manifest lists, and complete ones that an interrupted `--append` or `--resume` added;
-without such a manifest, those of the writer's note; without a note, those of the only write that is in `data/`. A dataset that
-was being overwritten is the one that was there before: `--resume` of the command that was overwriting it continues the new one.
+The shards are those in a readable manifest, plus complete ones that an interrupted `--append` or `--resume` added; without a
+readable manifest, those of the writer's note; without a note, those of the only write in `data/`. If a dataset was being
+overwritten, `repair` restores the old one; `--resume` of the overwriting command continues the new one.
 
-Nothing that could hold an episode is deleted: broken shards (`--drop-broken`) and files that are not part of the dataset are
-moved to `quarantine/`. What is removed cannot be read by anybody: half-written files, uploads that were never completed.
-Everything is read before anything is changed, and changed only while this process holds the lock. Killed at any point, the
-folder is one that another repair, or `--resume`, continues from.
+No file that could hold an episode is deleted: broken shards (`--drop-broken`) and foreign files are moved to `quarantine/`.
+Only unreadable files are removed: incomplete files and uploads. Everything is read before anything is changed, and changed only
+under the writer's lock. If `repair` is killed at any point, another repair or `--resume` can continue.
 """
 
 from __future__ import annotations
@@ -65,33 +64,33 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "provenance": {},
     "episodes_lost": None,
 }
-"""Of what shards do not say."""
+"""Defaults for facts that shards do not record."""
 FACTS: Final = ("format", "observation_space", "action_space", *DEFAULTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairResult:
-    """A dataset after its repair; of a dry run: as it would be. None: not known, because only the note was removed."""
+    """The dataset after its repair, or as it would be (dry run). None: unknown, because only the note was removed."""
 
     out: str
     format: str | None = None  # "episodes" | "columns"
     episodes: int | None = None
     steps: int | None = None
     shards: int | None = None
-    adopted: int = 0  # shards that no manifest listed before
-    dropped: int  # half-written files, uploads and shards that are not part of it: the lists below together
+    adopted: int = 0  # shards that were in no manifest before
+    dropped: int  # incomplete files, uploads, and shards and files outside the dataset: the total of the lists below
     changed: bool  # False: nothing was wrong
-    complete: bool | None = None  # whether all that was once asked for is in it
-    resumable: bool | None = None  # whether --resume continues from here
-    broken: tuple[dict[str, str], ...] = ()  # shards left out: path, why
-    removed: tuple[str, ...]  # half-written files and uploads, which are unreadable
-    set_aside: tuple[str, ...] = ()  # files moved to quarantine/, by their paths before
-    based_on: str | None = None  # the origin of format, spaces and all that shards do not record: "note", "manifest", "shards"
-    dry_run: bool  # nothing was written
+    complete: bool | None = None  # whether it holds everything that was requested
+    resumable: bool | None = None  # whether --resume can continue
+    broken: tuple[dict[str, str], ...] = ()  # dropped shards: path, why
+    removed: tuple[str, ...]  # incomplete files and uploads, which are unreadable
+    set_aside: tuple[str, ...] = ()  # files moved to quarantine/, by their previous paths
+    based_on: str | None = None  # origin of format, spaces and other facts that shards lack: "note", "manifest", "shards"
+    dry_run: bool  # whether nothing was written
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
+        """Plain values, with the keys of `--json`."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
@@ -109,19 +108,19 @@ def repair(
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> RepairResult:
-    """Make dataset folder `out` a dataset again, whatever a writer left there, or damage did.
+    """Repair the dataset folder `out` after an interrupted write or damage.
 
-    Broken shards raise, by name, without `drop_broken`. `force_unlock` removes the note of a writer, and does nothing else.
+    Without `drop_broken`, broken shards raise, by name. `force_unlock` only removes the note of a writer.
 
-    Raises StorageNotFound, NoData where nothing is to be repaired, Locked while a writer is at work, BadData for broken shards,
-    BadConfig where the spaces are unknown, UsageError where shards of several writes are there and nothing says which are the
-    dataset, or beside `force_unlock`, StorageError.
+    Raises StorageNotFound, NoData if there is nothing to repair, Locked if a writer is active, BadData for broken shards,
+    BadConfig for unknown spaces, UsageError if shards of several writes exist and nothing tells which belong to the dataset,
+    or for other options with `force_unlock`, StorageError.
     """
     asked_env, folder, began = AskedEnvironment.of(dict(locals())), open_location(out, storage_options), time.monotonic()
     if force_unlock:
         if drop_broken or asked_env is not None:
-            fix = "take the note away first, then repair"
-            raise UsageError("--force-unlock does nothing else", where="--drop-broken or --env", fix=fix)
+            fix = "run --force-unlock alone first, then repair"
+            raise UsageError("--force-unlock excludes --drop-broken and --env", where="--drop-broken or --env", fix=fix)
         if not folder.exists():
             raise folder.missing()
         removed = (folder.join(WRITING).url,) if unlock(folder, remove=True, dry_run=dry_run) else ()
@@ -134,38 +133,38 @@ def repair(
     result = plan.result(manifest, dry_run=dry_run, seconds=time.monotonic() - began)
     if plan.broken and not (drop_broken and plan.sound):
         named = "; ".join(f"{place.name}: {why}" for place, why in plan.broken[:3]) + "; ..." * (len(plan.broken) > 3)
-        what, fix = f"no shard is whole, and nothing would be left: {named}", RESTORE
+        what, fix = f"all shards are broken: {named}", RESTORE
         if plan.sound:
             what = f"{len(plan.broken):,} of {len(plan.broken) + len(plan.sound):,} shards are broken: {named}"
-            fix = f"{RESTORE}; or leave them out with --drop-broken, which moves them to quarantine/"
+            fix = f"{RESTORE}; or move them to quarantine/ with --drop-broken"
         raise BadData(what, where=folder.url, fix=fix, result={**result.as_dict(), "changed": False})
     if result.changed and not dry_run:
         plan.carry_out(manifest)
     elif not dry_run:
-        keep_names(folder)  # who made it right may have been killed before that
+        keep_names(folder)  # a killed repair may not have synced it
     return result
 
 
-# ---- what is in the folder ----
+# ---- folder contents ----
 
 
 class _Repair:
-    """One repair: what is in the folder, which shards are the dataset, what is wrong with them, and what is to be done."""
+    """One repair: lists the folder, chooses and checks the dataset's shards, and carries out the changes."""
 
     def __init__(self, folder: Location, command: str) -> None:
-        """List the folder. Raises Locked where its writer is at work, NoData where nothing of ours is there, StorageError."""
+        """List the folder. Raises Locked if its writer is active, NoData if it holds nothing of ours, StorageError."""
         self.folder, self.command, data = folder, command, folder.join(DATA)
         self.note_bytes, self.manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
-        self.note = WritingNote.if_any(self.note_bytes, where=folder.join(WRITING).url)  # None also: it cannot be read
+        self.note = WritingNote.if_any(self.note_bytes, where=folder.join(WRITING).url)  # None also if unreadable
         if self.note is not None:
             try:
                 refuse_if_at_work(self.note, folder.join(WRITING))
             except Locked as error:
                 error.fix = (
-                    "wait for it, or end it, and repair then; of one on another machine that has ended, --force-unlock first"
+                    "wait for it, or stop it, then repair; if it ran on another machine and has ended, use --force-unlock first"
                 )
                 raise
-        self.manifest: Manifest | None = None  # None also where it cannot be read
+        self.manifest: Manifest | None = None  # None also if unreadable
         with suppress(BadData):
             if self.manifest_bytes:
                 self.manifest = Manifest.from_bytes(self.manifest_bytes, where=folder.join(MANIFEST).url)
@@ -175,29 +174,29 @@ class _Repair:
         if is_other or (self.note_bytes is None and self.manifest_bytes is None and not self.shards):
             if not folder.exists():
                 raise folder.missing()
-            fix = "name the folder of a dataset, the one with manifest.json or _writing.json in it; batches are written again"
-            raise NoData("no dataset is here, nor anything left of one", where=folder.url, fix=fix)
-        self.others = [  # in data/, that readers of it would include
+            fix = "name a dataset folder (with manifest.json or _writing.json); write train batches again instead"
+            raise NoData("the folder holds no dataset, and no remains of one", where=folder.url, fix=fix)
+        self.others = [  # foreign files in data/ that readers would include
             file
             for file in data_files(folder)
             if numbered(file, folder) is None
             and not any(part.startswith((".", "_")) for part in file.path[len(data.path) :].split("/"))
         ]
         self.half_written, self.uploads = [*filter(is_own_part, folder.children())], open_uploads(data)
-        # by `choose`:
+        # set by `choose`:
         self.places: list[Location] = []  # the shards of the dataset, in reading order
         self.facts: Mapping[str, Any] = {}  # FACTS by name
-        self.based_on = ""  # who says them: "note" | "manifest" | "shards"
-        self.resumes: WritingNote | None = None  # what --resume would continue from, if all of its shards are whole
-        # by `read`:
-        self.broken: list[tuple[Location, str]] = []  # shards that cannot be part of it, and why
+        self.based_on = ""  # origin of the facts: "note" | "manifest" | "shards"
+        self.resumes: WritingNote | None = None  # the note for --resume, if all its shards are sound
+        # set by `read`:
+        self.broken: list[tuple[Location, str]] = []  # broken shards, and why
         self.sound: list[Adopted] = []
         self.statistics = EpisodeStatistics()
 
     def choose(self, env: AskedEnvironment | None) -> None:
-        """Find the shards of the dataset, and what is known of it.
+        """Find the shards of the dataset, and its facts.
 
-        Raises NoData where no shard is there, UsageError where nothing says which are the dataset, and as `_facts_of_shards`.
+        Raises NoData if there is no shard, UsageError if nothing tells which belong to the dataset, and as `_facts_of_shards`.
         """
         note = self.note
         if self.manifest is not None:
@@ -213,34 +212,34 @@ class _Repair:
             self.places = self._written_by(next(iter(self.shards)))
             self.based_on, self.facts = "shards", _facts_of_shards(self.places, self.folder, env)
         elif self.shards:
-            what = f"shards of {len(self.shards)} writes are here, and nothing readable tells which of them is the dataset"
+            what = f"the folder has shards of {len(self.shards)} writes, and nothing readable tells which belong to the dataset"
             fix = f"move all but one out of data/: shard-{', shard-'.join(sorted(self.shards))}"
             raise UsageError(what, where=self.folder.url, fix=fix)
         else:
-            what = "no complete shard is here, and no readable manifest: there is nothing to repair"
-            fix = "run the command that was writing here, with --resume or --overwrite"
+            what = "nothing to repair: there is no complete shard and no readable manifest"
+            fix = "run the command that was writing here with --resume or --overwrite"
             raise NoData(what, where=self.folder.url, fix=fix)
 
     def _written_by(self, generation: str) -> list[Location]:
-        """The shards of one write, by number, those missing between them included."""
+        """The shards of one write, by number, including missing ones between them."""
         files = self.shards.get(generation, {})
         numbers = range(max(files, default=-1) + 1)
         return [files.get(number) or self.folder.join(shard_name(generation, number)) for number in numbers]
 
     def read(self, on_progress: OnProgress) -> None:
-        """Read each shard to its last episode: broken are those that cannot be read, are not the manifest's, or repeat one."""
+        """Read every shard completely; broken ones are unreadable, contradict the manifest, or repeat an episode."""
         rows, ids = row_format(*(self.facts[name] for name in FACTS[:3])), set[str]()
         for number, place in enumerate(self.places):
             check()
             try:
                 adopted = adopt(place, rows, statistics := EpisodeStatistics(), lambda _: None)
-                said, have = self.listed.get(_path(place)), adopted.shard
-                if said is not None and (said.bytes, said.sha256) != (have.bytes, have.sha256):
-                    what = f"its sha256 is {have.sha256[:12]}..., the manifest says {said.sha256[:12]}..."
+                listed, have = self.listed.get(_path(place)), adopted.shard
+                if listed is not None and (listed.bytes, listed.sha256) != (have.bytes, have.sha256):
+                    what = f"its sha256 is {have.sha256[:12]}..., but the manifest says {listed.sha256[:12]}..."
                     raise BadData(what, where=place.url, fix="")
                 twice = {name for name, times in Counter(adopted.ids).items() if times > 1}
                 if again := twice | ids.intersection(adopted.ids):
-                    raise BadData(f"episode {min(again)!r} is in it more than once, or was before", where=place.url, fix="")
+                    raise BadData(f"episode {min(again)!r} is a duplicate", where=place.url, fix="")
             except StorageNotFound:
                 self.broken.append((place, "it is missing"))
             except BadData as error:
@@ -251,35 +250,35 @@ class _Repair:
                 ids.update(adopted.ids)
             on_progress(Progress("reading shards", number + 1, len(self.places), "shards"))
 
-    # ---- what is to be done ----
+    # ---- planned changes ----
 
     @property
     def kept(self) -> Manifest | None:
-        """The manifest that is right as it is."""
+        """The existing manifest if it is correct, else None."""
         is_right = not self.broken and [adopted.shard.path for adopted in self.sound] == list(self.listed)
         return self.manifest if is_right else None
 
     @property
     def _resumable(self) -> bool:
-        """Whether `--resume` of the command that began it would continue."""
+        """Whether `--resume` of the writing command can continue."""
         if self.kept is not None:
             return not self.kept.complete and UNFINISHED_WRITING in self.kept.provenance
         return self.resumes is not None and not self.broken
 
     @property
     def _adopted(self) -> int:
-        """How many shards no manifest listed before."""
+        """The number of shards that were in no manifest before."""
         return sum(one.shard.path not in self.listed for one in self.sound)
 
     @property
     def _aside(self) -> list[Location]:
-        """Files in `data/` that go to quarantine."""
+        """Files in `data/` to move to quarantine."""
         sound = {adopted.shard.path for adopted in self.sound}
         files = [*(file for files in self.shards.values() for file in files.values()), *self.others]
         return sorted((file for file in files if _path(file) not in sound), key=lambda file: file.path)
 
     def new_manifest(self) -> Manifest:
-        """Of the sound shards."""
+        """The manifest of the sound shards."""
         facts, left_out = dict(self.facts), len(self.broken)
         assumptions = {**facts.pop("assumptions"), **({"broken-shard-left-out": left_out} if left_out else {})}
         provenance = {name: value for name, value in facts.pop("provenance").items() if name != UNFINISHED_WRITING}
@@ -292,17 +291,17 @@ class _Repair:
         lost = facts.pop("episodes_lost")
         return Manifest(
             **facts,
-            complete=False,  # of what was asked for, shards say nothing
+            complete=False,  # shards do not tell what was requested
             counts=self.statistics.counts(assumptions),
             shards=tuple(adopted.shard for adopted in self.sound),
             statistics=self.statistics.as_json(),
             assumptions=assumptions,
             provenance=with_defaults(provenance, started=now()),
-            episodes_lost=None if left_out else lost,  # the ones in a shard that is gone are unknown
+            episodes_lost=None if left_out else lost,  # the number of episodes in a dropped shard is unknown
         )
 
     def result(self, manifest: Manifest, *, dry_run: bool, seconds: float) -> RepairResult:
-        """The report to the caller."""
+        """The result of the repair."""
         aside, removed = self._aside, (*(file.url for file in self.half_written), *map(str, self.uploads))
         gone = {place.path for place, _ in self.broken} - {place.path for place in aside}
         return RepairResult(
@@ -325,7 +324,7 @@ class _Repair:
         )
 
     def carry_out(self, manifest: Manifest) -> None:
-        """Write `manifest` where it is new, and tidy up. Raises Locked where another process was faster, StorageError."""
+        """Write `manifest` if it is new, and clean up. Raises Locked if another process was faster, StorageError."""
         folder, note = self.folder, self.note
         lock, data, quarantine = WritingLock(folder), folder.join(DATA), folder.join(QUARANTINE)
         kept = ("", {}, 0) if note is None else (note.generation, note.options, note.first_quarantine)
@@ -336,8 +335,8 @@ class _Repair:
             for upload in self.uploads:
                 upload.abort()
             if manifest is not self.manifest:
-                keep_names(data, quarantine)  # whose writer may have been killed before that
-                with lock.guard():  # shards may have taken long
+                keep_names(data, quarantine)  # a killed writer may not have synced them
+                with lock.guard():  # reading the shards may have taken long
                     if self.manifest_bytes is not None:
                         quarantine.make_folder()
                         write_whole(free_place(folder, MANIFEST), self.manifest_bytes, folder=folder)
@@ -350,7 +349,7 @@ class _Repair:
             lock.release()
         finally:
             if lock.held and self.note_bytes is not None:
-                lock.leave()  # it describes the dataset as the one that it replaced
+                lock.leave()  # the note describes the dataset like the one it replaced
             elif lock.held:
                 lock.release()
 
@@ -359,31 +358,31 @@ def _path(shard: Location) -> str:
     return f"{DATA}/{shard.name}"
 
 
-# ---- what shards do not record ----
+# ---- facts that shards do not record ----
 
 
 def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
-    """From the options that `DatasetWriter` keeps in its note. Raises BadData where they cannot be read."""
-    told, where = note.options, folder.join(WRITING).url
+    """Facts from the options that `DatasetWriter` keeps in its note. Raises BadData if they are unreadable."""
+    options, where = note.options, folder.join(WRITING).url
     try:
         return {
             **DEFAULTS,
-            **{name: told[name] for name in ("action_scale", "compression") if name in told},
-            "format": told["format"],
-            **{name: told[name] and space_from_json(told[name], where=where) for name in FACTS[1:3]},
-            "environment": told.get("environment") and EnvironmentRecord.from_json(told["environment"]),
-            "meanings": Meanings.of(told.get("meanings", {}), where),
+            **{name: options[name] for name in ("action_scale", "compression") if name in options},
+            "format": options["format"],
+            **{name: options[name] and space_from_json(options[name], where=where) for name in FACTS[1:3]},
+            "environment": options.get("environment") and EnvironmentRecord.from_json(options["environment"]),
+            "meanings": Meanings.of(options.get("meanings", {}), where),
             "provenance": {"commands": [note.command], "started": note.started},
         }
     except (KeyError, TypeError, ValueError, BadConfig) as error:
-        fix = f"--overwrite, with its command: {note.command}"
-        raise BadData("the note of the writer has no readable format or spaces", where=where, fix=fix) from error
+        fix = f"run its command with --overwrite: {note.command}"
+        raise BadData("the writer's note has no readable format or spaces", where=where, fix=fix) from error
 
 
 def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedEnvironment | None) -> dict[str, Any]:
-    """Format by the columns, spaces as `convert` would have them of the same files, or those of the environment `asked`.
+    """Facts from the shards: format by their columns, spaces as in `convert`, or those of the environment `asked`.
 
-    Raises BadData where none can be read.
+    Raises BadData if no shard is readable.
     """
     packed: bool | None = None
     for place in places:
@@ -395,7 +394,7 @@ def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedE
     env = None if asked is None else asked.among([(folder.url, None)])
     source = (RllibEpisodesSource if packed else RllibColumnsSource)([place for place in places if place.exists()], folder.url)
     try:
-        with read_episodes(opened=[source], on_error="skip", env=env) as stream:  # only its spaces are needed
+        with read_episodes(opened=[source], on_error="skip", env=env) as stream:  # only its spaces are used
             named = ("observation_space", "action_space", "spaces_inferred", "action_scale")
             known = {name: getattr(stream, name) for name in named}
     except NoData as err:

@@ -1,9 +1,9 @@
-"""Converts any source to a dataset of ours, or to a file of another format, and reports every assumption it had to make.
+"""Convert any source to our dataset format or a foreign format, and report every assumption.
 
-The output does not depend on `workers`: files are read ahead by threads, much JSON by processes, and episodes are written in
-the order in which they become whole. An existing output is not touched without `overwrite` or `resume`. An error before the
-first shard is complete leaves nothing behind; later, complete shards stay for `resume`, which reads the sources again and
-writes the episodes that are not in those shards.
+The output does not depend on `workers`: threads read files ahead, processes parse large JSON, and episodes are written in the
+order in which they are completed. An existing output is not changed without `overwrite` or `resume`. An error before the first
+complete shard leaves nothing behind; later, complete shards stay for `resume`, which reads the sources again and writes the
+missing episodes.
 """
 
 from __future__ import annotations
@@ -60,38 +60,38 @@ from offline_cli.storage.locations import Location, Sources, expand, open_locati
 from offline_cli.trees import flatten
 
 SHOWN_STEPS = 3
-SHOWN_NUMBERS = 8  # of one value
+SHOWN_NUMBERS = 8  # of a value
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertResult:
-    """What a conversion read and wrote."""
+    """The result of a conversion."""
 
     out: str
     format: str  # "episodes" | "columns", or the name of another sink
-    episodes: int  # in `out`, like steps and shards: with `append`, those that were there too
-    episodes_appended: int | None  # with `append`: the new ones among them
+    episodes: int  # in `out`, like steps and shards; with `append` including existing ones
+    episodes_appended: int | None  # with `append`: the new episodes
     steps: int
-    shards: int  # files, as far as the sink reports them
-    rows_in: int  # rows of tables, lines of JSON
+    shards: int  # files, if the sink reports them
+    rows_in: int  # table rows, JSON lines
     duplicates_dropped: int
     fragments_stitched: int
-    rows_quarantined: int  # rows skipped, or set aside: those that could not be read, and the others of their episodes
-    episodes_lost: int | None  # of the sources, and not written, but for duplicates and `limit`; None: unknown for a source
-    rejected: tuple[Mapping[str, str], ...]  # the first 10 problems among them: where, code, what
-    rejected_in_all: int  # problems, each of which cost a row or more
+    rows_quarantined: int  # rows skipped or quarantined: unreadable ones, and the other rows of their episodes
+    episodes_lost: int | None  # source episodes not written, except duplicates and beyond `limit`; None: unknown for a source
+    rejected: tuple[Mapping[str, str], ...]  # the first 10 problems: where, code, what
+    rejected_in_all: int  # number of problems, each of which rejected one or more rows
     assumptions: Mapping[str, int]  # by kind
-    dropped_columns: tuple[str, ...]  # columns left out, by name
-    dropped_reasons: Mapping[str, str]  # by the same names
+    dropped_columns: tuple[str, ...]  # names
+    dropped_reasons: Mapping[str, str]  # by name
     action_scale: str
     spaces_inferred: bool
-    on_error: str  # the treatment of rows that could not be read: "fail" | "skip" | "quarantine"
-    dry_run: bool  # nothing was written
-    preview: Mapping[str, Any] | None  # of a dry run: both spaces in words, mappings of tables, the first episode
+    on_error: str  # treatment of unreadable rows: "fail" | "skip" | "quarantine"
+    dry_run: bool  # whether nothing was written
+    preview: Mapping[str, Any] | None  # of a dry run: both spaces as text, mappings of tables, the first episode
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
+        """Plain values, with the keys of `--json`."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         return {
             **plain,
@@ -138,11 +138,10 @@ def convert(
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    With `limit`, no other episode is counted (docs/assumptions.md). With `dry_run`, what would
-    raise raises, and `preview` of the result shows what would be written. `command`: for provenance.
+    With `limit`, further episodes are not counted (docs/assumptions.md). `dry_run` writes nothing, raises the same errors, and
+    sets `preview` of the result. `command`: for provenance.
 
-    Raises OutputExists, UsageError, whatever `read_episodes` raises, and Interrupted, which reports what was kept and how
-    to resume.
+    Raises OutputExists, UsageError, as `read_episodes` does, and Interrupted, which reports what was kept and how to resume.
     """
     options = dict(locals())
     started = time.monotonic()
@@ -152,7 +151,7 @@ def convert(
     sink, limit = sink_named(options["to"] or "episodes"), options["limit"]
     if options["from_"] != AUTO:
         reader_named(options["from_"])
-    said_of_tables = tables.identity(storage_options)  # and an unreadable mapping is reported at once
+    said_of_tables = tables.identity(storage_options)  # also reports an unreadable mapping early
     target = open_location(out, storage_options, beside=sources)
     if options["resume"] and options["overwrite"]:
         raise exclusive(target.url, "dataset")
@@ -237,7 +236,7 @@ def convert(
 
 
 def _write(stream: EpisodeStream, writer: Sink, target: Location) -> tuple[int, int, int]:
-    """Write and commit all of `stream`; how many episodes, steps and files there are. Raises Interrupted for Ctrl-C."""
+    """Write and commit all of `stream`; return the numbers of episodes, steps and files. Raises Interrupted for Ctrl-C."""
     try:
         stream.set_aside_to(writer.quarantine)
         with writer:
@@ -250,7 +249,7 @@ def _write(stream: EpisodeStream, writer: Sink, target: Location) -> tuple[int, 
 
 
 def write_episodes(writer: Sink, batch: EpisodeBatch, chosen: NDArray[np.bool_] | None = None) -> None:
-    """Write the episodes of `batch`, or those `chosen` (E,), that are in no shard of the write that is resumed."""
+    """Write the episodes of `batch`, or those `chosen` (E,), except episodes in shards that `resume` found."""
     left = np.ones(len(batch), np.bool_) if chosen is None else chosen
     if not writer.ids_written.isdisjoint(batch.ids):
         left = left & [name not in writer.ids_written for name in batch.ids]
@@ -261,7 +260,7 @@ def write_episodes(writer: Sink, batch: EpisodeBatch, chosen: NDArray[np.bool_] 
 
 
 def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
-    """What was assumed and left out, by kind, once all of `stream` is read; a writer may still add to its tally."""
+    """Assumptions by kind after `stream` is exhausted; later additions of a writer to the tally show up too."""
     before, counts = stream.tally.assumptions, Counter[str]()
     for kind, count in (
         ("duplicate-episode", stream.tally.duplicates_dropped),
@@ -273,22 +272,22 @@ def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
 
 
 def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
-    """The error of a command that was interrupted while it wrote: what was kept, and how to resume."""
-    what, fix = "interrupted; the shards that were complete are kept", "run the same command again with --resume"
+    """The error of a command that was interrupted while writing: what was kept, and how to resume."""
+    what, fix = "interrupted; complete shards are kept", "run the same command again with --resume"
     if not is_ours:
-        what, fix = "interrupted; what was written is incomplete", "remove it, and run the command again"
+        what, fix = "interrupted; the output is incomplete", "remove it, and run the command again"
     elif not target.join(WRITING).exists():
-        what, fix = "interrupted before a shard was complete; nothing was kept", "run the command again"
+        what, fix = "interrupted before the first complete shard; nothing was kept", "run the command again"
     return Interrupted(what, where=target.url, fix=fix)
 
 
 def listed(places: Sequence[Location]) -> list[Any]:
-    """The sources, with the sizes of their files where these are on this machine: what `resume` compares."""
+    """The sources, with the sizes of local files, for `resume` to compare."""
     return [[place.url, [[file.url, file.size()] for file in place.files()] if place.is_local else []] for place in places]
 
 
 def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Sequence[str]) -> dict[str, Any]:
-    """The commands that made the sources, where they are datasets of ours, and then this one; the mappings of tables."""
+    """Provenance: sources and their formats, mappings of tables, the commands that made our source datasets, and this one."""
     known = {
         "sources": [place.url for place in places],
         "source_formats": stream.formats,
@@ -299,29 +298,29 @@ def provenance_of(places: Sequence[Location], stream: EpisodeStream, command: Se
     return {name: value for name, value in known.items() if value}
 
 
-# ---- adding to a dataset ----
+# ---- appending to a dataset ----
 
 
 def _base_of(target: Location, options: Mapping[str, Any]) -> Base | None:
-    """The dataset at `target`, if `append` is asked for.
+    """The dataset at `target` with `append`, otherwise None.
 
-    Raises UsageError for options that exclude it, and as `dataset_to_append_to` does.
+    Raises UsageError for incompatible options, and as `dataset_to_append_to` does.
     """
     if not options["append"]:
         return None
     if options["to"] not in (None, *OURS):
-        fix = "leave out --append, or --to"
-        raise UsageError("--append adds to datasets of ours alone", where=f"--to {options['to']}", fix=fix)
+        fix = "remove --append, or --to"
+        raise UsageError("--append works only for our own dataset formats", where=f"--to {options['to']}", fix=fix)
     if options["overwrite"]:
-        fix = "--append to add to the dataset, or --overwrite to replace it"
+        fix = "use --append to add to the dataset, or --overwrite to replace it"
         raise UsageError("--append and --overwrite are mutually exclusive", where=target.url, fix=fix)
     return dataset_to_append_to(target, resume=options["resume"], force_unlock=options["force_unlock"])
 
 
 def _added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo:
-    """The dataset at `target` as reading needs it. Raises BadData, StorageError.
+    """The dataset at `target` in the form that reading needs. Raises BadData, StorageError.
 
-    `drop_reset_rows`: it may have been written without the resets that its sources have.
+    `drop_reset_rows`: the dataset may have been written without resets that its sources contain.
     """
     manifest = base.manifest
     dataset = Dataset(target, manifest, base.shards)
@@ -344,7 +343,7 @@ def _added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo
 
 
 def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> EnvironmentRecord | None:
-    """That of all episodes; with `env`, those that were there keep theirs: it says where the new ones are from."""
+    """The environment of all episodes. With `append`, `env` describes the new ones: None if it differs from the dataset's."""
     said = EnvironmentRecord.of(stream.environment)
     if base is None or env is None:
         return said
@@ -352,11 +351,11 @@ def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> E
     return known if known is not None and said is not None and known.id == said.id else None
 
 
-# ---- what a dry run shows ----
+# ---- preview of a dry run ----
 
 
 def _preview(stream: EpisodeStream, sink: Sink) -> tuple[tuple[int, int], dict[str, Any]]:
-    """Read all of `stream`: how many episodes and steps there are, and `ConvertResult.preview`. Raises as writing would."""
+    """Read all of `stream`; return the numbers of episodes and steps, and the preview. Raises as writing would."""
     first: dict[str, Any] = {}
     episodes = steps = 0
     for batch in stream:

@@ -1,13 +1,12 @@
-"""Whether data fits spaces: those it declares, those of an environment, and those of a policy that is to play in one.
+"""Match data with spaces: declared ones, those of an environment, and those of a policy.
 
-* `declared`: which spaces data has. The order is: what the source declares, then `env`, then inference from all the data.
-  Sources that declare different spaces are an error, unless `env` decides; a space that a manifest calls inferred gives way to
-  that of the environment. Leaves then get the spaces' dtypes (`episodes/episode_spaces.py`), so that no later stage sees int32
-  actions in an int64 space.
-* `check_fits`, `Extremes`: whether data fits the spaces that are said to be its own, and which spaces it fits.
+* `declared`: the spaces of data, by precedence: the source's declaration, then `env`, then inference from all the data. Sources
+  that declare different spaces are an error, unless `env` is given; an environment's space replaces one that a manifest marks
+  as inferred. Leaves then get the spaces' dtypes (`episodes/fit.py`), so no later stage sees int32 actions in an int64 space.
+* `check_fits`, `Extremes`: check data against its spaces, and infer spaces from data.
 * `misfits`: whether a policy learned from data can play in an environment. Bounds are not compared.
-* `ExtraOutputs`: which extra model outputs of several sources are kept, before structures are compared: outputs that an
-  algorithm does not use must not decide whether sources can be combined for training.
+* `ExtraOutputs`: which extra model outputs of several sources are kept. It is applied before structures are compared: outputs
+  that an algorithm does not use must not prevent combining sources for training.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_s
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
-NUMBERS = "iuf"  # kinds of dtypes that have a common one
-TWO_DATASETS = "convert the two kinds of recording into two datasets"
-OTHER_EXTRAS = f"convert or merge them with --extras common, which keeps what both have; or {TWO_DATASETS}"
-MOST_CHOICES: Final = 1 << 16  # different actions that are counted
-FEWEST_ACTIONS: Final = 64  # that a space has before those that never occur are worth a word
-SANE_ACTIONS: Final = 1 << 31  # that a space may have where it follows from the data
+NUMBERS = "iuf"  # dtype kinds with a common dtype
+TWO_DATASETS = "convert the two kinds of recordings into separate datasets"
+OTHER_EXTRAS = f"convert or merge them with --extras common, which keeps the shared outputs; or {TWO_DATASETS}"
+MOST_CHOICES: Final = 1 << 16  # maximum number of distinct values that are tracked
+FEWEST_ACTIONS: Final = 64  # smaller spaces are not reported for unused values
+SANE_ACTIONS: Final = 1 << 31  # maximum size of an inferred action space
 
 _log = logging.getLogger(__name__)
 
@@ -47,10 +46,10 @@ _log = logging.getLogger(__name__)
 
 
 def misfits(data: Space, environment: Space, *, inferred: bool, what: str) -> list[str]:
-    """Why a policy for `data` cannot play in `environment`, as text; empty where it can.
+    """Why a policy for `data` cannot play in `environment`, as text; empty if it can.
 
-    Bounds may differ (recorders store them in many ways), structure, shapes, kinds and numbers of choices may not. An inferred
-    space knows only the choices that were seen, so the environment may have more.
+    Bounds may differ (recorders store them in various ways); structure, shapes, types and numbers of choices must match. An
+    inferred space contains only observed choices, so the environment may have more.
     """
     ours, theirs = leaf_spaces(data, what), leaf_spaces(environment, what)
     if list(ours) != list(theirs):
@@ -71,7 +70,7 @@ def _fits(data: Space, environment: Space, inferred: bool) -> bool:
         return data.shape == environment.shape and bool(np.all(data.nvec <= environment.start + environment.nvec))
     counted = isinstance(environment, spaces.Box) and isinstance(data, spaces.Discrete | spaces.MultiDiscrete)
     if inferred and (counted or isinstance(environment, spaces.MultiBinary)):
-        return data.shape == environment.shape  # zeros and ones, or whole numbers, were read as choices
+        return data.shape == environment.shape  # integers were inferred as Discrete
     if isinstance(data, spaces.Discrete) and isinstance(environment, spaces.Discrete):
         return bool((data.n, data.start) == (environment.n, environment.start))
     return bool(data == environment)
@@ -82,16 +81,16 @@ def _fits(data: Space, environment: Space, inferred: bool) -> bool:
 
 @dataclass(slots=True)
 class Extremes:
-    """Smallest and largest values of each leaf over many batches, and dtypes: all that inference needs of the data."""
+    """Minimum, maximum and dtype of each leaf over many batches, for space inference."""
 
     extra_dtypes: dict[str, np.dtype[Any]] = field(default_factory=dict)  # of extra model outputs, by dotted path of the leaf
     choices: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """By obs and actions: (K,) different ones, where each is one whole number; of too many the first ones."""
+    """Distinct values (K,) of obs and actions that are single integers; no longer updated beyond MOST_CHOICES."""
     _obs: list[Tree] = field(default_factory=list)
     _actions: list[Tree] = field(default_factory=list)
 
     def see(self, batch: EpisodeBatch) -> None:
-        """Add one more batch."""
+        """Add a batch."""
         if not batch.num_steps:
             return
         for name, tree, seen in ((Columns.OBS, batch.obs, self._obs), (Columns.ACTIONS, batch.actions, self._actions)):
@@ -102,14 +101,14 @@ class Extremes:
         self.see_extra(batch)
 
     def see_extra(self, batch: EpisodeBatch) -> None:
-        """Add the dtypes of extra model outputs alone; numbers of two dtypes get one that holds both."""
+        """Add only the dtypes of extra model outputs; different numeric dtypes are widened to a common one."""
         for path, dtype in extra_dtypes(batch).items():
             known = self.extra_dtypes.get(path, dtype)
             both_numbers = known.kind in NUMBERS and dtype.kind in NUMBERS
             self.extra_dtypes[path] = np.result_type(known, dtype) if both_numbers else known
 
     def spaces(self) -> tuple[Space, Space]:
-        """Observation and action space that all batches fit: integers become Discrete, vectors of them only in actions."""
+        """Infer observation and action space: integers become Discrete, integer vectors MultiDiscrete only in actions."""
         obs, actions = (map_leaves(lambda *parts: np.concatenate(parts), *seen) for seen in (self._obs, self._actions))
         # integer vectors of observations stay Box: pixels and counters are not categories
         return infer_space(obs, discrete=True, vectors=False), infer_space(actions, discrete=True)
@@ -122,9 +121,9 @@ def _extremes(leaf: NDArray[Any]) -> NDArray[Any]:
 
 
 def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence[SourceInfo], ours: str) -> int:
-    """How many choices of a table's inferred space occur in no row, where these are three of four: ids, which a note says.
+    """The number of unused values of a table's inferred space; 0 unless at least three of four are unused, as in ids.
 
-    `choices`: (K,) that occur; `ours`: obs or actions. Raises BadMapping for more actions than a policy can have outputs.
+    `choices`: (K,) values that occur; `ours`: obs or actions. Raises BadMapping for more actions than a policy can output.
     """
     said, where = next(((source.columns, source.location) for source in sources if source.columns is not None), (None, ""))
     if said is None or choices is None or not isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
@@ -132,8 +131,8 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
     count = int(space.n if isinstance(space, spaces.Discrete) else space.nvec.max())
     if count < FEWEST_ACTIONS or 4 * len(choices) > count:
         return 0
-    what = f"column {said.get(ours, ours)}: {len(choices):,} values occur of the {count:,} from 0 to {count - 1}"
-    fix = "number them in the mapping ([categories]), or say their space ([spaces])"
+    what = f"column {said.get(ours, ours)}: only {len(choices):,} of the {count:,} values from 0 to {count - 1} occur"
+    fix = "number them in the mapping ([categories]), or declare their space ([spaces])"
     if count > SANE_ACTIONS and ours == Columns.ACTIONS:
         raise BadMapping(what, where=where, fix=fix)
     _log.warning("note: %s; if they are ids, %s", what, fix)
@@ -144,14 +143,14 @@ def unused_choices(space: Space, choices: NDArray[Any] | None, sources: Sequence
 
 
 def check_same_shapes(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    """Raise BadEpisode, naming the first episode of each, where no dataset can have both; dtypes of numbers may differ."""
+    """Raise BadEpisode, naming both first episodes, if no dataset can hold both; numeric dtypes may differ."""
     if found := difference(shapes(first), shapes(other)):
         raise _two_kinds(found, first, other, TWO_DATASETS)
     check_same_extra(first, other)
 
 
 def check_same_extra(first: EpisodeBatch, other: EpisodeBatch) -> None:
-    """Raise BadEpisode where the extra model outputs are others, or no dtype holds both."""
+    """Raise BadEpisode if extra model outputs differ in names or shapes, or have no common dtype."""
     if found := difference(extra_kinds(first), extra_kinds(other)):
         raise _two_kinds(found, first, other, OTHER_EXTRAS)
 
@@ -162,31 +161,31 @@ def _two_kinds(what: str, first: EpisodeBatch, other: EpisodeBatch, fix: str) ->
 
 
 def difference(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """The first path at which two structures differ, as text; empty where they do not."""
+    """Describe the first difference between two structures; empty if there is none."""
     path = next((path for path in {**mine, **theirs} if mine.get(path) != theirs.get(path)), None)
-    return "" if path is None else f"{path} is {mine.get(path, 'missing')}, and {theirs.get(path, 'missing')}"
+    return "" if path is None else f"{path} is {mine.get(path, 'missing')} and {theirs.get(path, 'missing')}"
 
 
 def shapes(batch: EpisodeBatch) -> dict[str, str]:
-    """Of observations and actions, as text, by path."""
+    """Shapes of observations and actions, as text, by path."""
     trees = ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions))
     return {path: f"of shape {leaf.shape[1:]}" for name, tree in trees for path, leaf in flatten(tree, name)}
 
 
 def extra_kinds(batch: EpisodeBatch) -> dict[str, str]:
-    """What dtypes and shapes of extra model outputs can be in one column, as text, by path."""
+    """Kinds and shapes of extra model outputs, as text, by path; equal text means that they can share a column."""
     leaves = [(path, leaf) for name, tree in batch.extra.items() for path, leaf in flatten(tree, f"extra {name}")]
     kinds = {path: "number" if leaf.dtype.kind in NUMBERS else str(leaf.dtype) for path, leaf in leaves}
     return {path: f"{kinds[path]} of shape {leaf.shape[1:]}" for path, leaf in leaves}
 
 
 def extra_dtypes(batch: EpisodeBatch) -> dict[str, np.dtype[Any]]:
-    """Of the extra model outputs, by dotted path of the leaf."""
+    """Dtypes of the extra model outputs, by dotted leaf path."""
     return {path: leaf.dtype for name, tree in batch.extra.items() for path, leaf in flatten(tree, name)}
 
 
 def in_words(tree: Tree) -> str:
-    """Structure, dtypes and shapes of one step."""
+    """Describe structure, dtypes and shapes of one step."""
     if isinstance(tree, Mapping):
         return "{" + ", ".join(f"{key}: {in_words(part)}" for key, part in tree.items()) + "}"
     if isinstance(tree, tuple):
@@ -194,13 +193,13 @@ def in_words(tree: Tree) -> str:
     return f"{tree.dtype} of shape {tree.shape[1:]}"
 
 
-# ---- data in its spaces ----
+# ---- converting data to its spaces ----
 
 
 def as_space(tree: Tree, space: Space) -> Tree:
-    """`tree` in the structure of `space`, and its leaves of one number a step in its shape.
+    """Convert `tree` to the structure of `space`; leaves with one number per step get the shape () or (1,) of their space.
 
-    Dicts become tuples where the space says Tuple: tables name a tuple's parts '0', '1', ...
+    Dicts become tuples where the space is a Tuple: tables name a tuple's parts '0', '1', ...
     """
     if isinstance(space, spaces.Dict) and isinstance(tree, dict) and tree.keys() == space.spaces.keys():
         return {key: as_space(tree[key], part) for key, part in space.spaces.items()}
@@ -222,28 +221,28 @@ def check_fits(
     where: Callable[[int | None], str],
     meanings: Meanings = NO_MEANINGS,
 ) -> None:
-    """Raise SpaceMismatch, with both shapes, unless `tree` (leaves (N, *shape)) has the structure and values of `space`.
+    """Raise SpaceMismatch, with both forms, unless `tree` (leaves (N, *shape)) fits `space`.
 
-    Values of a Box may lie outside of it (recorders store raw module outputs); a category that does not exist is a mismatch.
-    `where` gets the row of the value that does not fit, or None where all rows are alike; `meanings`: names for messages.
+    Box values may exceed the bounds (recorders store raw module outputs); a nonexistent category is a mismatch. `where` gets
+    the row of the misfit, or None if it applies to all rows; `meanings`: names for messages.
     """
     problems = list(_problems(tree, space, name, meanings))
     if problems:
         what, row = problems[0]
-        other = "or correct what it says" if not said_by.startswith("--env ") else "or leave --env out to infer spaces"
+        other = "or correct its declaration" if not said_by.startswith("--env ") else "or remove --env to infer spaces"
         raise SpaceMismatch(
-            f"{what}; {said_by} says {describe(space)}, the data is {in_words(tree)}",
+            f"{what}; {said_by} declares {describe(space)}, the data is {in_words(tree)}",
             where=where(row),
-            fix=f"name the environment that was recorded with --env, {other}",
+            fix=f"name the recorded environment with --env, {other}",
             details={"problems": [what for what, _ in problems]},
         )
 
 
 def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterator[tuple[str, int | None]]:
-    """What does not fit, and the row of the first such value; None: all rows are alike."""
+    """Describe misfits, each with the row of the first bad value; None: it applies to all rows."""
     leaves, parts = dict(flatten(tree, name)), leaf_spaces(space, name)
     if leaves.keys() != parts.keys():
-        yield f"{name} has other parts", None
+        yield f"{name} has different parts", None
         return
     for path, part in parts.items():
         leaf = leaves[path]
@@ -252,27 +251,27 @@ def _problems(tree: Tree, space: Space, name: str, meanings: Meanings) -> Iterat
         elif isinstance(part, spaces.Box):
             continue
         elif leaf.dtype.kind not in "biuf":
-            yield f"{path} holds {leaf.dtype} values that are not whole numbers", None
+            yield f"{path} holds {leaf.dtype} values, not integers", None
         else:
             low, high = category_bounds(part)
             bad = (leaf < low) | (leaf > high)
             if leaf.dtype.kind == "f":
-                bad |= leaf != np.floor(leaf)  # true of NaN too
+                bad |= leaf != np.floor(leaf)  # also for NaN
             if bad.any():
                 row, *at = place = tuple(int(index) for index in np.unravel_index(int(np.argmax(bad)), bad.shape))
                 column = meanings.column(path, at, leaf.shape[1:])
                 yield f"{path} holds {leaf[place]}, which is not a category{column}", row
 
 
-# ---- what sources declare ----
+# ---- declared spaces ----
 
 
 class Declared(NamedTuple):
-    """Observation and action space, as far as they are declared."""
+    """Declared observation and action space; None: undeclared."""
 
     spaces: tuple[Space | None, Space | None]
-    said_by: tuple[str, str]  # who declares each of them
-    by_env: bool  # whether the environment declares one of them, in place of the sources
+    said_by: tuple[str, str]  # the origin of each declaration
+    by_env: bool  # whether one comes from the environment instead of the sources
 
 
 def declared(
@@ -282,9 +281,9 @@ def declared(
     env_spaces: tuple[Space, Space] | None,
     added_to: SourceInfo | None = None,
 ) -> Declared:
-    """What `sources`, their `first` episodes (None: not read), `env` and the dataset that they are `added_to` declare.
+    """The spaces declared by `sources`, their `first` episodes (None: not read), `env`, and the dataset to append to.
 
-    The space of an environment counts where nobody else declares one, or others differ. Raises SpaceMismatch.
+    The environment's space is used if there is no other declaration, or others differ. Raises SpaceMismatch.
     """
     alone = env_spaces is None and added_to is None
     certain = [one for one in sources if alone or not one.spaces_inferred]
@@ -298,18 +297,18 @@ def declared(
         if unlike is not None and env_spaces is None:
             raise two_spaces(name, known[0][1:], unlike[1:])
         if env_spaces is not None and (not known or unlike is not None or known[0][2] is env_spaces[part]):
-            known, by_env = [(f"--env {env}", "", env_spaces[part])], True  # maybe of a reader that was given them
+            known, by_env = [(f"--env {env}", "", env_spaces[part])], True  # a reader may have got them from us
         chosen.append(known[0][2] if known else None)
         said_by.append(known[0][0] if known else THE_SOURCE)
     return Declared((chosen[0], chosen[1]), (said_by[0], said_by[1]), by_env)
 
 
 def two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space | None]) -> SpaceMismatch:
-    """The error for two places that declare different spaces."""
+    """The error for two sources that declare different spaces."""
     return SpaceMismatch(
         f"two {name} spaces: {describe(one[1])} and {describe(other[1])}",
         where=f"{one[0]} and {other[0]}",
-        fix="name the environment with --env if they are one, or convert the sources into two datasets",
+        fix="name the environment with --env if it is the same, or convert the sources into separate datasets",
     )
 
 
@@ -318,15 +317,15 @@ def two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space
 
 @dataclass(slots=True, eq=False)
 class ExtraOutputs:
-    """The names that are kept; for one reading, or several of the same sources."""
+    """The names of kept extra model outputs; reusable for repeated readings of the same sources."""
 
     names: Collection[str]
-    left_out: Mapping[str, str] = field(default_factory=dict)  # by name: which source has which form of it
-    _first: tuple[str, frozenset[str]] | None = None  # the first source, and what it has of `names`
+    left_out: Mapping[str, str] = field(default_factory=dict)  # by name: its form in each source
+    _first: tuple[str, frozenset[str]] | None = None  # the first source, and the `names` it has
 
     @classmethod
     def shared(cls, sources: Sequence[Source]) -> ExtraOutputs:
-        """Those that all `sources` have in one form. Reads the first batch of each source. Raises what reading raises."""
+        """Keep outputs that all `sources` have in the same form. Reads the first batch of each. Raises as reading does."""
         forms: dict[str, dict[str, str]] = {}  # by source: structure, dtypes and shapes by name
         for source in sources:
             batch = first_batch(source)
@@ -341,25 +340,25 @@ class ExtraOutputs:
         return cls([name for name in names if name not in left_out], left_out)
 
     def of(self, batch: EpisodeBatch, location: str) -> EpisodeBatch:
-        """`batch`, from the source `location`, with the outputs that are kept. Raises BadEpisode where it lacks one."""
+        """Reduce `batch`, from the source `location`, to the kept outputs. Raises BadEpisode if it lacks one."""
         kept = {name: tree for name, tree in batch.extra.items() if name in self.names}
         first, known = self._first = self._first or (location, frozenset(kept))
         if location != first and known != kept.keys():
             name = min(known ^ kept.keys())
             has, lacks = (first, location) if name in known else (location, first)
-            what = f"the extra model output {name!r} is used, and only some of the sources have it: {has} has, {lacks} does not"
-            fix = "leave the source out, or train through pieces that do not use this output"
+            what = f"the extra model output {name!r} is used, but only some sources have it: {has} has, {lacks} does not"
+            fix = "remove the source, or train with connector pieces that do not use this output"
             raise BadEpisode(what, where=lacks, fix=fix, details={PROBLEM: "mixed-structures"})
         return batch if len(kept) == len(batch.extra) else replace(batch, extra=kept)
 
 
 Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
 CHOSEN: Final[Mapping[str, Extras]] = {"union": None, "common": ExtraOutputs.shared, "drop": lambda _: ExtraOutputs(())}
-"""What chooses the outputs to keep, by the value of `--extras`; None: all are kept, and have to be the same ones."""
+"""Functions that choose the outputs to keep, by the value of `--extras`; None: keep all, which must be equal in all sources."""
 
 
 def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatch | None:
-    """The first batch of a source; None: there is none. Raises what reading raises."""
+    """The first batch of a source, or None. Raises as reading does."""
     with closing(source), closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
         first: Fragments | None = next(fragments, None)
     return None if first is None else first.batch

@@ -1,7 +1,7 @@
-"""One episode while its fragments arrive: puts them in order, joins them, compares them; contradicting steps raise.
+"""An episode whose fragments are still arriving: orders, compares and joins them; contradicting steps raise.
 
-All functions work on whole arrays of one-episode batches. Observations at a joint appear twice, as the final one of the first
-fragment and as the first one of the next; the joined episode holds the second, because a source without next observations knows
+All functions work on whole arrays of one-episode batches. The observation at a joint appears twice, as the final one of a
+fragment and the first one of the next; the joined episode keeps the second, because sources without next observations have
 only that one.
 """
 
@@ -24,16 +24,16 @@ from offline_cli.trees import Tree, flatten, leaves, map_leaves, same_leaf
 
 @dataclass(slots=True)
 class OpenEpisode:
-    """The fragments of one id seen so far; whole once its last piece has a flag and nothing waits."""
+    """The fragments of one id so far; complete once the last piece has an end flag and no fragment is waiting."""
 
     place: str  # of the first fragment
-    location: str  # of the source that it came from
+    location: str  # of its source
     pieces: list[EpisodeBatch] = field(default_factory=list)  # one-episode batches, gapless from timestep 0
     waiting: dict[int, tuple[EpisodeBatch, str]] = field(default_factory=dict)
-    """Those with a gap before them, and their places; by first timestep."""
+    """Fragments after a gap, with their places, by first timestep."""
     length: int = 0  # steps in `pieces`
-    after_end: bool = False  # it continues an episode of its id that an end flag had ended
-    refilled: int = 0  # steps that arrived more than once, equal
+    after_end: bool = False  # it continues an episode of its id after an end flag
+    refilled: int = 0  # equal steps that arrived more than once
 
     @property
     def is_done(self) -> bool:
@@ -42,19 +42,19 @@ class OpenEpisode:
 
     @property
     def all_pieces(self) -> list[EpisodeBatch]:
-        """Those in order, then those that wait."""
+        """The pieces in order, then the waiting ones."""
         return [*self.pieces, *(piece for piece, _ in self.waiting.values())]
 
     def structure_difference(self, piece: EpisodeBatch) -> str:
-        """Why `piece` cannot be a part of this episode, as text; empty when it can. Dtypes may widen."""
+        """Why `piece` cannot belong to this episode, as text; empty if it can. Dtypes may be widened."""
         known = self.pieces[:1] or self.all_pieces[:1]
         return known[0].structure_difference(piece) if known and _shapes(known[0]) != _shapes(piece) else ""
 
     def start_of(self, piece: EpisodeBatch) -> int | None:
-        """The first timestep of a piece; where it declares none, it continues or repeats this episode: None if it does neither.
+        """The first timestep of a piece; None if it declares none and neither continues nor repeats this episode.
 
-        A piece continues where observations chain; it repeats where its steps equal those from timestep 0 on (recorders write
-        an episode again from its start). Else it continues where its row is right after the last one here.
+        Without timesteps, a piece continues the episode if observations chain; it repeats it if its steps equal those from
+        timestep 0 on (recorders rewrite an episode from its start); else it continues if its row directly follows the last one.
         """
         kind = start_kind(piece)
         if kind == StartKind.AT_T:
@@ -68,12 +68,12 @@ class OpenEpisode:
         return self.length if kind == StartKind.CONTINUES or lacks_final(self.pieces[-1]) else None
 
     def _head(self, steps: int) -> EpisodeBatch:
-        """As many of the first pieces as hold `steps` steps, so that the work does not grow with the episode."""
+        """The first pieces with at least `steps` steps, so that the cost does not grow with the episode."""
         totals = accumulate(piece.num_steps for piece in self.pieces)
         return _join(self.pieces[: next((n for n, total in enumerate(totals, 1) if total >= steps), None)])
 
     def add(self, piece: EpisodeBatch, start: int, place: str) -> bool:
-        """Take `piece`, whose first timestep is `start`; False where it contradicts a step that is already here."""
+        """Add `piece`, whose first timestep is `start`; return False if it contradicts an existing step."""
         if start > self.length:
             return self._wait(piece, start, place)
         if not self._put(piece, start):
@@ -96,8 +96,8 @@ class OpenEpisode:
         return True
 
     def _put(self, piece: EpisodeBatch, start: int) -> bool:
-        """Take a piece that leaves no gap. Its first steps may be here already: they must be equal, and only the rest is taken;
-        False where they are not.
+        """Add a piece without a gap. Steps that exist already must be equal, and only the rest is added; return False if they
+        differ.
         """
         if start < self.length or self.is_done:
             self.pieces = [self.joined()]
@@ -113,11 +113,11 @@ class OpenEpisode:
         return True
 
     def joined(self) -> EpisodeBatch:
-        """The steps in order so far as one episode."""
+        """The gapless steps so far as one episode."""
         return _join(self.pieces)
 
     def gap(self) -> BadData:
-        """The error for an episode that waits for steps between those that are here."""
+        """The error for an episode with missing steps."""
         name, after = self.all_pieces[0].ids[0], min(self.waiting)
         missing = f"timestep {self.length} is" if after == self.length + 1 else f"timesteps {self.length} to {after - 1} are"
         return broken(name, f"{missing} missing", self.waiting[after][1], GAP)
@@ -127,7 +127,7 @@ class OpenEpisode:
 
 
 def _join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
-    """One episode of gapless one-episode batches that differ in dtypes at most; it has the widest."""
+    """Join gapless one-episode batches, which may differ only in dtypes, to one episode with widened dtypes."""
     if len(pieces) == 1:
         return pieces[0]
     parts = EpisodeBatch.concat(_of_one_dtype(pieces))
@@ -136,7 +136,7 @@ def _join(pieces: Sequence[EpisodeBatch]) -> EpisodeBatch:
     kept[finals[:-1]] = False
     infos = list(parts.infos or ())
     for final in finals[:-1] if infos else ():
-        infos[final + 1] = infos[final] or infos[final + 1]  # a fragment does not know its own first info
+        infos[final + 1] = infos[final] or infos[final + 1]  # a fragment lacks its own first info
     return replace(
         parts.select(slice(0, 1)),
         starts=parts.starts[[0, -1]],
@@ -172,13 +172,13 @@ def _of_one_dtype(pieces: Sequence[EpisodeBatch]) -> Sequence[EpisodeBatch]:
 
 
 def _shapes(piece: EpisodeBatch) -> dict[str, tuple[int, ...]]:
-    """Of one step, by the path of each leaf."""
+    """Shapes of one step, by leaf path."""
     named = (("obs", piece.obs), ("actions", piece.actions), *piece.extra.items())
     return {path: leaf.shape[1:] for name, tree in named for path, leaf in flatten(tree, name)}
 
 
 def _tail(piece: EpisodeBatch, first: int) -> EpisodeBatch:
-    """The steps from row `first` on of a one-episode batch; its flags and final observation stay."""
+    """A one-episode batch without its first `first` steps."""
     return replace(
         piece,
         starts=np.array([0, piece.num_steps - first], np.int64),
@@ -191,7 +191,7 @@ def _tail(piece: EpisodeBatch, first: int) -> EpisodeBatch:
 
 
 def _agree(left: EpisodeBatch, right: EpisodeBatch) -> bool:
-    """Whether two one-episode batches have equal steps as far as both go, and neither ends where the other continues."""
+    """Whether two one-episode batches agree in their common steps, and neither ends where the other continues."""
     steps = min(left.num_steps, right.num_steps)
     if left.structure_difference(right) or not steps:
         return False
@@ -207,13 +207,13 @@ def _agree(left: EpisodeBatch, right: EpisodeBatch) -> bool:
 
 
 def chains(before: EpisodeBatch, after: EpisodeBatch) -> bool:
-    """Whether the final observation of one is the first observation of the other, value for value."""
+    """Whether the final observation of `before` equals the first observation of `after`."""
     mine, theirs = dict(flatten(before.obs)), dict(flatten(after.obs))
     return mine.keys() == theirs.keys() and all(same_leaf(leaf[-1], theirs[path][0]) for path, leaf in mine.items())
 
 
 def lacks_final(piece: EpisodeBatch) -> bool:
-    """Whether the source has no final observation of this piece, so that the one acted on last is repeated in its place."""
+    """Whether this piece has no recorded final observation, but repeats the previous one."""
     return piece.final_missing is not None and bool(piece.final_missing[-1])
 
 
@@ -223,7 +223,7 @@ def start_kind(piece: EpisodeBatch) -> StartKind:
 
 
 def as_json(piece: EpisodeBatch) -> str:
-    """A fragment as text for people and programs, for quarantine."""
+    """A fragment as JSON text, for quarantine."""
     trees: dict[str, Any] = {"obs": piece.obs, "actions": piece.actions, "rewards": piece.rewards, **piece.extra}
     columns = {path: leaf.tolist() for name, tree in trees.items() for path, leaf in flatten(tree, name)}
     flags = {"terminated": bool(piece.terminated[0]), "truncated": bool(piece.truncated[0])}
@@ -231,21 +231,21 @@ def as_json(piece: EpisodeBatch) -> str:
     return json.dumps({"eps_id": piece.ids[0], "t": start, **flags, **columns})
 
 
-# ---- what cannot be an episode ----
+# ---- errors ----
 
 
 def changed(what: str) -> BadData:
-    """The error where sources are read again, and are not what they were when they were looked through."""
-    fix = "run the command again; if it ends in the same way, offline-cli validate names what is wrong with the source"
+    """The error for sources that changed between two readings."""
+    fix = "run the command again; if it fails again, check the source with offline-cli validate"
     return BadData(what, where="the sources", fix=fix)
 
 
 def after_end(name: str, place: str, what: str = "it has steps after its end") -> BadData:
-    """The error for an episode that had ended before."""
+    """The error for steps after the end of an episode."""
     return broken(name, what, place, AFTER)
 
 
 def broken(name: str, what: str, place: str, problem: str) -> BadData:
-    """The error for fragments that make no episode; `problem`: its code."""
-    fix = "give all files of the recording at once, or --on-error skip to leave this episode out"
-    return BadEpisode(f"episode {name} cannot be put together: {what}", where=place, fix=fix, details={PROBLEM: problem})
+    """The error for fragments that cannot be joined; `problem`: the problem code."""
+    fix = "give all files of the recording at once, or skip this episode with --on-error skip"
+    return BadEpisode(f"episode {name} cannot be stitched: {what}", where=place, fix=fix, details={PROBLEM: problem})

@@ -1,8 +1,8 @@
-"""Reads the partitions of a source on an engine's workers, as a `Source` that gives the same fragments in the same order.
+"""Read the partitions of a source on an engine's workers, as a `Source` that yields the same fragments in the same order.
 
-Workers decode; stitching, spaces, ids and the dataset's files stay with this process, which sees fragments, counts and rejected
-rows as if it had read them. Partitions follow from the source alone, never from the number of workers. A source that cannot be
-divided is read here.
+Workers decode; this process stitches, fits spaces, checks ids and writes files, and gets fragments, counts and rejected rows as
+if it had read them. Partitions depend only on the source, never on the number of workers. A source that cannot be split is read
+in this process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from offline_cli.progress import no_progress
 from offline_cli.scopes import Scope
 from offline_cli.tally import OnError, Rejects, RejectsAhead, Tally
 
-PART_BYTES: Final = 16 << 20  # of files, in a partition
-FEWEST: Final = 32  # partitions of small files
-MOST: Final = 4096  # partitions
+PART_BYTES: Final = 16 << 20  # file bytes per partition
+FEWEST: Final = 32  # minimum number of partitions
+MOST: Final = 4096  # maximum number of partitions
 
 
 def on_workers(opened: Sequence[Source], spec: EngineSpec, options: ReadOptions, scope: Scope) -> Sequence[Source]:
-    """Prepared sources, read by an engine's workers; `scope` owns what is made for that."""
+    """Wrap prepared sources so that an engine's workers read them; `scope` owns the engine."""
     engine = scope.enter(spec.engine())
     if engine.is_local:
         return opened
@@ -33,7 +33,7 @@ def on_workers(opened: Sequence[Source], spec: EngineSpec, options: ReadOptions,
 
 
 def _divided(source: Source, engine: Engine, options: ReadOptions) -> Source:
-    """Itself where it cannot be divided."""
+    """The source split for the engine, or itself if it cannot be split."""
     size = source.size
     count = MOST if size is None or source.unit != BYTES else max(FEWEST, min(size // PART_BYTES, MOST))
     parts = source.partitions(count)
@@ -44,7 +44,7 @@ def _divided(source: Source, engine: Engine, options: ReadOptions) -> Source:
 
 @dataclass(slots=True)
 class _PartitionedSource(WrappedSource):
-    """See `Source`."""
+    """A `Source` whose partitions are read by an engine's workers."""
 
     parts: Sequence[Source]
     engine: Engine
@@ -52,7 +52,7 @@ class _PartitionedSource(WrappedSource):
     scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
 
     def prepare(self, options: ReadOptions) -> None:
-        """See `Source`; it has been done."""
+        """Does nothing: the partitions are prepared."""
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`."""
@@ -81,8 +81,8 @@ class _PartitionedSource(WrappedSource):
 
 
 def _read(on_error: OnError, source: Source) -> Iterator[tuple[Fragments | None, Tally, RejectsAhead, int]]:
-    """One partition, piece by piece: fragments, and what was counted, rejected and read since the last; without fragments the
-    end of the partition.
+    """Read a partition: yield fragments with the counts, rejects and amount read since the last ones; None instead of fragments
+    at the end.
     """
     tally, ahead, done = Tally(), RejectsAhead(on_error), 0
     with closing(source):
@@ -93,7 +93,7 @@ def _read(on_error: OnError, source: Source) -> Iterator[tuple[Fragments | None,
 
 
 def _taken(tally: Tally) -> Tally:
-    """What was counted since it was last taken; the reader goes on counting in `tally`."""
+    """Take the counts since the last call; the reader continues to count in `tally`."""
     found = replace(tally, assumptions=tally.assumptions.copy(), dropped_columns=dict(tally.dropped_columns))
     tally.rows_in = tally.duplicates_dropped = tally.fragments_stitched = 0
     tally.assumptions.clear()
@@ -101,7 +101,7 @@ def _taken(tally: Tally) -> Tally:
 
 
 def _told(ahead: RejectsAhead) -> RejectsAhead:
-    """What was rejected since it was last taken; raw rows travel only where they are kept."""
+    """Take the rejects since the last call; raw rows are sent only under quarantine."""
     found, keeps = RejectsAhead(ahead.on_error), ahead.on_error is OnError.QUARANTINE
     ahead.pass_on(found)
     texts = ((error, raw if isinstance(raw, str) else bytes(raw), rows) for error, raw, rows in found.told)

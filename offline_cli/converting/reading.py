@@ -1,12 +1,10 @@
-"""One source or several as one stream of whole episodes with unique ids and known spaces; contradicting sources raise.
+"""Read one or several sources as one stream of whole episodes with unique ids and known spaces; contradicting sources raise.
 
-Decisions:
-
-* Spaces are those that the sources declare, else those of `env`, else inferred from all the data and marked so.
+* Spaces are declared by the sources, else taken from `env`, else inferred from all the data and marked as inferred.
 * All batches have one structure: the keys, shapes and dtypes of the spaces, and the same extra model outputs, unless the caller
-  names those that it uses (`extra_outputs.py`).
-* The scale of actions without a Box of floats is `env`: there is only one. Others have the scale that the source declares, else
-  the one that the caller gives, else `unknown`; sources of different scales raise.
+  chooses the outputs it uses (`fitting.ExtraOutputs`).
+* The scale of actions without a float Box is `env`. Other actions have the scale that the source declares, else the caller's,
+  else `unknown`; sources of different scales raise.
 """
 
 from __future__ import annotations
@@ -68,49 +66,49 @@ OBJECTS: Final = 400  # bytes that ids and custom data of one episode take besid
 
 @dataclass(frozen=True, slots=True)
 class AddedTo:
-    """The dataset that episodes are added to: as a source that all others must agree with, and that is not read."""
+    """The dataset to append to: the other sources must agree with it, but it is not read."""
 
     info: SourceInfo
     episodes: EarlierEpisodes
-    first: EpisodeBatch | None  # of them, one or more; None: it has none
+    first: EpisodeBatch | None  # its first batch; None: it has no episodes
 
 
 @dataclass(slots=True)
 class EpisodeStream:
-    """Whole episodes in batches, read while iterating, once; `tally` and `rejects` are complete when it ends.
+    """A one-time iterator over batches of whole episodes; `tally` and `rejects` are complete at its end.
 
-    A context manager: its end, an error in reading and `close` close the sources. Without `with` files stay open halfway.
-    `read_episodes` makes it.
+    A context manager: the end, a read error and `close` close the sources. Without `with`, an abandoned iterator leaves files
+    open. Create it with `read_episodes`.
     """
 
     opened: Sequence[Source]
     on_error: OnError
     on_progress: OnProgress
-    limit: int | None  # episodes; nothing is read, counted or inferred beyond them
-    memory_limit: int  # bytes that the whole conversion may take
-    episode_limit: EpisodeLimit | None  # None: episodes are of any size
-    extras: ExtraOutputs | None  # None: all extra model outputs are kept
-    added_to: AddedTo | None  # the dataset that the episodes are added to
-    sources: Sequence[SourceInfo] = field(init=False)  # what each declares, in their order
+    limit: int | None  # maximum number of episodes; nothing is read, counted or inferred beyond them
+    memory_limit: int  # bytes for the whole conversion
+    episode_limit: EpisodeLimit | None  # None: unlimited
+    extras: ExtraOutputs | None  # None: keep all extra model outputs
+    added_to: AddedTo | None  # the dataset to append to
+    sources: Sequence[SourceInfo] = field(init=False)  # declarations, in order
 
     observation_space: Space = field(init=False)
     action_space: Space = field(init=False)
     spaces_inferred: bool = False
     action_scale: str = ""  # "env" | "normalized" | "unknown"
-    meanings: Meanings = NO_MEANINGS  # of columns: what the sources say together
-    environment: EnvironmentSpec | None = None  # that was asked for, or what all sources agree in
-    tally: Tally = field(default_factory=Tally)  # what reading has counted so far
-    rejects: Rejects = field(default_factory=Rejects)  # the bad rows so far
+    meanings: Meanings = NO_MEANINGS  # of columns, combined from the sources
+    environment: EnvironmentSpec | None = None  # the caller's, or the one on which all sources agree
+    tally: Tally = field(default_factory=Tally)  # counts so far
+    rejects: Rejects = field(default_factory=Rejects)  # bad rows so far
 
-    _location: str = ""  # the source of the batch that was passed on last
-    _said_by: tuple[str, str] = ("", "")  # who declares each space
-    _all_say_spaces: bool = False  # a batch may declare no others
-    _extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # that hold all values
-    _assumed: Counter[str] = field(default_factory=Counter)  # of all the sources, whichever reading of them is the last
+    _location: str = ""  # source of the last batch
+    _said_by: tuple[str, str] = ("", "")  # origin of each space
+    _all_say_spaces: bool = False  # whether batches must not declare different spaces
+    _extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # widened over all sources
+    _assumed: Counter[str] = field(default_factory=Counter)  # assumptions about all sources, kept when reading restarts
     _ahead: deque[tuple[str, EpisodeBatch]] = field(default_factory=deque)  # read ahead, with their sources
     _rest: Iterator[tuple[str, EpisodeBatch]] = field(default_factory=lambda: iter(()))
     _stitcher: Stitcher = field(init=False)
-    _resets: dict[str, Resets] = field(default_factory=dict)  # by location; what is left out of each batch
+    _resets: dict[str, Resets] = field(default_factory=dict)  # by location; removed from each batch
     _held: Scope = field(default_factory=Scope)  # the sources, open
     _started: bool = False
 
@@ -134,7 +132,7 @@ class EpisodeStream:
 
     def __iter__(self) -> Iterator[EpisodeBatch]:
         if self._started:
-            raise RuntimeError("a stream of episodes can be read once")
+            raise RuntimeError("a stream of episodes can be read only once")
         self._started = True
         first: EpisodeBatch | None = None
         with self:
@@ -142,29 +140,29 @@ class EpisodeStream:
                 fitted = self._fit(batch)
                 first = fitted if first is None else first
                 if first is not fitted and (difference := first.structure_difference(fitted)):
-                    what = f"episodes of two structures cannot be in one dataset: {difference}"
-                    fix = "convert the two kinds of recording into two datasets"
+                    what = f"episodes of different structures cannot share a dataset: {difference}"
+                    fix = "convert the two kinds of recordings into separate datasets"
                     raise BadEpisode(what, where=f"episodes {first.ids[0]} and {fitted.ids[0]}", fix=fix)
                 yield fitted
-                del batch, fitted  # nothing is held while the next is read
+                del batch, fitted  # free memory before the next batch is read
                 if self.episode_limit is not None:
                     give_back_near(self.memory_limit)
         if falls := self.tally.assumptions[T_FALLS] - sum(one.inherited[T_FALLS] for one in self.sources):
             tell_falls(falls)
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
-        """Under `--on-error quarantine`, pass the rows set aside to `keep`, in groups, while the episodes are read.
+        """Under `--on-error quarantine`, pass rejected rows to `keep`, in groups, during reading.
 
-        Reading starts anew. Without this call the rows are only counted.
+        Reading restarts. Without this call rejected rows are only counted.
         """
         if self.on_error is OnError.QUARANTINE:
             self._begin(keep)
 
     def drawn_from(self) -> str:
-        """Which of `locations` the batch at hand is of; of an episode with parts in several, the one that completes it."""
+        """The location of the current batch's source; for an episode from several sources, the one that completes it."""
         return self._location
 
-    # ---- what the sources say together ----
+    # ---- combined declarations of the sources ----
 
     @property
     def locations(self) -> list[str]:
@@ -178,66 +176,66 @@ class EpisodeStream:
 
     @property
     def manifests(self) -> list[Manifest]:
-        """The manifests of those sources that are our datasets."""
+        """The manifests of sources that are our datasets."""
         return [one.manifest for one in self.sources if one.manifest is not None]
 
     @property
     def commands(self) -> list[str]:
-        """The commands that made those sources that are our datasets."""
+        """The commands that made the sources that are our datasets."""
         return [line for one in self.sources for line in one.commands]
 
     @property
     def mapping_documents(self) -> list[Mapping[str, Any]]:
-        """Mappings of tables, each once; of our datasets those of their sources."""
+        """Distinct mappings of tables, and of the sources of our datasets."""
         found: list[Mapping[str, Any]] = []
         found += (document for one in self.sources for document in one.mappings if document not in found)
         return found
 
     @property
     def complete(self) -> bool:
-        """False where one of our datasets was committed before all that was asked for was in it."""
+        """Whether all sources that are our datasets are complete."""
         return all(manifest.complete for manifest in self.manifests)
 
     @property
     def recorded_in(self) -> EnvironmentSpec | None:
-        """The environment of all sources, made in one way; None: not known, or not one."""
+        """The environment of all sources; None: unknown, or they differ."""
         said = [one.environment for one in self.sources]
         return said[0] if all(one == said[0] for one in said) else None
 
     @property
     def incomplete(self) -> list[str]:
-        """A note on each dataset among the sources that lacks episodes, or was made from one that does."""
+        """Notes on datasets among the sources that are incomplete, or were made from incomplete ones."""
         notes = []
         for place, known in ((one.location, one.manifest) for one in self.sources):
             if known is not None and not known.complete:
-                notes.append(f"{place} is incomplete: its writing ended early, after {known.counts.episodes:,} episodes")
+                notes.append(f"{place} is incomplete: writing stopped after {known.counts.episodes:,} episodes")
             elif known is not None and known.assumptions.get(INCOMPLETE):
                 notes.append(f"{place} was made from an incomplete dataset")
         return notes
 
     @property
     def without_rewards(self) -> tuple[str, int] | None:
-        """The first source known to have steps without reward, which count as 0, and how many; more are known as it is read."""
+        """The first source with steps without reward (which count as 0), and their number; updated during reading."""
         before = ((one.location, one.inherited[MISSING_REWARDS]) for one in self.sources)
         here = self.tally.location, self.tally.assumptions[MISSING_REWARDS]
         return next((one for one in (*before, here) if one[1]), None)
 
     @property
     def lost_by_reason(self) -> Mapping[str, int]:
-        """Episodes of the sources that are not in the stream, as far as they are known; by `Lost`."""
+        """Known source episodes that are missing from the stream, by `Lost`."""
         said = Counter({kind.value: sum(one.assumptions.get(kind, 0) for one in self.manifests) for kind in Lost})
         return self.rejects.lost + said
 
     @property
     def episodes_lost(self) -> int | None:
-        """How many in all, more than by reason where a dataset gives fewer; None where one does not record how many it lost."""
+        """Total number of lost episodes, also those without a recorded reason; None if a dataset does not record its number."""
         before = [manifest.episodes_lost for manifest in self.manifests]
         return None if None in before else sum(filter(None, before)) + self.rejects.lost.total()
 
-    # ---- reading, and reading again ----
+    # ---- reading, and restarting ----
 
     def _begin(self, keep: Callable[[list[Reject]], None] | None = None) -> None:
-        """Read from the start, in place of a reading that may have stopped in the middle. `keep`: gets the rows set aside."""
+        """Start or restart reading. `keep`: callback for rejected rows."""
         for source in self.opened:
             source.close()
         on_error = OnError.SKIP if keep is None and self.on_error is OnError.QUARANTINE else self.on_error
@@ -256,25 +254,25 @@ class EpisodeStream:
         self._rest = self._read()
 
     def _read(self) -> Iterator[tuple[str, EpisodeBatch]]:
-        """Each batch with its source, without resets."""
+        """Batches with their sources, without resets."""
         for batch in stitched(self.opened, self._stitcher, self.on_progress, self.extras, self.limit):
             location = self.tally.location
             resets = self._resets.get(location)
             left = batch if resets is None else resets.without(batch, self.tally)
             if len(left):
                 yield location, left
-            del batch, left  # nothing is held while the next is read
+            del batch, left  # free memory before the next batch is read
 
     def _unfitted(self) -> Iterator[EpisodeBatch]:
         """The batches that were read ahead, and the rest."""
         while (one := self._ahead.popleft() if self._ahead else next(self._rest, None)) is not None:
             self._location, batch = one
             yield batch
-            del one, batch  # nothing is held while the next is read
+            del one, batch  # free memory before the next batch is read
         self.rejects.hand_on()
 
     def _drop_resets(self) -> None:
-        """Read all once to find resets that were recorded as steps, and begin again without them."""
+        """Read everything once to find resets recorded as steps, then restart without them."""
         found: dict[str, Resets] = {}
         for batch in self._unfitted():
             found.setdefault(self._location, Resets()).see(batch)
@@ -282,9 +280,9 @@ class EpisodeStream:
         self._begin()
 
     def _first(self) -> EpisodeBatch:
-        """The first batch, which stays to be read; where all repeat the dataset that they are added to, the first of that.
+        """Peek at the first batch; if all episodes are in the dataset to append to, that dataset's first batch.
 
-        Raises NoData where there is none.
+        Raises NoData if there is none.
         """
         if not self._ahead:
             self._ahead.extend([one] if (one := next(self._rest, None)) is not None else [])
@@ -292,16 +290,16 @@ class EpisodeStream:
             return self._ahead[0][1]
         if self.tally.duplicates_dropped and self.added_to is not None and self.added_to.first is not None:
             return self.added_to.first
-        lost = f": {self.rejects.count:,} rows could not be read, or are of such episodes" if self.rejects.count else ""
-        fix = "--on-error fail shows the first bad row" if lost else "check that the recording wrote any steps"
-        raise NoData(f"no episode is in the source{lost}", where=", ".join(self.locations), fix=fix)
+        lost = f": {self.rejects.count:,} rows are unreadable or belong to such episodes" if self.rejects.count else ""
+        fix = "use --on-error fail to see the first bad row" if lost else "check that the recording contains steps"
+        raise NoData(f"the source contains no episode{lost}", where=", ".join(self.locations), fix=fix)
 
-    # ---- spaces, scale and meanings of all ----
+    # ---- spaces, scale and meanings of all episodes ----
 
     def _declare(
         self, env: EnvironmentSpec | None, env_spaces: tuple[Space, Space] | None, scale: str | None, *, unread: bool
     ) -> None:
-        """Settle what holds for all episodes. Raises as `read_episodes` does."""
+        """Set the spaces, action scale, meanings and environment of all episodes. Raises as `read_episodes` does."""
         first, into = None if unread else self._first(), self.added_to
         everywhere = self.sources if into is None else [into.info, *self.sources]
         columns = None if first is None else _columns_of(first)
@@ -331,14 +329,14 @@ class EpisodeStream:
         self._all_say_spaces = not known.by_env and not self.spaces_inferred
 
     def _assume(self, kind: str, times: int) -> None:
-        """Count assumptions on all the sources."""
+        """Count assumptions about all sources."""
         self.tally.assume(kind, times)
         self._assumed[kind] += times
 
     def _infer_spaces(self, observation: Space | None, action: Space | None) -> tuple[Space, Space]:
-        """The spaces that are declared, and in place of None one that all episodes fit. Raises BadEpisode where none does.
+        """Replace undeclared spaces (None) by inferred ones. Raises BadEpisode if episodes have no common space.
 
-        Episodes are held until their spaces are known, as far as memory allows; where it does not, all are read again.
+        Episodes are kept in memory meanwhile if they fit; otherwise they are read again.
         """
         first, size, extremes = self._first(), 0, Extremes()
         held, keep = deque[tuple[str, EpisodeBatch]](), min(KEEP, room_for_data(self.memory_limit) // 8)
@@ -361,10 +359,10 @@ class EpisodeStream:
         return observation or guessed[0], action or guessed[1]
 
     def _agree_on_extras(self, first: EpisodeBatch, check_spaces: Callable[[EpisodeBatch], None]) -> None:
-        """Find dtypes that hold the extra model outputs of all sources, by their first batches: spaces do not cover these.
+        """Widen the dtypes of extra model outputs over the first batches of all sources: spaces do not cover them.
 
-        `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode where the sources have different
-        outputs, before any of them is passed on.
+        `check_spaces` may raise for the spaces that a batch declares. Raises BadEpisode early if the sources have different
+        outputs.
         """
         if self.limit is not None or len(self.opened) == 1 or not first.num_steps:
             return
@@ -379,17 +377,17 @@ class EpisodeStream:
                 extremes.see_extra(batch)
         self._extra_dtypes = extremes.extra_dtypes
 
-    # ---- batches in the spaces ----
+    # ---- fitting batches to the spaces ----
 
     def _fit(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` in the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
+        """Convert `batch` to the structure and dtypes of the spaces. Raises SpaceMismatch, BadEpisode."""
         spaces = self.observation_space, self.action_space
         if self._all_say_spaces:
             _check_same_spaces(batch, *spaces)
         return conform(self._in_structure(batch, spaces), *spaces, self._extra_dtypes)
 
     def _in_structure(self, batch: EpisodeBatch, spaces: tuple[Space, Space]) -> EpisodeBatch:
-        """`batch` in the structure of `spaces`. Raises SpaceMismatch, naming the episode and place of a value that misfits."""
+        """Convert `batch` to the structure of `spaces`. Raises SpaceMismatch, naming episode and place of a misfit."""
         shaped = replace(batch, obs=as_space(batch.obs, spaces[0]), actions=as_space(batch.actions, spaces[1]))
         trees = (("observations", shaped.obs, batch.obs_starts), ("actions", shaped.actions, batch.starts))
         for (name, tree, starts), space, by in zip(trees, spaces, self._said_by, strict=True):
@@ -427,21 +425,21 @@ def read_episodes(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EpisodeStream:
-    """The episodes of all `sources`, in their order; or of those that are `opened` already.
+    """Stream the episodes of all `sources`, in order, or of already `opened` ones.
 
-    `env`: an environment, for sources without spaces; by name, or as it is asked for, it is made as sources of that environment
-    say (`AskedEnvironment.chosen`); `env_spaces`: its spaces, where they are known. `action_scale`: for sources that do not
-    declare it. `limit`: only the first so many episodes; nothing is read, counted or inferred beyond them. `workers`: files
-    read at a time. `from_`, `tables`, `apart`, `drop`: see `open_sources`; the memory limit is that of `tables`.
-    `episode_limit`: on the size of one episode. `extras`: chooses the extra outputs that are kept; None: all, which have to be
-    the same ones. `added_to`: whose episodes count as read. `drop_reset_rows`: all is read twice, and resets that were recorded
-    as steps are left out (`reset_rows.py`). `engine`: whose workers read. `unread`: the source is a dataset that declares its
-    spaces, and whose rows the caller moves: no episode is read.
-    Raises what `open_sources` raises, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for sources of two
-    action scales, or of two meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
+    `env`: an environment, for sources without spaces; its missing arguments come from sources of the same environment
+    (`AskedEnvironment.chosen`). `env_spaces`: its spaces, if known. `action_scale`: for sources that do not declare it.
+    `limit`: maximum number of episodes; nothing is read, counted or inferred beyond them. `workers`: files read in parallel.
+    `from_`, `tables`, `apart`, `drop`: see `open_sources`; `tables` also sets the memory limit. `episode_limit`: maximum size
+    of one episode. `extras`: chooses the extra outputs to keep; None: all, which must be equal in all sources. `added_to`: the
+    dataset to append to. `drop_reset_rows`: read everything twice and drop resets recorded as steps (`reset_rows.py`).
+    `engine`: its workers read the sources. `unread`: read no episode, because the source is a dataset with spaces, whose rows
+    the caller moves.
+    Raises as `open_sources` does, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for different action
+    scales or contradicting meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """
     if action_scale not in (None, *SCALES):
-        what, fix = f"no action scale is called {action_scale!r}", f"use {' or '.join(SCALES)}"
+        what, fix = f"unknown action scale {action_scale!r}", f"use {' or '.join(SCALES)}"
         raise UsageError(what, where="--action-scale", fix=fix)
     if opened is None:
         opened = open_sources(sources, from_=from_, tables=tables, apart=apart, storage_options=storage_options, drop=drop)
@@ -482,21 +480,21 @@ def _check_same_spaces(batch: EpisodeBatch, observation: Space, action: Space) -
 
 
 def _scale(sources: Sequence[SourceInfo], space: Space, said: str | None) -> str:
-    """The scale of all actions. Raises UsageError where `said` contradicts a source, BadConfig where sources differ."""
+    """The scale of all actions. Raises UsageError if `said` contradicts a source, BadConfig if sources differ."""
     if only_discrete(space):
         return ENV_SCALE
     scales = {source.action_scale: source.location for source in sources}
     for source in sources:
         source.check_scale(said)
     if said is None and len(scales) > 1:
-        what, where = f"actions of different scales: {' and '.join(sorted(scales))}", " and ".join(scales.values())
-        fix = "convert each source by itself with the --action-scale that it has, and do not merge scales that differ"
+        what, where = f"actions have different scales: {' and '.join(sorted(scales))}", " and ".join(scales.values())
+        fix = "convert each source separately with its own --action-scale, and do not merge different scales"
         raise BadConfig(what, where=where, fix=fix)
     return said or next(iter(scales))
 
 
 def _environment(sources: Sequence[SourceInfo]) -> EnvironmentSpec | None:
-    """The environment of all sources, and how it was made, as far as they agree."""
+    """The environment of all sources, with the arguments and wrappers on which they agree."""
     specs = [source.environment for source in sources]
     known = [spec for spec in specs if spec is not None]
     if len(known) < len(specs) or len({spec.id for spec in known}) > 1:

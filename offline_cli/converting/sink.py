@@ -1,12 +1,11 @@
-"""What `convert --to NAME` writes into: all sinks by name, and RLlib's writers as sinks.
+"""All sinks by name (`convert --to NAME`), and RLlib's writers as sinks.
 
-* `Sink`, `SinkKind`: the interface, and the record by which a sink is registered (`formats/sink.py`).
-* `OURS`, `sink_named`: our dataset in both row formats, foreign formats, sinks of other packages, and a user's own Python file.
-* `OutputWriterSink`: objects in the manner of RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches. `--to
-  python:package.module:CustomOutputWriter` names a class, or a function, that is called with an `IOContext`: its
-  `output_config` holds `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; where ray is
-  installed and the writer's module has imported it, a real SampleBatch. Whether such a writer's output is whole is unknown: it
-  can be neither resumed nor replaced.
+* `Sink`, `SinkKind`: the interface, and the record that registers a sink (`formats/sink.py`).
+* `OURS`, `sink_named`: our dataset in both row formats, foreign formats, plug-ins, and a user's Python file.
+* `OutputWriterSink`: objects like RLlib's `OutputWriter`, whose `write(sample_batch)` takes SampleBatches. `--to
+  python:package.module:CustomOutputWriter` names a class or function that is called with an `IOContext`: `output_config` holds
+  `path`, and `log_dir` is `--out`. Each episode is one batch, with RLlib's column names; a real SampleBatch if the writer's
+  module has imported ray. Such output cannot be resumed or replaced, because its completeness is unknown.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ PACKAGE: Final = "offline-cli"
 
 
 def _open_dataset(row_format: RowFormat, target: Location, context: SinkContext) -> Sink:
-    known = {one.name: getattr(context, one.name) for one in fields(context)}  # the writer's own names
+    known = {one.name: getattr(context, one.name) for one in fields(context)}  # keywords of DatasetWriter
     del known["temp_dir"]
     return DatasetWriter(target, format=row_format, **known)
 
@@ -72,12 +71,12 @@ OURS: Final = {
 
 
 def sink_named(name: str) -> SinkKind:
-    """The sink that `--to` names. Raises as `named_plugin` does."""
+    """The sink named by `--to`. Raises as `named_plugin` does."""
     return named_plugin(SINKS, name, OURS, SinkKind, option="--to", made=output_writer)
 
 
 def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
-    """What the sink has committed. Raises BadConfig where it does not say so, and what its `commit` raises."""
+    """Commit the sink; return the size of its output. Raises BadConfig for an invalid return value, and as `commit` does."""
     written: Any = sink.commit(assumptions=assumptions, episodes_lost=episodes_lost)
     if isinstance(written, Manifest):
         counts, nbytes = written.counts, sum(shard.bytes for shard in written.shards)
@@ -89,9 +88,9 @@ def committed(sink: Sink, *, assumptions: Mapping[str, int], episodes_lost: int 
 
 
 def known_formats() -> dict[str, list[dict[str, str]]]:
-    """All that `--from` (`readers`) and `--to` (`sinks`) take, ours first: name, words, package, what of an episode it keeps.
+    """All values of `--from` (`readers`) and `--to` (`sinks`), ours first: name, words, package, keeps.
 
-    No plug-in is imported, so that the words and `keeps` of other packages are not known.
+    Plug-ins are not imported, so their words and `keeps` are unknown.
     """
     found: dict[str, list[dict[str, str]]] = {}
     for role, ours, group in (("readers", registry.OURS, READERS), ("sinks", OURS, SINKS)):
@@ -105,22 +104,22 @@ def known_formats() -> dict[str, list[dict[str, str]]]:
 
 
 class SampleBatch(dict[str, Any]):
-    """Columns by name, a row a step: what RLlib's writers use of its class of this name."""
+    """Columns by name, one row per step: the subset of RLlib's SampleBatch that its writers use."""
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self[Columns.REWARDS])
 
 
 def output_writer(found: Any, name: str) -> SinkKind:
-    """A `SinkKind` for a maker of objects with `write()`. Raises BadConfig for one that cannot be called."""
+    """A `SinkKind` for a class or function that makes objects with `write()`. Raises BadConfig if it is not callable."""
     make = maker(found, f"--to {name}", "write")
     return SinkKind(name, f"what {name} writes", lambda target, context: OutputWriterSink(target, context, make, name))
 
 
 class OutputWriterSink(ForeignSink):
-    """Hands each episode to an object with `write(batch)`, and closes it where it has a `close`."""
+    """Passes each episode to an object with `write(batch)`, and calls its `close`, if any."""
 
     def __init__(self, target: Location, context: SinkContext, make: Make, name: str) -> None:
         super().__init__(target, context, name)
@@ -145,7 +144,7 @@ class OutputWriterSink(ForeignSink):
         self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
-        """See `Sink`: closes the writer; how many files and bytes it wrote is not known."""
+        """See `Sink`. Closes the writer; the numbers of files and bytes are unknown."""
         self.__exit__(None, None, None)
         return Written(self.episodes, self.steps, 0, 0)
 

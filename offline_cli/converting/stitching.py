@@ -1,18 +1,16 @@
-"""Fragments to whole episodes, across batches, files and sources; two different episodes with one id raise.
+"""Stitch fragments into whole episodes, across batches, files and sources; two different episodes with one id raise.
 
-Decisions:
-
-* A whole episode with a new id passes through at once, and a batch of such episodes as it is, without an object per episode.
-  Only unfinished episodes are held.
-* Of every episode passed on, its id (many of them as hashes) and a 64-bit fingerprint are kept. A second episode of that id is
-  a duplicate where the fingerprints agree (dropped, counted), and an error that names both places where they do not.
-* Fragments with timesteps are put in order by them. Fragments without continue the open episode of their id where the
-  observations chain, and repeat it where their steps equal its first ones (recorders write an episode again from its start).
-  Where neither holds they are joined only if their rows follow each other directly, and `broken-chain` is counted.
-* What is unfinished at the end becomes a truncated episode, counted as `unfinished-episode`; one with a gap is refused.
-* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is set aside whole: where the row was its first or
-  its last, what is left would look like an episode, and begin or end in the wrong place.
-* Every refused id counts once as a lost episode, by reason (`Rejects.lost`), however many parts or copies it has.
+* A whole episode with a new id passes through immediately, and a batch of such episodes unchanged, without an object per
+  episode. Only unfinished episodes are kept in memory.
+* For every completed episode the id and a 64-bit fingerprint are kept. A second episode with its id is a duplicate if the
+  fingerprints are equal (dropped and counted); otherwise an error names both places.
+* Fragments with timesteps are ordered by them. Fragments without timesteps continue the open episode of their id if
+  observations chain, and repeat it if their steps equal its first ones (recorders rewrite an episode from its start).
+  Otherwise they are joined only if their rows are adjacent, and `broken-chain` is counted.
+* Unfinished episodes at the end become truncated ones, counted as `unfinished-episode`; one with a gap is rejected.
+* An episode that lost a row to `skip` or `quarantine` (`Rejects.incomplete`) is rejected as a whole: without its first or last
+  row, the rest would look like an episode, but start or end in the wrong place.
+* Every rejected id counts once as a lost episode, by reason (`Rejects.lost`), regardless of its number of parts and copies.
 """
 
 from __future__ import annotations
@@ -56,25 +54,25 @@ from offline_cli.tally import (
 
 @dataclass(slots=True)
 class Stitcher:
-    """Turns fragments into whole episodes with unique ids; one for a whole reading, however many sources it has."""
+    """Stitches fragments into whole episodes with unique ids; one stitcher serves all sources of a reading."""
 
     tally: Tally
     rejects: Rejects
-    limit: EpisodeLimit | None = None  # on the size of one episode
-    earlier: EarlierEpisodes | None = None  # of a dataset that the episodes are added to
+    limit: EpisodeLimit | None = None  # maximum size of one episode
+    earlier: EarlierEpisodes | None = None  # of the dataset to append to
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
-    _passed: KnownIds = field(default_factory=KnownIds)  # of every episode passed on, in their order
-    _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order; no `earlier` ones
-    _places: list[tuple[Origins | None, str]] = field(default_factory=list)  # of each batch passed on: origins, or its place
-    _ends: list[int] = field(default_factory=list)  # how many episodes were passed on with the end of each of these batches
-    _refused: set[str] = field(default_factory=set)  # their further fragments are set aside too
+    _passed: KnownIds = field(default_factory=KnownIds)  # ids of completed episodes, in order
+    _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order, without `earlier`
+    _places: list[tuple[Origins | None, str]] = field(default_factory=list)  # origins, or location, of each completed batch
+    _ends: list[int] = field(default_factory=list)  # cumulative number of episodes after each of these batches
+    _refused: set[str] = field(default_factory=set)  # rejected ids: their further fragments are rejected too
 
     def __post_init__(self) -> None:
         if self.earlier is not None:
             self._note(self.earlier.ids, None, self.earlier.location)
 
     def feed(self, fragments: Fragments, location: str) -> Iterator[EpisodeBatch]:
-        """The episodes that are whole with `fragments`, of the source `location`."""
+        """Yield the episodes completed by `fragments`, from the source `location`."""
         batch, origins = fragments.batch, fragments.origins
         self.tally.location = location
         if self.limit is not None:
@@ -96,8 +94,8 @@ class Stitcher:
         yield from _gather([episode for completed in taken for episode in completed])
 
     def _whole_ones(self, batch: EpisodeBatch) -> tuple[NDArray[np.bool_], list[int]]:
-        """(E,) the whole episodes whose ids are new; and the entries of whole ones whose ids are not. An id with fragments, or
-        that was refused, is in neither.
+        """(E,) mask of whole episodes with new ids, and the entries of whole ones with known ids. Ids with fragments, and
+        rejected ids, are in neither.
         """
         whole = _whole(batch)
         names = set(batch.ids)
@@ -116,14 +114,14 @@ class Stitcher:
         return whole, again
 
     def _is_passed(self, batch: EpisodeBatch, entry: int, own: int) -> bool:
-        """Whether an episode of `batch`, with the fingerprint `own`, is the one of its id that was passed on."""
+        """Whether an episode of `batch`, with fingerprint `own`, equals the completed one with its id."""
         number, earlier = self._passed.number(batch.ids[entry]), 0 if self.earlier is None else len(self.earlier.ids)
         if self.earlier is not None and number < earlier:
             return self.earlier.is_same(number, batch.select([entry]))
         return self._prints[number - earlier] == own
 
     def finish(self, limit: int | None = None) -> Iterator[EpisodeBatch]:
-        """The episodes without an end, as truncated ones, once every source has been read; the first `limit` of them."""
+        """After all sources were read, yield up to `limit` unfinished episodes as truncated ones."""
         done: list[EpisodeBatch] = []
         passed = 0
         for name, episode in list(self._open.items()):
@@ -135,7 +133,7 @@ class Stitcher:
             if name in self.rejects.incomplete:
                 self._refuse(episode, self._lost_a_row(name, episode.place))
             elif episode.waiting and name in self._passed:
-                what = "it was whole before these steps, which repeat a part of it or continue after its end"
+                what = "it was complete before these steps, which repeat a part of it or continue after its end"
                 self._refuse(episode, after_end(name, episode.place, what))
             elif episode.waiting:
                 self._refuse(episode, episode.gap())
@@ -147,20 +145,20 @@ class Stitcher:
                 self.tally.assume(UNFINISHED, places=_place(episode.place, name))
                 done.append(self._close(name, truncated=True))
                 passed += 1
-        else:  # of episodes of which every row was lost, the ids are all that is known
+        else:  # episodes that lost all their rows are known only by their ids
             unseen = [name for name in self.rejects.incomplete if name not in self._refused]
             self.rejects.lose_episodes(Lost.BAD_ROW, len(unseen) - len(self._passed.met(unseen)))
         self._open.clear()
         yield from _gather(done)
 
     def _is_earlier(self, name: str, episode: OpenEpisode) -> bool:
-        """Whether an unfinished episode is one that a dataset has, as a truncated one."""
+        """Whether the dataset to append to has an unfinished episode as a truncated one."""
         number = self._passed.number(name)
         if self.earlier is None or number >= len(self.earlier.ids):
             return False
         return self.earlier.is_same(number, replace(episode.joined(), truncated=np.ones(1, np.bool_)))
 
-    # ---- whole episodes, passed on or dropped as duplicates ----
+    # ---- completed episodes and duplicates ----
 
     def _pass(self, batch: EpisodeBatch, origins: Origins | None, location: str) -> EpisodeBatch:
         self._note(batch.ids, origins, location)
@@ -169,20 +167,20 @@ class Stitcher:
         return _as_whole(batch)
 
     def _note(self, names: Sequence[str], origins: Origins | None, location: str) -> None:
-        """Record the ids and places of episodes that are passed on."""
+        """Record the ids and places of completed episodes."""
         self._passed.add(names)
         self._places.append((None if origins is None else origins.compact(), location))
         self._ends.append(len(self._passed))
 
     def place_of(self, name: str, step: int = 0) -> str:
-        """The place of a step of the episode of that id that was passed on."""
+        """The place of a step of the completed episode `name`."""
         number = self._passed.number(name)
         at = bisect_right(self._ends, number)
         origins, location = self._places[at]
         return location if origins is None else origins.of_step(number - (self._ends[at - 1] if at else 0), step)
 
     def _count_finals(self, batch: EpisodeBatch, origins: Origins | None, location: str) -> None:
-        """Count final observations that nobody recorded, at their `origins`, or else at `location`."""
+        """Count missing final observations, at their `origins` or else at `location`."""
         missing = [] if batch.final_missing is None else np.flatnonzero(batch.final_missing).tolist()
 
         def places() -> Iterator[EpisodePlace]:
@@ -192,7 +190,7 @@ class Stitcher:
         self.tally.assume(MISSING_FINAL, len(missing), places=places)
 
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
-        """Its assumptions are counted as those of the first one: counts are of everything read."""
+        """Count a duplicate, including its assumptions: counts cover everything that was read."""
         if batch.final_missing is not None and batch.final_missing[entry]:
             self._count_finals(batch.select([entry]), None, place)
         self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))
@@ -200,13 +198,13 @@ class Stitcher:
     # ---- one fragment ----
 
     def _take(self, piece: EpisodeBatch, place: str) -> list[EpisodeBatch]:
-        """The episode that `piece` completes, if it does."""
+        """Add a fragment; return the episode that it completes, if any."""
         name = piece.ids[0]
         if not piece.num_steps:
             self.tally.assume("zero-length-episode", places=_place(place, name))
             return []
         if name in self._refused:
-            error = broken(name, "another part of it was set aside", place, LOST)
+            error = broken(name, "another part of it was rejected", place, LOST)
             error.details[ANOTHER_PART] = True
             self._set_aside(error, [piece])
             return []
@@ -220,11 +218,11 @@ class Stitcher:
         return self._completed(name, episode) if episode.is_done else []
 
     def _misfit(self, name: str, episode: OpenEpisode, piece: EpisodeBatch, place: str) -> BadData | None:
-        """Why `piece` is no part of `episode`; None where it is, and was added."""
+        """Add `piece` to `episode`; return an error if it does not belong to it."""
         if name in self.rejects.incomplete:
             return self._lost_a_row(name, place)
         if difference := episode.structure_difference(piece):
-            return broken(name, f"its rows at {episode.place} are of another structure: {difference}", place, MIXED)
+            return broken(name, f"its rows at {episode.place} have another structure: {difference}", place, MIXED)
         start = episode.start_of(piece)
         if start is None:
             return broken(name, f"its rows do not continue those at {episode.place}", place, GAP)
@@ -246,7 +244,7 @@ class Stitcher:
         return []
 
     def _close(self, name: str, *, truncated: bool = False) -> EpisodeBatch:
-        """Count what joining takes, and pass the episode on."""
+        """Join the episode, count its joints, and complete it."""
         episode = self._open.pop(name)
         self._count_joints(episode)
         whole = episode.joined()
@@ -264,7 +262,7 @@ class Stitcher:
                 step = f", step {start + before.num_steps}" if start_kind(before) == StartKind.AT_T else ""
                 self.tally.assume("broken-chain", places=partial(list, [f"episode {name}{step}"]))
 
-    # ---- what cannot be an episode ----
+    # ---- rejected episodes ----
 
     def _refuse(self, episode: OpenEpisode, error: BadData, *more: EpisodeBatch) -> None:
         pieces = [*episode.all_pieces, *more]
@@ -273,7 +271,7 @@ class Stitcher:
         self._open.pop(name, None)
         self._set_aside(error, pieces)
         problem = error.details[PROBLEM]
-        if problem != LOST or name not in self._passed:  # a copy that lost a row, of an episode passed on, is no loss
+        if problem != LOST or name not in self._passed:  # an incomplete copy of a completed episode is no loss
             self.rejects.lose_episodes(REASONS[problem])
 
     def _set_aside(self, error: BadData, pieces: Sequence[EpisodeBatch]) -> None:
@@ -282,19 +280,19 @@ class Stitcher:
             self.rejects.add(error, raw=as_json(piece) if keep else b"", rows=piece.num_steps)
 
     def _lost_a_row(self, name: str, place: str) -> BadData:
-        what = f"a row of it, or one that may be of it, was lost at {self.rejects.incomplete[name]}"
+        what = f"a row that belongs, or may belong, to it was lost at {self.rejects.incomplete[name]}"
         return broken(name, what, place, LOST)
 
     def _two_episodes(self, name: str, place: str) -> BadData:
         if self._open[name].after_end:
             return after_end(name, place)
         first = self.place_of(name) if name in self._passed else self._open[name].place
-        what, fix = f"two different episodes have the id {name}", "give each recording its own ids, or --on-error skip"
+        what, fix = f"two different episodes have the id {name}", "give each recording its own ids, or use --on-error skip"
         return BadEpisode(what, where=f"{first} and {place}", fix=fix, details={PROBLEM: CONFLICT})
 
 
 def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
-    """(E,) true for entries with steps that begin and end an episode, as far as they declare it."""
+    """(E,) true for fragments that have steps and, as declared, start and end an episode."""
     whole: NDArray[np.bool_] = (batch.terminated | batch.truncated) & (batch.lengths > 0)
     if batch.t_started is not None:
         whole &= batch.t_started == 0
@@ -304,7 +302,7 @@ def _whole(batch: EpisodeBatch) -> NDArray[np.bool_]:
 
 
 def _as_whole(batch: EpisodeBatch) -> EpisodeBatch:
-    """`batch` without the fields that only fragments have; the custom data of an episode keeps that its end is assumed."""
+    """`batch` without the fields of fragments; missing final observations are marked in custom data."""
     if batch.t_started is None and batch.start_kind is None and batch.final_missing is None:
         return batch
     whole = batch if batch.final_missing is None else batch.with_assumed_finals(batch.final_missing)
@@ -320,7 +318,7 @@ def _place(place: str, name: str) -> Callable[[], Sequence[str]]:
 
 
 def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:
-    """As few batches as structures allow, in order."""
+    """Concatenate consecutive batches of equal structure."""
     first = 0
     for last in range(1, len(done) + 1):
         if last == len(done) or done[first].structure_difference(done[last]):
@@ -328,7 +326,7 @@ def _gather(done: list[EpisodeBatch]) -> Iterator[EpisodeBatch]:
             first = last
 
 
-# ---- sources, one after the other ----
+# ---- all sources in order ----
 
 
 def stitched(
@@ -338,9 +336,9 @@ def stitched(
     extras: ExtraOutputs | None = None,
     limit: int | None = None,
 ) -> Iterator[EpisodeBatch]:
-    """The whole episodes of `sources`, in their order; while a batch is passed on, `tally.location` is that of its source.
+    """Yield the whole episodes of `sources`, in order; `tally.location` is the source of the current batch.
 
-    `limit`: only the first so many; of what was read with the last of them, no further episode is counted.
+    `limit`: maximum number of episodes; further episodes that were read with the last one are not counted.
     """
     for source in sources:
         location = source.info.location
@@ -361,7 +359,7 @@ def stitched(
 
 
 def _fed(stitcher: Stitcher, fragments: Fragments, location: str, limit: int) -> Iterator[EpisodeBatch]:
-    """As `stitcher.feed`, up to `limit` episodes. As many entries as are left cannot complete too many: each completes one."""
+    """`stitcher.feed` for at most `limit` episodes: each fragment completes at most one, so feed as many as are left."""
     first, batch, origins = 0, fragments.batch, fragments.origins
     while limit and first < len(batch):
         part = slice(first, first + limit)
@@ -372,7 +370,7 @@ def _fed(stitcher: Stitcher, fragments: Fragments, location: str, limit: int) ->
 
 
 def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
-    """How far the sources have been read: in rows, or in kB where all count bytes, as far as their sizes are known."""
+    """Progress of reading, in rows, or in kB if all sources count bytes; without a total if a size is unknown."""
     sizes, units = [source.size for source in sources], {source.unit for source in sources}
     if None in sizes or len(units) > 1:
         return Progress("reading", tally.rows_in, None, ROWS)

@@ -1,6 +1,6 @@
-"""README.md of a dataset, the card: a header as Hugging Face reads it, what this is, and how to open it.
+"""README.md of a dataset (its card): Hugging Face's header, a summary, and how to open it.
 
-It is written with each manifest. A README.md that lacks `MARK` is the user's, and stays.
+It is written with each manifest. A README.md without `MARK` is the user's and is not replaced.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIZES: Final = (
     (1_000_000, "100K<n<1M"),
     (10_000_000, "1M<n<10M"),
 )
-"""Powers of ten, and Hugging Face's categories of so many rows."""
+"""Row counts, and Hugging Face's size categories up to them."""
 
 
 def body_of(card: str) -> str:
@@ -40,7 +40,7 @@ def body_of(card: str) -> str:
 
 
 def write_card(folder: Location, manifest: Manifest) -> None:
-    """Write the card of dataset `folder`, unless a README.md of the user is there. Raises StorageError."""
+    """Write the card of dataset `folder`, unless the user has a README.md there. Raises StorageError."""
     place = folder.join(CARD)
     there = whole_file(place) if is_regular(place) else None
     if is_link(place) or (there is not None and MARK.encode() not in there):
@@ -180,5 +180,5 @@ def _figure(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without what a table of Markdown takes for its own, or a page for tags."""
+    """Escape Markdown table and HTML characters."""
     return text.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")

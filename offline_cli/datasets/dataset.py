@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 NOT_FINISHED: Final = "a writer has not finished this dataset"
 TARGET_STEPS: Final = 1 << 16
 TORCH_DATASETS: Final = "offline_cli.training.torch_datasets"
-KEPT: Final = 8  # row groups, of some 8 MiB or one episode each, and lists of episodes
+KEPT: Final = 8  # cached row groups (about 8 MiB or one episode each) and episode offsets
 T = TypeVar("T")
 
 
@@ -48,13 +48,13 @@ class Dataset:
 
     `len(dataset)` is E, `dataset[i]` a SingleAgentEpisode, `dataset[3:9]`, `dataset[[4, 1]]` and `dataset[mask]` are an
     EpisodeBatch, and `for episode in dataset` streams. It can be pickled.
-    It holds nothing open, and leaving it as a context manager does nothing; `batches` is a context of its own.
+    It holds no open files, so using it as a context manager is optional; `batches` returns a context manager of its own.
     """
 
     location: Location  # its folder
     manifest: Manifest
-    part: Sequence[Shard] | None = None  # of its shards, those that are read; None: all
-    _cache: dict[Any, Any] = field(default_factory=dict, compare=False)  # what random access read last
+    part: Sequence[Shard] | None = None  # the shards to read; None: all
+    _cache: dict[Any, Any] = field(default_factory=dict, compare=False)  # of random access
 
     def __repr__(self) -> str:
         known = self.manifest
@@ -75,9 +75,9 @@ class Dataset:
 
     @staticmethod
     def open(location: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-        """The dataset in a folder.
+        """Open the dataset in a folder.
 
-        Raises StorageNotFound where there is no folder, NoData where it holds no dataset, Uncommitted while a writer has not
+        Raises StorageNotFound if the folder does not exist, NoData if it holds no dataset, Uncommitted if its writer has not
         finished, BadData for a broken manifest.
         """
         folder = open_location(location, storage_options)
@@ -92,7 +92,7 @@ class Dataset:
 
     @property
     def shards(self) -> Sequence[Shard]:
-        """Those that are read."""
+        """The shards to read."""
         return self.manifest.shards if self.part is None else self.part
 
     # ---- as a stream ----
@@ -100,29 +100,25 @@ class Dataset:
     def batches(
         self, columns: Sequence[str] | None = None, target_steps: int = TARGET_STEPS, *, memory_limit: int = MEMORY_LIMIT
     ) -> Reading[EpisodeBatch]:
-        """All episodes in the manifest's order, streamed: one row group or so is in memory.
+        """Stream all episodes in the manifest's order, with about one row group in memory.
 
-        `columns`: names of the extra model outputs to read, and "infos"; None: all there are. Observations, actions, rewards
-        and flags always come. A batch has `target_steps` or more where a shard has them (`columns`), or is a row group
-        (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, for one that is missing, truncated or damaged;
-        MemoryLimitExceeded where a row group that packs as well as a bomb, in a shard that is the manifest's, takes more bytes.
-        A caller that does not read to the end closes it.
+        `columns`: names of the extra model outputs to read, and "infos"; None: all. Observations, actions, rewards and flags
+        are always read. A batch has at least `target_steps` steps if the shard has as many (format `columns`), or is one row
+        group (`episodes`). Arrays may be read-only. Raises BadData, naming the shard, if it is missing, truncated or damaged;
+        MemoryLimitExceeded if a row group needs more than `memory_limit` bytes. Close the iterator if you do not exhaust it.
         """
         reader = self._reader(keep=columns, target_steps=target_steps, memory_limit=memory_limit)
         return self._reading(reader.read, len)
 
     def rows(self, *, memory_limit: int = MEMORY_LIMIT) -> Reading[Rows]:
-        """The rows of all episodes as they are in the shards, with all their columns; nothing is decoded.
-
-        Raises as `batches` does.
-        """
+        """Stream the rows of all episodes as stored, with all columns, without decoding. Raises as `batches` does."""
         return self._reading(self._reader(memory_limit=memory_limit).read_rows, lambda rows: len(rows.starts) - 1)
 
     def plain(self, *, agents: bool = True, memory_limit: int = MEMORY_LIMIT) -> Reading[Any]:
-        """For each shard a pa.Table of PLAIN_SCHEMA, a row an episode; steps are not decoded.
+        """Stream a pa.Table of PLAIN_SCHEMA for each shard, one row per episode; steps are not decoded.
 
-        `agents`: whether ids of agents and modules are wanted; else they may be null, which takes less time where they have to
-        be found in the steps. Raises as `batches` does, and BadData for a shard without such columns.
+        `agents`: read agent and module ids; otherwise they may be null, which is faster if they are stored per step. Raises as
+        `batches` does, and BadData for a shard without these columns.
         """
         reader = self._reader(memory_limit=memory_limit)
 
@@ -134,7 +130,7 @@ class Dataset:
     def _reading(
         self, read: Callable[[OpenShard, Location], Iterator[T]], size: Callable[[T], int], *, ahead: bool = True
     ) -> Reading[T]:
-        """What `read` gives of each shard, which is open meanwhile; `size`: how many episodes are in one of them."""
+        """Iterate over the items that `read` yields from each open shard; `size`: the number of episodes in an item."""
 
         def items(scope: Scope) -> Iterator[T]:
             for shard in self.shards:
@@ -150,8 +146,8 @@ class Dataset:
         return Reading(items)
 
     def _check(self, shard: Shard, name: str, have: int) -> None:
-        if have != (said := getattr(shard, name)):
-            what = f"the shard has {have} {name}, its manifest says {said}"
+        if have != (listed := getattr(shard, name)):
+            what = f"the shard has {have} {name}, but the manifest says {listed}"
             raise BadData(what, where=self.location.join(shard.path).url, fix=FIX)
 
     def _reader(self, **options: Any) -> RowFormat:
@@ -165,7 +161,7 @@ class Dataset:
         return sum(shard.episodes for shard in self.shards)
 
     def __iter__(self) -> Reading[SingleAgentEpisode]:
-        """Each episode, streamed as `batches` does; a context manager, as that is, for loops that end early."""
+        """Stream single episodes; the iterator is a context manager, for loops that end early."""
         reader = self._reader(target_steps=TARGET_STEPS)
 
         def read(file: OpenShard, place: Location) -> Iterator[SingleAgentEpisode]:
@@ -178,9 +174,9 @@ class Dataset:
     @overload
     def __getitem__(self, which: slice | Sequence[int] | NDArray[Any]) -> EpisodeBatch: ...
     def __getitem__(self, which: Any) -> SingleAgentEpisode | EpisodeBatch:
-        """Episode `which`, negative from the end; or a batch of those in a slice, indices (K,), or a mask (E,), in their order.
+        """An episode by index, negative from the end; or a batch by slice, indices (K,) or mask (E,), in that order.
 
-        Raises IndexError; BadEpisode where chosen episodes have two structures; BadData as `batches` does.
+        Raises IndexError; BadEpisode if the episodes have different structures; BadData as `batches` does.
         """
         if isinstance(which, slice):
             return self._selected(np.arange(len(self))[which])
@@ -190,11 +186,11 @@ class Dataset:
         if indices.dtype == np.bool_ and indices.shape == (len(self),):
             return self._selected(np.flatnonzero(indices))
         if indices.ndim != 1 or (indices.dtype.kind not in "iu" and indices.size):
-            raise TypeError(f"episodes are chosen by a number, a slice, indices or a mask of {len(self)}, not by {which!r}")
+            raise TypeError(f"index episodes by a number, a slice, indices or a mask of {len(self)}, not {which!r}")
         return self._selected(indices.astype(np.int64))
 
     def _selected(self, indices: NDArray[np.int64]) -> EpisodeBatch:
-        """The episodes of these indices, in their order; each row group that holds one is read once."""
+        """The episodes at `indices`, in that order; each row group is read at most once."""
         wrong = indices[(indices < -len(self)) | (indices >= len(self))]
         if len(wrong):
             raise IndexError(f"episode {int(wrong[0])} of a dataset with {len(self)} episodes")
@@ -210,28 +206,28 @@ class Dataset:
         return whole if (np.diff(order) > 0).all() else whole.select(np.argsort(order))
 
     def _read(self, shard: Shard, episodes: NDArray[np.int64]) -> list[EpisodeBatch]:
-        """The episodes of a shard with these numbers, in their order."""
+        """The episodes of a shard with these numbers, in that order."""
         place, reader = self.location.join(shard.path), self._reader()
         with ExitStack() as stack:
-            # opened only if a part has to be read
+            # opened only on a cache miss
             file = cache(lambda: stack.enter_context(opened(place, size=shard.bytes, ahead=False)))
             places = self._kept(place.url, None, lambda: (reader.read_starts(file(), place), np.cumsum(file().group_rows)))
             starts, ends = places
             self._check(shard, "episodes", len(starts) - 1)
             lengths = starts[episodes + 1] - starts[episodes]
             begins = np.cumsum([0, *lengths])
-            rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # of the shard, in this order
+            rows = np.arange(begins[-1]) + np.repeat(starts[episodes] - begins[:-1], lengths)  # row numbers in the shard
             groups, of_group = np.unique(np.searchsorted(ends, rows, side="right"), return_inverse=True)
             numbers = groups.tolist()
             tables = [
                 self._kept(place.url, one, partial(lambda n: reader.read_group(file(), place, n), one)) for one in numbers
             ]
-            moved = np.cumsum([table.num_rows for table in tables]) - ends[groups]  # what a row's number is less in the shard
+            moved = np.cumsum([table.num_rows for table in tables]) - ends[groups]  # offset from row numbers in the shard
             table = pa.concat_tables(tables).take(pa.array(rows + moved[of_group]))
             return list(reader.batches(Rows(table, begins), rows, where=place.url))
 
     def _kept(self, url: str, group: int | None, read: Callable[[], Any]) -> Any:
-        """What is kept of a shard: a row group, or (None) where its episodes and row groups are."""
+        """Read through the cache: a row group of a shard, or (None) the offsets of its episodes and row groups."""
         found = self._cache.pop((url, group), None)
         found = self._cache[url, group] = read() if found is None else found
         for oldest in list(self._cache)[:-KEPT]:
@@ -246,11 +242,11 @@ class Dataset:
     # ---- for other libraries ----
 
     def to_polars(self, *, per: Literal["step", "episode"] = "step") -> polars.DataFrame:
-        """A row for each step, with the columns of the format `columns` and `multi_agent_id`; or a row for each episode:
+        """A data frame with one row per step: the columns of the format `columns`, and `multi_agent_id`; or one per episode:
         `eps_id`, `length`, `return`, `terminated`, `truncated`, `agent_id`, `module_id`, `multi_agent_id`.
 
-        Episodes without a step have no row of steps. Raises BadData where the spaces are not known, BadEpisode where extra
-        model outputs change, UsageError for another `per`, and what `batches` raises.
+        Episodes without steps have no step rows. Raises BadData if the spaces are unknown, BadEpisode if extra model outputs
+        change, UsageError for another `per`, and as `batches` does.
         """
         if per not in ("step", "episode"):
             raise UsageError(f"no rows per {per!r}", where="to_polars(per)", fix="'step' or 'episode'")
@@ -262,50 +258,50 @@ class Dataset:
             return step_frame(batches, self.manifest.observation_space, self.manifest.action_space, where=self.location.url)
 
     def to_torch(self, columns: Sequence[str] | None = None) -> Any:
-        """The steps as a map-style dataset of PyTorch, all in memory. An item is a dict of tensors by column: `obs`, `actions`,
-        `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and the extra model outputs; `columns`: those wanted, None: all.
+        """The steps as a map-style PyTorch dataset in memory. An item is a dict of tensors by column: `obs`, `actions`,
+        `rewards`, `new_obs`, `terminateds`, `truncateds`, `t`, and the extra model outputs. `columns`: None: all.
 
-        Raises BadConfig for unknown columns, and what `batches` raises.
+        Raises BadConfig for unknown columns, and as `batches` does.
         """
-        module = importlib.import_module(TORCH_DATASETS)  # by name: torch begins above the datasets
+        module = importlib.import_module(TORCH_DATASETS)  # by name: this layer does not import torch
         return module.StepDataset(self, columns)
 
 
 def row_format(
     name: str, observation_space: Space | None, action_space: Space | None, tally: Tally | None = None, **options: Any
 ) -> RowFormat:
-    """The format of that name: `episodes`, or `columns`; `options`: see RowFormat. Raises UsageError for another, and for
-    columns without both spaces.
+    """The row format `episodes` or `columns`; `options`: see RowFormat. Raises UsageError for another name, and for `columns`
+    without both spaces.
     """
     if name == EpisodeRows.name:
         return EpisodeRows(observation_space, action_space, tally, **options)
     if name != StepRows.name:
-        raise UsageError(f"no format {name!r}", where="format", fix="episodes or columns")
+        raise UsageError(f"unknown format {name!r}", where="format", fix="use episodes or columns")
     if observation_space is None or action_space is None:
         fix = "give observation_space and action_space, or format='episodes'"
-        raise UsageError("columns follow from the spaces, and these are not given", where="format='columns'", fix=fix)
+        raise UsageError("the columns format needs both spaces", where="format='columns'", fix=fix)
     return StepRows(observation_space, action_space, tally, **options)
 
 
 def open_dataset(url: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """The dataset in folder `url`, its `manifest` read and its `batches()` not yet. Raises as `Dataset.open` does."""
+    """Open the dataset in folder `url`; reads only its manifest. Raises as `Dataset.open` does."""
     return Dataset.open(url, storage_options)
 
 
 def holds_dataset(location: Location) -> bool:
-    """Whether a dataset of ours is here, committed or not."""
-    if location.is_in_bucket:  # one listing, for the two questions and two listings of looking up names that may be missing
+    """Whether the folder holds one of our datasets, committed or not."""
+    if location.is_in_bucket:  # one listing is cheaper than two look-ups of names that may be missing
         return not {MANIFEST, WRITING}.isdisjoint(place.name for place in location.children())
     return location.join(MANIFEST).exists() or location.join(WRITING).exists()
 
 
 def _uncommitted(folder: Location) -> Uncommitted:
     place = folder.join(WRITING)
-    note = WritingNote.if_any(whole_file(place), where=place.url)  # None: a broken one says no less that nobody has finished
+    note = WritingNote.if_any(whole_file(place), where=place.url)  # a broken note means unfinished too
     what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
     if note is None or note.is_at_work is False:
-        fix = "run its command again with --resume (apply: --overwrite), or keep what is whole with offline-cli repair"
+        fix = "run its command again with --resume (apply: --overwrite), or keep the complete shards with offline-cli repair"
         return Uncommitted(what, where=folder.url, fix=fix)
-    unknown = "" if note.is_at_work else "; where it has ended, its command with --resume --force-unlock"
+    unknown = "" if note.is_at_work else "; if it has ended, run its command with --resume --force-unlock"
     fix = f"wait until it ends, then run this again{unknown}"
     return Uncommitted(what, where=folder.url, fix=fix, details={"holder": note.holder})

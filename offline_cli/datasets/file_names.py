@@ -29,7 +29,7 @@ BATCHES: Final = "batches.json"
 WRITING: Final = "_writing.json"
 DATA: Final = "data"
 QUARANTINE: Final = "quarantine"
-UNFINISHED_WRITING: Final = "unfinished"  # in a manifest's provenance: the note to resume from
+UNFINISHED_WRITING: Final = "unfinished"  # provenance key: the note to resume from
 RUN_CONFIG: Final = "config.toml"
 RUN_POLICY: Final = "policy.json"
 
@@ -42,18 +42,18 @@ QUARANTINE_PATH: Final = re.compile(r"quarantine/rows-(?P<number>[0-9]{6,12})\.r
 
 @dataclass(frozen=True, slots=True)
 class FolderKind:
-    """A kind of folder that we write, and what distinguishes it from others."""
+    """A kind of folder that we write."""
 
-    noun: str  # in messages: "a dataset is here already"
+    noun: str  # in messages: "a dataset exists here already"
     commit: str  # the file that is written last
     data_path: re.Pattern[str]  # of its files in data/; groups `generation` and `number`
     generation: Callable[[Mapping[str, Any], Collection[str], str | None], str]
-    """The part of a write's file names that no other has, from its options. Second, those that the folder has already. Third,
-    a text that no other write in this folder has had; None: nothing was ever written there."""
+    """Makes the unique part of a write's file names from its options, the generations already in the folder, and a salt unique
+    to this write (None: the folder is new)."""
 
 
 def _hashed(options: Mapping[str, Any], taken: Collection[str], salt: str | None) -> str:
-    """8 hex digits from the options. Where the data comes from is left out: one content has one name, wherever it was."""
+    """8 hex digits from the options, without the identity: equal content gets equal names wherever its source lies."""
     named = {name: value for name, value in options.items() if name != "identity"}
     salts = itertools.count() if salt is None else (f"{salt} {number}" for number in itertools.count())
     names = (hashlib.sha256(json.dumps([named, salt], sort_keys=True).encode()).hexdigest()[:8] for salt in salts)
@@ -61,7 +61,7 @@ def _hashed(options: Mapping[str, Any], taken: Collection[str], salt: str | None
 
 
 def _counted(_: Mapping[str, Any], taken: Collection[str], salt: str | None) -> str:
-    """None at all, then `-1`, `-2`, ...: beyond the last that is there, which the one before it is not any more."""
+    """An empty generation for a new folder, then `-1`, `-2`, ..., one more than the highest in the folder."""
     return "" if salt is None else f"-{max((int(name[1:] or 0) for name in taken), default=0) + 1}"
 
 
@@ -70,26 +70,26 @@ TRAIN_BATCHES: Final = FolderKind("set of train batches", BATCHES, BATCH_PATH, g
 
 
 def batch_name(generation: str, number: int, suffix: str) -> str:
-    """Path of a file below the folder of train batches; `suffix`: `parquet` or `safetensors`."""
+    """Path of a batch file, relative to its folder; `suffix`: `parquet` or `safetensors`."""
     return f"{DATA}/batch-{number:06d}{generation}.{suffix}"
 
 
 def connector_state_name(generation: str) -> str:
-    """Path of what the pieces of the pipeline learned, below the folder of train batches."""
+    """Path of the learned state of connector pieces, relative to the folder of train batches."""
     return f"connectors{generation}.msgpack"
 
 
 def shard_name(generation: str, number: int) -> str:
-    """Path of a shard below the dataset folder."""
+    """Path of a shard, relative to the dataset folder."""
     return f"{DATA}/shard-{generation}-{number:06d}.parquet"
 
 
 def generation_of(path: str) -> str:
-    """The generation in the path of a shard; "" where it has no such name."""
+    """The generation in a shard's path; "" if it is no shard name of ours."""
     match = SHARD_PATH.fullmatch(path)
     return match["generation"] if match else ""
 
 
 def quarantine_name(number: int) -> str:
-    """Path of a file of rows set aside, below the dataset folder."""
+    """Path of a file of rejected rows, relative to the dataset folder."""
     return f"{QUARANTINE}/rows-{number:06d}.rejects"

@@ -16,20 +16,20 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.spaces import Space
 
-MULTI_AGENT_ID: Final = "multi_agent_id"  # of the episode in which an agent's was played
+MULTI_AGENT_ID: Final = "multi_agent_id"  # id of the multi-agent episode
 
 
 def step_frame(
     batches: Iterable[EpisodeBatch], observation_space: Space | None, action_space: Space | None, *, where: str
 ) -> pl.DataFrame:
-    """A row for each step, with the columns of the format `columns`, and the id of each agent's multi-agent episode.
+    """A data frame with one row per step: the columns of the format `columns`, and the multi-agent episode's id.
 
-    Arrays of several axes are Arrays of Polars, the parts of a Tuple fields '0', '1', ... Raises BadData without spaces,
-    BadEpisode where extra model outputs change.
+    Multi-dimensional arrays become Polars Arrays, the parts of a Tuple fields '0', '1', ... Raises BadData without spaces,
+    BadEpisode if extra model outputs change.
     """
     if observation_space is None or action_space is None:
-        fix = "offline-cli convert with --env, which says the spaces; or to_polars(per='episode')"
-        raise BadData("the dataset does not say its spaces, which columns follow from", where=where, fix=fix)
+        fix = "convert it with --env, which sets the spaces; or use to_polars(per='episode')"
+        raise BadData("the dataset has no spaces, which step columns need", where=where, fix=fix)
     rows = StepRows(observation_space, action_space)
     frames = [_of_steps(rows.table(batch, where=where), batch) for batch in filter(len, map(rows.prepare, batches))]
     empty = step_schema(observation_space, action_space).empty_table()
@@ -47,7 +47,7 @@ def _texts(values: Sequence[str | None] | None, batch: EpisodeBatch) -> pl.Serie
 
 
 def _series(column: Any) -> pl.Series:
-    """An Arrow column; Polars does not know Arrow's type for arrays of several axes."""
+    """Convert an Arrow column; Polars does not support Arrow's tensor type."""
     if isinstance(column, pa.ChunkedArray):
         column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     if isinstance(column.type, pa.FixedShapeTensorType):
@@ -58,7 +58,7 @@ def _series(column: Any) -> pl.Series:
 
 
 def episode_frame(batches: Iterable[EpisodeBatch]) -> pl.DataFrame:
-    """A row for each episode."""
+    """A data frame with one row per episode."""
     return pl.concat(
         pl.DataFrame(
             {

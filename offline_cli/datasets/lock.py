@@ -1,8 +1,8 @@
-"""One writer at a time: `_writing.json`, created only if absent, is the lock; it says who writes, and with which options.
+"""The writer's lock: `_writing.json`, created only if absent, names the writer and its options (the note).
 
-A writer is a host, a process id and the process's start time: ids are used again. Where that process has ended, or its writer
-has said so (`left`), the next writer replaces the note by its own; of one on another host `--resume --force-unlock` says so.
-Before anything that counts (a shard, the manifest) a writer looks whether the note is still its own.
+A writer is identified by host, process id and the process's start time, because ids are reused. If the process has ended, or
+the note is marked `left`, the next writer replaces the note; for a process on another host the user confirms its end with
+`--resume --force-unlock`. Before each commit (of a shard, the manifest) a writer checks that the note is still its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from offline_cli.storage.staging import create_only, whole_file, write_whole
 
 
 def _stat(pid: int) -> list[str]:
-    """Linux's status of a process, from its state on; empty elsewhere."""
+    """Fields of /proc/PID/stat from the state on; empty on other systems."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
@@ -41,43 +41,43 @@ def _stat(pid: int) -> list[str]:
 
 
 def began(pid: int) -> str:
-    """When a process began, as Linux counts it: ids are used again; "" elsewhere."""
+    """Start time of a process, in Linux's units; "" on other systems."""
     return "".join(_stat(pid)[19:20])
 
 
 def runs(pid: int, since: str) -> bool:
-    """Whether the process that began then has not ended; a zombie has."""
+    """Whether the process with this id and start time is running; a zombie is not."""
     try:
         os.kill(pid, 0)
     except PermissionError:
-        pass  # somebody else's, so there is one
+        pass  # it exists, under another user
     except (OSError, OverflowError):
         return False
     fields = _stat(pid)
     return pid > 0 and (not fields or (fields[0] not in ("Z", "X") and fields[19] == since))
 
 
-APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
-AT_WORK: Final[set[str]] = set()  # tokens of the writers in this process, which runs whether they do or not
-WHO: Final = ("host", "pid", "process_started", "token", "left", "writes")  # what a manifest does not keep of a note
+APPENDS_TO: Final = "appends_to"  # note option: the dataset that the writer appends to
+AT_WORK: Final[set[str]] = set()  # tokens of the active writers in this process
+WHO: Final = ("host", "pid", "process_started", "token", "left", "writes")  # fields that a manifest does not keep
 
 
 @model(frozen=True, slots=True, config=ConfigDict(strict=True, extra="ignore"))
 class WritingNote:
-    """What a writer leaves beside its shards until they are committed; a resumed write must have its options."""
+    """The note of a writer, kept beside its shards until they are committed; a resumed write must have the same options."""
 
     generation: str  # 8 hex digits in the names of its shards
     options: dict[str, Any]  # plain JSON values
-    first_quarantine: int  # its first file of rows set aside
+    first_quarantine: int  # number of its first quarantine file
     started: str  # ISO time, UTC
-    command: str  # as a shell would take it, without secrets
-    changes: list[str] = field(default_factory=list)  # of the identity since the write began, in words
+    command: str  # shell command line, without secrets
+    changes: list[str] = field(default_factory=list)  # changes of the identity since the write began, as text
     host: str = ""
     pid: int = 0
-    process_started: str = ""  # in the units of the system; "" where it does not say
-    token: str = ""  # random: distinguishes one writer from every other
-    left: bool = True  # the writer has ended, and said so
-    writes: str = DATASET.noun  # what the folder is to hold: the noun of a FolderKind
+    process_started: str = ""  # in the system's units; "" if unknown
+    token: str = ""  # random, unique per writer
+    left: bool = True  # the writer has marked its end
+    writes: str = DATASET.noun  # the noun of the FolderKind that it writes
 
     @staticmethod
     def of_this_process(
@@ -88,48 +88,48 @@ class WritingNote:
         writes: str = DATASET.noun,
         changes: list[str] | None = None,
     ) -> WritingNote:
-        """The note of a new writer in this process."""
+        """Create the note of a new writer in this process."""
         what = (generation, dict(options), first_quarantine, now(), command, list(changes or ()))
         who = (socket.gethostname(), os.getpid(), began(os.getpid()), secrets.token_hex(16))
         return WritingNote(*what, *who, left=False, writes=writes)
 
     @staticmethod
     def of_bytes(data: bytes, *, where: str) -> WritingNote:
-        """The note in a file. Raises BadData where there is none."""
+        """Parse a note file. Raises BadData if it is invalid."""
         try:
             return TypeAdapter(WritingNote).validate_json(data)
         except pydantic.ValidationError as error:
-            what = f"this is no note of a writer: {error.errors()[0]['msg']}"
+            what = f"invalid writer's note: {error.errors()[0]['msg']}"
             raise BadData(what, where=where, fix="write the dataset again, with --overwrite") from error
 
     @staticmethod
     def if_any(data: bytes | None, *, where: str) -> WritingNote | None:
-        """The note in a file (None: no file is there); None for what is none: its owner is unknown."""
+        """Parse a note file; None for a missing file (None) or an invalid note, whose owner is unknown."""
         try:
             return None if data is None else WritingNote.of_bytes(data, where=where)
         except BadData:
             return None
 
     def within_manifest(self, environment: Any) -> dict[str, Any]:
-        """Plain values to keep in a manifest, which has `environment` itself: what to resume from, and not who wrote where."""
+        """JSON values for a manifest with `environment`: the fields needed to resume, without host and process."""
         options = {name: value for name, value in self.options.items() if name != "environment" or value != environment}
         kept = {name: value for name, value in asdict(self).items() if name not in WHO}
         return {**kept, "options": options, "command": without_folders(self.command, is_line=True)}
 
     @staticmethod
     def of_manifest(kept: Any, environment: Any, *, where: str) -> WritingNote:
-        """The note that a manifest with `environment` keeps. Raises BadData for what is none."""
+        """Parse the note kept in a manifest with `environment`. Raises BadData if it is invalid."""
         if isinstance(kept, dict) and isinstance(kept.get("options"), dict):
             kept = {**kept, "options": {"environment": environment, **kept["options"]}}
         return WritingNote.of_bytes(json.dumps(kept).encode(), where=where)
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The file's content."""
         return json.dumps({"version": 1, **asdict(self)}, indent=1).encode() + b"\n"
 
     @property
     def is_at_work(self) -> bool | None:
-        """Whether its writer is; None: unknown, of a process of another host."""
+        """Whether its writer is active; None: unknown, because it runs on another host."""
         if self.left:
             return False
         if self.host != socket.gethostname():
@@ -140,22 +140,22 @@ class WritingNote:
 
     @property
     def holder(self) -> dict[str, Any]:
-        """Who writes, for programs."""
+        """The writer, for error details."""
         return {"host": self.host, "pid": self.pid, "command": self.command, "started": self.started}
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, since {self.started}: {self.command}"
 
     def changes_to(self, options: Mapping[str, Any], folder: Location, allow_changes: bool | None) -> list[str]:
-        """How the identity among `options` differs from the one that the write began with, where `allow_changes`.
+        """Describe how the identity in `options` differs from that at the start of the write, if `allow_changes` allows it.
 
-        Raises BadConfig, naming each difference, for changes that are not allowed, and unless the other options are the same.
+        Raises BadConfig, naming each difference, for changes that are not allowed, and for any other changed option.
         """
         names = sorted((self.options.keys() | options.keys()) - {"identity"})
         pairs = ((name, self.options.get(name), options.get(name)) for name in names)
         others = [f"{name} was {_short(old)}, now {_short(new)}" for name, old, new in pairs if old != new]
-        before, now_ = (said.get("identity", {}) for said in (self.options, options))
-        fix = f"the same code and options as before ({self.command}), --overwrite to begin again"
+        before, now_ = (written.get("identity", {}) for written in (self.options, options))
+        fix = f"use the same code and options as before ({self.command}), --overwrite to start over"
         return allowed_changes(before, now_, allow_changes, where=folder.url, fix=fix, others=others)
 
 
@@ -164,23 +164,25 @@ def _short(value: Any) -> str:
 
 
 def refuse_if_at_work(note: WritingNote, place: Location) -> None:
-    """Raise Locked where the writer of `note`, at `place`, is at work, or may be: it is of another host."""
+    """Raise Locked if the writer of `note`, at `place`, is active, or may be because it runs on another host."""
     if note.is_at_work is False:
         return
-    what = f"another writer {'is' if note.is_at_work else 'may be'} at work here: {note}"
-    fix = "wait for it; where it has ended, the same command with --resume --force-unlock; or give another --out"
+    what = f"another writer {'is' if note.is_at_work else 'may be'} writing here: {note}"
+    fix = "wait for it; if it has ended, add --resume --force-unlock to your command; or give another --out"
     raise Locked(what, where=place.url, fix=fix, details={"holder": note.holder})
 
 
 def meanwhile(folder: Location) -> Locked:
-    """The error of a writer that was not the only one to begin here."""
-    return Locked("another process began or ended here meanwhile", where=folder.url, fix="run the same command again")
+    """The error of a writer that lost a race with another one."""
+    return Locked(
+        "another process started or ended writing here at the same time", where=folder.url, fix="run the command again"
+    )
 
 
 def unlock(folder: Location, *, remove: bool = False, dry_run: bool = False) -> bool:
-    """What `--force-unlock` does: mark the writer of a note as ended, or remove the note (`remove`); whether one was there.
+    """Implement `--force-unlock`: mark the note's writer as ended, or remove the note; return whether there was one.
 
-    Raises Locked where its process runs on this host, BadData for a broken note that is not to be removed.
+    Raises Locked if its process runs on this host, BadData for a broken note unless `remove`.
     """
     place = folder.join(WRITING)
     data = whole_file(place) if folder.exists() else None
@@ -198,25 +200,25 @@ def unlock(folder: Location, *, remove: bool = False, dry_run: bool = False) -> 
 
 
 class WritingLock:
-    """The note of one writer, from `acquire` to one of `release` and `leave`."""
+    """A writer's lock on a folder, from `acquire` to either `release` or `leave`."""
 
     def __init__(self, folder: Location) -> None:
-        """`folder`: the dataset's, or whatever else one writer at a time may write."""
+        """`folder`: the dataset folder, or any other folder for one writer at a time."""
         self._folder, self._place = folder, folder.join(WRITING)
-        self._note: WritingNote | None = None  # None: not held, or not any more
-        self.lost = False  # another writer was seen to have taken over
+        self._note: WritingNote | None = None  # None: not held
+        self.lost = False  # another writer has taken over
 
     @property
     def held(self) -> bool:
-        """Whether this writer wrote the note, and nobody is known to have taken over."""
+        """Whether this writer holds the lock, as far as it knows."""
         return self._note is not None
 
     def acquire(self, note: WritingNote, *, instead_of: bytes | None) -> None:
-        """Put `note` into the folder, which exists. `instead_of`: the bytes of the note that is there; None: none is.
+        """Write `note` into the existing folder. `instead_of`: the bytes of the note to replace; None: there is none.
 
-        Raises Locked where its writer is, or may be, at work, or another one was faster.
+        Raises Locked if that note's writer is active, or may be, or if another writer was faster.
         """
-        AT_WORK.add(note.token)  # before anybody can see the note
+        AT_WORK.add(note.token)  # before the note is visible
         try:
             if instead_of is not None or not create_only(self._place, note.to_bytes(), folder=self._folder):
                 there = whole_file(self._place)
@@ -227,7 +229,7 @@ class WritingLock:
                     raise meanwhile(self._folder)
                 write_whole(self._place, note.to_bytes(), folder=self._folder)
             self._note = note
-        except StorageNotFound as error:  # a local part, which the holder of the lock took for a killed writer's
+        except StorageNotFound as error:  # the lock's holder removed our `_part-` file as a killed writer's
             raise meanwhile(self._folder) if self._folder.is_local else error from error
         finally:
             if self._note is None:
@@ -235,17 +237,17 @@ class WritingLock:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Around whatever makes something count. Raises TakenOver where another writer has taken over."""
+        """Wrap every commit in this. Raises TakenOver if another writer has taken over."""
         theirs = WritingNote.if_any(whole_file(self._place), where=self._place.url)
         if self._note is None or theirs is None or theirs.token != self._note.token or theirs.left:
             self.lost = True
             self._give_up()
-            what = f"another process unlocked this folder, and this writer must stop; now there is {theirs or 'no note'}"
-            raise TakenOver(what, where=self._folder.url, fix="leave it to the other one; nothing that was complete is lost")
+            what = f"another process has unlocked this folder, so this writer must stop; current writer: {theirs or 'none'}"
+            raise TakenOver(what, where=self._folder.url, fix="let the other process continue; complete shards are kept")
         yield
 
     def release(self) -> None:
-        """Remove the note, with all names before it synced. Raises TakenOver where it is another writer's."""
+        """Remove the note and fsync the folder. Raises TakenOver if the note is another writer's."""
         try:
             with self.guard():
                 self._place.remove()
@@ -254,10 +256,10 @@ class WritingLock:
             self._give_up()
 
     def leave(self) -> None:
-        """Keep the note, marked as ended, so that it can be resumed at once."""
+        """Keep the note, marked as ended, so that the write can be resumed immediately."""
         try:
             with self.guard():
-                assert self._note is not None, "the guard saw it"
+                assert self._note is not None, "checked by the guard"
                 write_whole(self._place, replace(self._note, left=True).to_bytes(), folder=self._folder)
         finally:
             self._give_up()

@@ -1,7 +1,7 @@
-"""manifest.json: what a dataset is, which shards it has, and how it was made (its provenance).
+"""manifest.json: the contents of a dataset, its shards, and how it was made (its provenance).
 
-`Manifest` is a pydantic model; schemas/manifest.v1.json is written from it (`manifest_schema`). A broken manifest is one
-BadData that lists all mistakes. Two runs of one command differ in provenance, and in nothing else.
+`Manifest` is a pydantic model, from which schemas/manifest.v1.json is generated (`manifest_schema`). A broken manifest raises
+one BadData that lists all mistakes. Two runs of the same command differ only in provenance.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from offline_cli.schema_files import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
 
-if TYPE_CHECKING:  # `inspect` reads a manifest without what places need
+if TYPE_CHECKING:  # `inspect` reads a manifest without importing fsspec
     from offline_cli.storage.locations import Location
 
 SCHEMA: Final = "manifest.v1.json"
-MAX_DEPTH: Final = 100  # of lists and objects: writers of JSON end at 255
-MAX_MISTAKES: Final = 50  # that are named
+MAX_DEPTH: Final = 100  # of lists and objects: JSON writers stop at 255
+MAX_MISTAKES: Final = 50  # listed in one error
 FIX: Final = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
 
-RECORDING: Final = "recording"  # part of the provenance: how `record` made the episodes
+RECORDING: Final = "recording"  # provenance key: how `record` made the episodes
 WRAPPERS: Final = "wrappers"
 NO_TEXTS: Final = frozenset({UNFINISHED_WRITING, "mappings"})
-"""Parts of a provenance whose texts are no paths, but names that are looked up: they stay as they are."""
-IDENTITY: Final = "identity"  # what a recording follows from, by name: a part of the provenance, as are
-CHANGES: Final = "changes"  # of it while the recording was resumed or appended to, in words
+"""Provenance keys whose texts are names to look up, not paths: they are kept unchanged."""
+IDENTITY: Final = "identity"  # provenance key: everything that determines a recording, by name
+CHANGES: Final = "changes"  # provenance key: changes of the identity on --resume or --append, as text
 
-LEFT: Final = f"{BLANK}/"  # of folders in arguments of an environment
+LEFT: Final = f"{BLANK}/"  # replacement for folders in environment arguments
 STRICT: Final = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed=True)
 
 
 @model(frozen=True, config=STRICT)
 class EnvironmentRecord(EnvironmentSpec):
-    """What the episodes were played in; secret arguments are blanked out, and folders of this machine left out. Of arguments a
-    mark stays in their place: `refused` (formats/asked_environment.py) takes none with it for the one that was given.
+    """The environment of the episodes, with secret arguments redacted and local folders removed. A mark replaces folders in
+    arguments, so that `refused` (formats/asked_environment.py) does not use such values.
     """
 
     id: Annotated[str, Field(min_length=1)]
@@ -67,29 +67,29 @@ class EnvironmentRecord(EnvironmentSpec):
 
     @classmethod
     def of(cls, spec: EnvironmentSpec | None) -> EnvironmentRecord | None:
-        """As it may be kept."""
+        """The record of an environment, or None."""
         return None if spec is None else cls(spec.id, spec.kwargs, spec.wrappers)
 
     @property
     def blanked(self) -> list[str]:
-        """Dotted names of the arguments whose values are missing here: no environment can be made with them."""
+        """Dotted names of redacted arguments: the environment cannot be made from this record."""
         return blanked_keys(self.kwargs)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Plain JSON values."""
         return {"id": self.id, "kwargs": dict(self.kwargs), WRAPPERS: list(self.wrappers)}
 
     @classmethod
     def from_json(cls, document: Any) -> EnvironmentRecord:
-        """From the form of `as_json`. Raises ValueError for another one."""
+        """Parse the output of `as_json`. Raises ValueError if it is invalid."""
         return TypeAdapter(cls).validate_python(document)
 
 
-# ---- parts that pydantic reads and writes by functions of ours ----
+# ---- custom pydantic fields ----
 
 
 def _read(value: Any, kind: type[Any], of: Callable[[Any], Any]) -> Any:
-    """`value`, or what `of` reads from its JSON."""
+    """`value` if it is a `kind`, otherwise `of(value)`, which parses JSON."""
     try:
         return value if isinstance(value, kind) else of(value)
     except (UnsupportedSpace, BadConfig) as error:
@@ -111,11 +111,11 @@ MeaningsPart = Annotated[
     WithJsonSchema({"type": "object"}),
 ]
 Figure = Literal["inf", "-inf"] | pydantic.StrictInt | pydantic.StrictFloat | None
-"""A number that JSON may not have: NaN is null."""
+"""A number in JSON, with text for infinities and null for NaN."""
 
 
 class Distribution(TypedDict):
-    """Figures of one number per episode; quantiles by percent."""
+    """Statistics of one number per episode; quantiles by percent."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
     count: Count
@@ -127,14 +127,14 @@ class Distribution(TypedDict):
 
 
 Statistics = TypedDict("Statistics", {"return": Distribution, "length": Distribution})
-"""Figures of the episodes."""
+"""Statistics of the episodes."""
 
 
 @model(frozen=True, slots=True, config=STRICT)
 class Shard:
-    """One file of a dataset."""
+    """One Parquet file of a dataset."""
 
-    path: Annotated[str, Field(pattern=r"^data/shard-[0-9a-f]{8}-[0-9]{6,12}\.parquet$")]  # below the dataset's folder
+    path: Annotated[str, Field(pattern=r"^data/shard-[0-9a-f]{8}-[0-9]{6,12}\.parquet$")]  # relative to the dataset folder
     episodes: Count
     rows: Count
     steps: Count
@@ -149,52 +149,54 @@ class Counts:
     episodes: Count
     steps: Count
     terminated: Count
-    truncated: Count  # flags as stored: unfinished episodes have it too
-    unfinished: Count  # truncated only because their recording broke off; ones with neither flag too
+    truncated: Count  # by the stored flags, including unfinished episodes
+    unfinished: Count  # truncated only because the recording stopped, or with neither flag
 
 
 @model(frozen=True, slots=True, eq=False, config=STRICT)  # eq=False: compare as_json()
 class Manifest:
-    """Everything that is known of a dataset without reading its shards."""
+    """The metadata of a dataset, readable without its shards."""
 
     _: KW_ONLY
     format: Annotated[str, Field(pattern="^(episodes|columns)$")]  # a row is an episode, or a step
     version: Literal[1] = 1
-    complete: Flag  # whether all that was asked for is in it
+    complete: Flag  # whether it holds everything that was requested
     environment: EnvironmentRecord | None
     observation_space: SpacePart
     action_space: SpacePart
-    spaces_inferred: Flag  # the spaces are a guess from the data
-    action_scale: Annotated[str, Field(pattern="^(env|normalized|unknown)$")]  # as the environment takes actions; [-1, 1]
-    meanings: MeaningsPart = plain_field(default=NO_MEANINGS)  # of columns, as far as they are known
+    spaces_inferred: Flag  # the spaces were inferred from the data
+    action_scale: Annotated[
+        str, Field(pattern="^(env|normalized|unknown)$")
+    ]  # env: the action space's scale; normalized: [-1, 1]
+    meanings: MeaningsPart = plain_field(default=NO_MEANINGS)  # of columns, where known
     compression: str  # Parquet codec of the shards
     counts: Counts
     shards: tuple[Shard, ...]  # in reading order
     statistics: Statistics
-    assumptions: dict[str, Count]  # what had to be assumed, dropped or repaired, by kind
-    episodes_lost: Count | None = None  # of the sources, and in no shard; None: not known
-    provenance: dict[str, Any]  # how it came to be: the only part that differs between two runs of one command
+    assumptions: dict[str, Count]  # counts of assumed, dropped or repaired data, by kind
+    episodes_lost: Count | None = None  # source episodes that are in no shard; None: unknown
+    provenance: dict[str, Any]  # how it was made: the only part that differs between two runs of the same command
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, as schemas/manifest.v1.json describes them."""
+        """Plain JSON values in the form of schemas/manifest.v1.json."""
         document: dict[str, Any] = _adapter().dump_python(self, mode="json")
         return {**document, "assumptions": dict(sorted(self.assumptions.items()))}
 
     def to_bytes(self) -> bytes:
-        """The file."""
+        """The file's content."""
         return json.dumps(self.as_json(), indent=1, allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
     @staticmethod
     def read(folder: Location) -> Manifest:
-        """The manifest of the dataset in `folder`. Raises BadData, naming all mistakes, StorageNotFound, StorageError."""
+        """Read the manifest of the dataset in `folder`. Raises BadData, naming all mistakes, StorageNotFound, StorageError."""
         place = folder.join(MANIFEST)
         return Manifest.from_bytes(place.read_bytes(), where=place.url)
 
     @staticmethod
     def from_bytes(data: bytes, *, where: str) -> Manifest:
-        """The manifest in a file. Raises BadData, naming all mistakes."""
+        """Parse a manifest file. Raises BadData, naming all mistakes."""
         try:
-            document = orjson.loads(data)  # refuses NaN and infinities
+            document = orjson.loads(data)  # rejects NaN and infinities
             if deeper_than(document, MAX_DEPTH):
                 raise _bad([f"values nested deeper than {MAX_DEPTH}"], where)
             found: Manifest = _adapter().validate_python(document)
@@ -202,7 +204,7 @@ class Manifest:
             mistakes = error.errors(include_url=False, include_input=False)
             raise _bad([f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in mistakes], where) from error
         except (ValueError, RecursionError) as error:
-            raise _bad([f"no JSON that can be a manifest: {error}"], where) from error
+            raise _bad([f"invalid JSON: {error}"], where) from error
         if wrong := _contradictions(found):
             raise _bad(wrong, where)
         return found
@@ -214,7 +216,7 @@ def _adapter() -> TypeAdapter[Manifest]:
 
 
 def manifest_schema() -> dict[str, Any]:
-    """schemas/manifest.v1.json."""
+    """The content of schemas/manifest.v1.json."""
     schema = TypeAdapter(Manifest).json_schema()
     for name in ("observation_space", "action_space"):
         schema["properties"][name] = {"oneOf": [{"type": "null"}, {"$ref": "offline-cli:spaces.v1.json"}]}
@@ -224,36 +226,36 @@ def manifest_schema() -> dict[str, Any]:
 
 
 def _contradictions(found: Manifest) -> list[str]:
-    """Mistakes beyond any schema: sums that disagree, a shard listed twice."""
+    """Mistakes that a schema cannot express: sums that disagree, a shard listed twice."""
     times = Counter(shard.path for shard in found.shards)
     wrong = [f"shards: {path} is listed {n} times" for path, n in times.items() if n > 1]
     for name in ("episodes", "steps"):
-        total, said = sum(getattr(shard, name) for shard in found.shards), getattr(found.counts, name)
-        if total != said:
-            wrong.append(f"counts.{name}: {said}, but the shards hold {total}")
+        total, count = sum(getattr(shard, name) for shard in found.shards), getattr(found.counts, name)
+        if total != count:
+            wrong.append(f"counts.{name}: {count}, but the shards hold {total}")
     if found.format == "columns" and None in (found.observation_space, found.action_space):
-        wrong.append("format: columns need an observation_space and an action_space")
+        wrong.append("format: columns needs an observation_space and an action_space")
     return wrong
 
 
 def _bad(wrong: Sequence[str], where: str) -> BadData:
-    told = wrong[:MAX_MISTAKES]
-    what = told[0] if len(wrong) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(told)
-    return BadData(f"the manifest cannot be read: {what}", where=where, fix=FIX, details={"problems": told})
+    listed = wrong[:MAX_MISTAKES]
+    what = listed[0] if len(wrong) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(listed)
+    return BadData(f"the manifest cannot be read: {what}", where=where, fix=FIX, details={"problems": listed})
 
 
 # ---- provenance ----
 
 
 def now() -> str:
-    """This moment in ISO text, UTC, to the second."""
+    """The current time as ISO text, UTC, in seconds."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def with_defaults(given: Mapping[str, Any], *, started: str) -> dict[str, Any]:
-    """`given` with commands, times and versions filled in where they are missing.
+    """Fill in missing commands, times and versions of a provenance.
 
-    Folders of this machine are left out: a dataset is passed on, and where its maker keeps files is nobody's business.
+    Local folders are removed: a dataset may be shared, and its author's folders are private.
     """
     known = {"commands": [this_command()], "started": started, "finished": now(), **given}
     as_given = {name: part for name, part in known.items() if name in NO_TEXTS}

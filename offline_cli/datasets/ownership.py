@@ -39,17 +39,17 @@ from offline_cli.tally import Reject
 PART: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{8}}-.+", re.ASCII)  # a local file that was being written
 REJECTS: Final = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
 MARKS: Final = {MANIFEST: b'"observation_space"', BATCHES: b'"train-batches"'}
-"""What the commit of a folder holds: other programs have files called manifest.json too."""
+"""Text in our commit files: other programs have files called manifest.json too."""
 PATH: Final = re.compile(rb'"path":\s*"([^"]+)"')
 
 
 def is_link(place: Location) -> bool:
-    """Whether a symbolic link is here, whatever it leads to. Only disks of this machine have any."""
+    """Whether this is a symbolic link; only local disks have any."""
     return place.is_local and os.path.islink(place.path)
 
 
 def is_regular(place: Location) -> bool:
-    """Whether a file of bytes is here: no link, folder, pipe or device."""
+    """Whether this is a regular file: no link, folder, pipe or device."""
     if not place.is_local:
         return place.is_file()
     try:
@@ -59,24 +59,24 @@ def is_regular(place: Location) -> bool:
 
 
 def is_own_part(place: Location) -> bool:
-    """Whether a killed writer of ours left this half-written file."""
+    """Whether this is an incomplete file left by a killed writer."""
     return PART.fullmatch(place.name) is not None and is_regular(place)
 
 
 def numbered(file: Location, folder: Location, kind: FolderKind = DATASET) -> re.Match[str] | None:
-    """The parts of the name of a data file of `folder`; None where no writer gives such a name, or not there."""
+    """Match the name of a data file of `folder`; None if it is not one of ours."""
     below = file.path.removeprefix(folder.path.rstrip("/")).lstrip("/")
     return kind.data_path.fullmatch(below)
 
 
 def data_files(folder: Location) -> list[Location]:
-    """All files in `data/`, ours or not."""
+    """All files in `data/`, ours and foreign."""
     data = folder.join(DATA)
     return data.files() if data.exists() else []
 
 
 def shard_files(folder: Location, kind: FolderKind = DATASET) -> dict[str, dict[int, Location]]:
-    """Every data file of `folder` that has a name of ours, listed or not: generation -> number -> place."""
+    """All data files with our names, listed in the manifest or not: generation -> number -> location."""
     found: dict[str, dict[int, Location]] = {}
     for file in data_files(folder):
         if match := numbered(file, folder, kind):
@@ -85,23 +85,23 @@ def shard_files(folder: Location, kind: FolderKind = DATASET) -> dict[str, dict[
 
 
 def paths_listed_in(commit: bytes | None) -> frozenset[str]:
-    """Paths that the bytes of a commit list, whole or damaged; none where there is none."""
+    """Paths listed in the bytes of a commit file, which may be damaged; empty for None."""
     return frozenset(path.decode("utf-8", "replace") for path in PATH.findall(commit or b""))
 
 
 def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> None:
-    """Raise OutputExists for a folder that no writer of ours made, for files in data/ that none put there, and for links.
+    """Raise OutputExists for a folder that we did not write, for foreign files in data/, and for links.
 
-    `has_note`: whether a writer's note is in it.
+    `has_note`: whether the folder has a writer's note.
     """
     files = data_files(folder)
     foreign = [file for file in files if is_link(file) or numbered(file, folder, kind) is None]
     links = [place for name in (kind.commit, WRITING, CARD, DATA, QUARANTINE) if is_link(place := folder.join(name))]
     if links:
-        what = f"{links[0].name} is a symbolic link, and nothing is written or removed through one"
-        raise OutputExists(what, where=links[0].url, fix="name the folder that it leads to, or another --out")
+        what = f"{links[0].name} is a symbolic link, which is never written or removed through"
+        raise OutputExists(what, where=links[0].url, fix="name its target, or another --out")
     if foreign:
-        what = f"data/ holds {len(foreign)} files that no {kind.noun} put there, such as {foreign[0]}"
+        what = f"data/ holds {len(foreign)} files that belong to no {kind.noun}, such as {foreign[0]}"
         raise OutputExists(what, where=folder.url, fix="move them away, or give another --out")
     commit = folder.join(kind.commit)
     if has_note or files or MARKS[kind.commit] in ((whole_file(commit) if is_regular(commit) else None) or b""):
@@ -110,7 +110,7 @@ def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> Non
         place.name for place in folder.children() if not is_own_part(place) and place.name not in (DATA, QUARANTINE, CARD)
     ]
     if others:
-        what = f"the folder holds no {kind.noun}, and --overwrite replaces nothing else; {others[0]} is in it"
+        what = f"the folder holds no {kind.noun} but {others[0]}, and --overwrite replaces nothing else"
         raise OutputExists(what, where=folder.url, fix="give another --out")
 
 
@@ -118,7 +118,7 @@ def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> Non
 
 
 def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> Location:
-    """Write `rejects` as file `number` of dataset `folder`. Raises StorageError."""
+    """Write `rejects` as quarantine file `number` of dataset `folder`. Raises StorageError."""
     folder.join(QUARANTINE).make_folder()
     target, bytes_ = folder.join(quarantine_name(number)), pa.BufferOutputStream()
     rows = [{name: getattr(reject, name) for name in REJECTS.names} for reject in rejects]
@@ -128,52 +128,49 @@ def write_rejects(folder: Location, rejects: Sequence[Reject], number: int) -> L
 
 
 def quarantine_files(folder: Location) -> dict[int, Location]:
-    """Files of rows set aside in dataset `folder`, by number; copies in folders below belong to the user."""
+    """Files of rejected rows in dataset `folder`, by number; copies in subfolders belong to the user."""
     matches = {file: QUARANTINE_PATH.fullmatch(f"{QUARANTINE}/{file.name}") for file in folder.join(QUARANTINE).children()}
     return {int(match["number"]): file for file, match in matches.items() if match}
 
 
 def next_number(folder: Location) -> int:
-    """The number after that of the last file of rows set aside."""
+    """The number for the next file of rejected rows."""
     return max(quarantine_files(folder), default=-1) + 1
 
 
 def free_place(folder: Location, name: str) -> Location:
-    """A place in the quarantine of dataset `folder` for a file called `name`, or `name.1`, ...: the first that is free.
-
-    `shard.parquet` is called `shard.aside` there.
-    """
+    """The first free name in the quarantine of `folder`: `name`, `name.1`, ...; `shard.parquet` becomes `shard.aside`."""
     name = f"{stem}.aside" if (stem := name.removesuffix(".parquet")) != name else name
     names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
     return next(place for name in names if not (place := folder.join(QUARANTINE, name)).exists())
 
 
 def set_aside(file: Location, folder: Location) -> Location:
-    """Move `file` of dataset `folder` into its quarantine; where it is now.
+    """Move `file` of dataset `folder` into its quarantine; return its new location.
 
-    Object stores know no move: there it is copied, and then removed. `keep_names` syncs it. Raises StorageError.
+    In object stores it is copied and removed. Call `keep_names` to fsync. Raises StorageError.
     """
     folder.join(QUARANTINE).make_folder()
     target = free_place(folder, file.name)
     if file.is_local:
-        file.ask("setting it aside", partial(os.rename, file.path, target.path))
+        file.ask("moving it to quarantine/", partial(os.rename, file.path, target.path))
     else:
-        file.ask("setting it aside", partial(file.fs.cp_file, file.path, target.path))
+        file.ask("moving it to quarantine/", partial(file.fs.cp_file, file.path, target.path))
         file.remove()
     return target
 
 
-# ---- what is synced ----
+# ---- fsync ----
 
 
 def keep_bytes(file: Location) -> None:
-    """Sync the bytes of a file to disk. Raises StorageError."""
+    """Fsync a local file. Raises StorageError."""
     if file.is_local:
         file.ask("writing", partial(sync_bytes, file.path))
 
 
 def keep_names(*folders: Location) -> None:
-    """Sync the names in folders to disk, in this order; a missing folder is skipped. Raises StorageError."""
+    """Fsync local folders, in this order; missing ones are skipped. Raises StorageError."""
     for folder in folders:
         if folder.is_local and folder.exists():
             folder.ask("writing", partial(sync_names, folder.path))

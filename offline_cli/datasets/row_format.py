@@ -1,8 +1,7 @@
-"""The two row formats: what writers and readers ask of one, how a shard is read, and `episodes`, where a row is an episode.
+"""The two row formats: their interface for writers and readers, how shards are read, and `episodes`, one row per episode.
 
-`columns`, where a row is a step, is in `step_rows.py`. A shard is read as batches of whole episodes, as their rows, or as plain
-columns, a row an episode; streamed by row groups. Whatever of a shard is not what its manifest or its spaces say raises BadData
-with its name.
+`columns`, one row per step, is in `step_rows.py`. A shard is streamed by row groups: as batches of whole episodes, as their
+rows, or as plain columns, one row per episode. A shard that contradicts its manifest or spaces raises BadData with its name.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
 FIX: Final = "write the dataset again from its source"
-PLAIN_ROWS: Final = 1 << 20  # of which plain columns are made at once
+PLAIN_ROWS: Final = 1 << 20  # rows per piece of plain columns
 OF_AGENTS: Final = (Columns.AGENT_ID, Columns.MODULE_ID)
 PLAIN_SCHEMA: Final = pa.schema(
     {
@@ -41,26 +40,26 @@ PLAIN_SCHEMA: Final = pa.schema(
         **dict.fromkeys(OF_AGENTS, pa.string()),
     }
 )
-"""What is known of an episode without its steps; ids of agent and module may be null."""
+"""The plain columns: metadata of an episode without its steps; agent and module ids may be null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows of E whole episodes, as they are in a shard."""
+    """Rows of E whole episodes, as stored in a shard."""
 
     table: Any  # pa.Table
     starts: NDArray[Any]  # (E+1,) int64: the rows of episode e are starts[e]:starts[e+1]
 
 
 class RowFormat(ABC):
-    """One of the two, for a dataset's spaces. Tables are of pyarrow; those of one dataset have one schema.
+    """A row format for a dataset's spaces. Tables are pa.Tables; all tables of a dataset have one schema.
 
-    Reading raises BadData for a shard that is damaged, or has other columns than the spaces ask for; MemoryLimitExceeded.
+    Reading raises BadData for a damaged shard, or one whose columns do not fit the spaces; MemoryLimitExceeded.
     """
 
     name: ClassVar[str]
-    has_steps: ClassVar[bool]  # whether a row is a step, and else an episode
-    plain_from: ClassVar[Any]  # pa.Schema of the columns from which those of PLAIN_SCHEMA follow
+    has_steps: ClassVar[bool]  # a row is a step; otherwise an episode
+    plain_from: ClassVar[Any]  # pa.Schema of the columns from which PLAIN_SCHEMA is computed
 
     def __init__(
         self,
@@ -73,30 +72,30 @@ class RowFormat(ABC):
         memory_limit: int = MEMORY_LIMIT,
         declared: bool = False,
     ) -> None:
-        """`keep`: extra model outputs to read, and "infos"; None: all there are. `target_steps`: row groups of steps are joined
-        until a batch has so many. `memory_limit`: bytes that reading a row group may take, however well it is packed.
-        `declared`: episodes that say other spaces of their own are refused.
+        """`keep`: extra model outputs to read, and "infos"; None: all. `target_steps`: row groups of steps are joined until a
+        batch has as many steps. `memory_limit`: maximum bytes for a decompressed row group. `declared`: reject episodes whose
+        own spaces differ.
         """
         self.spaces = (observation_space, action_space)
         self.tally = Tally() if tally is None else tally
         self.keep, self.target_steps, self.memory_limit, self.declared = keep, target_steps, memory_limit, declared
 
-    # ---- what each format does; tables are those of whole episodes ----
+    # ---- interface of a format; tables hold whole episodes ----
 
     @abstractmethod
     def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` as it will be stored. Raises BadEpisode where it does not fit the spaces."""
+        """Convert `batch` to its stored form. Raises BadEpisode if it does not fit the spaces."""
 
     @abstractmethod
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
-        """The table of a prepared batch, bound for `where`. Raises BadEpisode; BadData for values that cannot be encoded."""
+        """The table of a prepared batch; `where`: for errors. Raises BadEpisode; BadData for values that cannot be encoded."""
 
-    def adopt(self, schema: Any) -> None:  # noqa: B027  nothing where all tables have one schema
-        """Write tables of the pa.Schema of a shard that is there already. Raises BadEpisode where tables have another."""
+    def adopt(self, schema: Any) -> None:  # noqa: B027  nothing to do if all tables have one schema
+        """Use the pa.Schema of an existing shard for all further tables. Raises BadEpisode if it differs from theirs."""
 
     @abstractmethod
     def wrong_columns(self, schema: Any) -> list[str]:
-        """How a shard's pa.Schema differs from what the spaces ask for, in words; empty where it does not."""
+        """Describe how a shard's pa.Schema differs from the one for the spaces; empty if it does not."""
 
     @abstractmethod
     def columns(self, schema: Any) -> list[str]:
@@ -104,20 +103,20 @@ class RowFormat(ABC):
 
     @abstractmethod
     def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
-        """The episodes in rows, decoded, in their order. `numbers`: of the rows in their shard. Raises BadData."""
+        """Decode the episodes of `rows`, in order. `numbers`: the row numbers in the shard. Raises BadData."""
 
     @abstractmethod
     def plain(self, rows: Rows, *, where: str) -> Any:
-        """The table of PLAIN_SCHEMA, a row an episode; columns are null that lack theirs of `plain_from`. Raises BadData."""
+        """The plain columns, one row per episode; null where a column of `plain_from` is missing. Raises BadData."""
 
-    # ---- which rows are an episode ----
+    # ---- rows of episodes ----
 
     def rows_of(self, batch: EpisodeBatch) -> NDArray[Any]:
-        """(E,) rows of each episode."""
+        """(E,) the number of rows of each episode."""
         return batch.lengths if self.has_steps else np.ones(len(batch), np.int64)
 
     def starts(self, ids: Any) -> NDArray[Any]:
-        """(E+1,) rows at which episodes start, by the column of their ids: where a row is a step, another id begins one."""
+        """(E+1,) the rows at which episodes start: every row, or for step rows each change in the id column `ids`."""
         rows = len(ids)
         if not self.has_steps or not rows:
             return np.arange(rows + 1)
@@ -127,7 +126,7 @@ class RowFormat(ABC):
         return np.concatenate([[0], np.flatnonzero(changes) + 1, [rows]]).astype(np.int64)
 
     def whole(self, tables: Iterable[Any], target_rows: int) -> Iterator[Rows]:
-        """The rows of tables again, in pieces that end where an episode does; of steps, at least `target_rows` each."""
+        """Split and join tables into pieces of whole episodes; pieces of steps have at least `target_rows` rows."""
         pending, rows = list[Any](), 0
         for table in tables:
             if not self.has_steps:
@@ -139,7 +138,7 @@ class RowFormat(ABC):
                 continue
             pending = [joined := pa.concat_tables(pending)]
             starts = self.starts(joined.column(Columns.EPS_ID))
-            if len(starts) > 2:  # the last episode may go on
+            if len(starts) > 2:  # the last episode may continue
                 end = int(starts[-2])
                 yield Rows(joined.slice(0, end), starts[:-1])
                 pending, rows = [joined.slice(end)], rows - end
@@ -150,7 +149,7 @@ class RowFormat(ABC):
     # ---- an opened shard ----
 
     def read(self, file: OpenShard, location: Location) -> Iterator[EpisodeBatch]:
-        """Batches of the episodes in it, in order."""
+        """Batches of the shard's episodes, in order."""
         self.check_columns(file, location)
         first, names = 0, self.columns(file.schema_arrow)
         for rows in self.whole(self._tables(file, location, names), self.target_steps):
@@ -158,14 +157,14 @@ class RowFormat(ABC):
             yield from self.batches(rows, numbers, where=location.url)
 
     def read_rows(self, file: OpenShard, location: Location) -> Iterator[Rows]:
-        """The rows of whole episodes as they are, with all their columns."""
+        """The rows of whole episodes as stored, with all columns."""
         self.check_columns(file, location)
         return self.whole(self._tables(file, location), 1)
 
     def read_plain(self, file: OpenShard, location: Location, *, agents: bool = True) -> Any:
-        """A pa.Table of PLAIN_SCHEMA, a row for each episode. Steps are not decoded: of `episodes`, agents are null.
+        """A pa.Table of PLAIN_SCHEMA, one row per episode. Steps are not decoded, so agents are null for `episodes`.
 
-        `agents`: whether they are wanted; else they may be null.
+        `agents`: read agent and module ids; otherwise they may be null.
         """
         wanted = pa.schema([one for one in self.plain_from if agents or one.name not in OF_AGENTS])
         _refuse(differing_columns(file.schema_arrow, wanted), location)
@@ -173,18 +172,18 @@ class RowFormat(ABC):
         return pa.concat_tables([PLAIN_SCHEMA.empty_table(), *(self.plain(rows, where=location.url) for rows in pieces)])
 
     def read_starts(self, file: OpenShard, location: Location) -> NDArray[Any]:
-        """(E+1,) the rows of the shard at which its episodes start."""
+        """(E+1,) the rows at which the shard's episodes start."""
         self.check_columns(file, location)
         tables = [*self._tables(file, location, [Columns.EPS_ID])]
         return self.starts(pa.chunked_array([one for table in tables for one in table.column(0).chunks], pa.string()))
 
     def read_group(self, file: OpenShard, location: Location, group: int) -> Any:
-        """The pa.Table of one row group, with the columns that `batches` needs."""
+        """The pa.Table of a row group, with the columns that `batches` needs."""
         (table,) = self._tables(file, location, self.columns(file.schema_arrow), [group])
         return table
 
     def check_columns(self, file: OpenShard, location: Location) -> None:
-        """Raise BadData, naming every difference, unless the opened shard has the columns that its spaces ask for."""
+        """Raise BadData, naming every difference, unless the shard's columns fit the spaces."""
         _refuse(self.wrong_columns(file.schema_arrow), location)
 
     def _tables(
@@ -195,17 +194,17 @@ class RowFormat(ABC):
 
 def _refuse(wrong: Sequence[str], location: Location) -> None:
     if wrong:
-        what = f"other columns than the manifest says: {'; '.join(wrong)}"
+        what = f"the columns differ from the manifest: {'; '.join(wrong)}"
         raise BadData(what, where=location.url, fix=FIX, details={PROBLEM: "shard-columns"})
 
 
 def differing_columns(have: Any, want: Any) -> list[str]:
-    """In words, which columns of the second pa.Schema the first has not, has twice, or has in another type."""
+    """Describe the columns of pa.Schema `want` that `have` lacks, has twice, or has with another type."""
     wrong = []
     for column in want:
         kinds = [one.type for one in have if one.name == column.name]
         if kinds != [column.type]:
-            wrong.append(f"column {column.name!r} is {' and '.join(map(str, kinds)) or 'not there'}, not {column.type}")
+            wrong.append(f"column {column.name!r} is {' and '.join(map(str, kinds)) or 'missing'}, not {column.type}")
     return wrong
 
 
@@ -215,18 +214,18 @@ ITEM: Final = pa.schema([pa.field(Columns.ITEM, pa.binary())])
 
 
 class EpisodeRows(RowFormat):
-    """One row per episode: its bytes (`episodes.codec`), and plain columns for other tools to filter by, always the same."""
+    """One row per episode: its bytes (`episodes.codec`), and fixed plain columns by which other tools can filter."""
 
     name, has_steps = "episodes", False
     plain_from = pa.schema([field for field in PLAIN_SCHEMA if field.name not in OF_AGENTS])
 
     def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` itself, whose shapes are those of the spaces."""
+        """Return `batch` unchanged after checking its shapes."""
         check_shapes(batch, *self.spaces)
         return batch
 
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
-        """See RowFormat: raises BadData naming episode, step and key."""
+        """See RowFormat. BadData names episode, step and key."""
         columns = [
             pa.array(encode_batch(batch, where=where, tally=self.tally), pa.binary()),
             pa.array(batch.ids, pa.string()),
@@ -238,18 +237,18 @@ class EpisodeRows(RowFormat):
         return pa.Table.from_arrays(columns, schema=pa.schema([*ITEM, *self.plain_from]))
 
     def wrong_columns(self, schema: Any) -> list[str]:
-        """See RowFormat: plain columns are not read back."""
+        """See RowFormat. Plain columns are not read back, so not checked."""
         return differing_columns(schema, ITEM)
 
     def columns(self, schema: Any) -> list[str]:
-        """The bytes alone."""
+        """Only the packed bytes."""
         return [Columns.ITEM]
 
     def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
         """See RowFormat.
 
-        The spaces replace those in the bytes, and make tuples of what the bytes hold as lists. Raises BadData, naming the row,
-        for bytes that hold no episode, and naming the episode where keys or shapes are not those of the spaces.
+        The spaces replace those in the bytes, and turn lists into tuples. Raises BadData, naming the row, for invalid bytes,
+        and naming the episode if keys or shapes differ from the spaces.
         """
         items = rows.table.column(Columns.ITEM)
         if items.null_count:
@@ -262,19 +261,19 @@ class EpisodeRows(RowFormat):
             yield shaped
 
     def plain(self, rows: Rows, *, where: str) -> Any:
-        """See RowFormat: who acted is in the packed bytes alone."""
+        """See RowFormat. Agent and module ids are null: only the packed bytes hold them."""
         nobody = pa.nulls(rows.table.num_rows, pa.string())
         columns = [nobody if name in OF_AGENTS else rows.table.column(name) for name in PLAIN_SCHEMA.names]
         return pa.table(columns, schema=PLAIN_SCHEMA)
 
     @cached_property
     def _decoder(self) -> BatchDecoder:
-        """Remembers layouts that it has seen."""
+        """Kept, because it caches layouts."""
         return BatchDecoder(Rejects(), Tally())
 
     def _with_spaces(self, batch: EpisodeBatch, where: str) -> EpisodeBatch:
-        """`batch` with the manifest's spaces. Where these are `declared`, the episodes' own have to be the same, but for
-        bounds of observations: those of actions decide what an action stands for.
+        """`batch` with the manifest's spaces. If these are `declared`, the episodes' own spaces must be equal, except for
+        observation bounds; action bounds define the meaning of an action.
         """
         observations, actions = self.spaces
         try:
@@ -284,8 +283,8 @@ class EpisodeRows(RowFormat):
         own_obs, own = batch.observation_space, batch.action_space
         other = own_obs is not None and observations is not None and describe(own_obs) != describe(observations)
         if self.declared and (other or (own is not None and actions is not None and not same_space(own, actions))):
-            said = " and ".join(describe(space) for space in (own_obs, own) if space is not None)
-            what = f"the manifest contradicts its shards: the episodes say the spaces {said}"
+            spaces = " and ".join(describe(space) for space in (own_obs, own) if space is not None)
+            what = f"the manifest contradicts its shards: the episodes have the spaces {spaces}"
             raise BadData(what, where=f"{where}, episode {batch.ids[0]}", fix=FIX)
         return replace(
             batch,

@@ -1,11 +1,11 @@
-"""The shards of a dataset that is being written: which episodes share a row group and a shard, and the shards themselves.
+"""Write the shards of a dataset: which episodes share a row group and a shard, and the shards themselves.
 
 A stream of episodes is cut by episodes alone, so that data/ does not depend on how they arrived. Neighbours become one table,
 and so a row group: about 8 MiB of raw arrays, and at most 8,192 whole episodes. A shard is a run of row groups within the
 limits that the user gave. An episode larger than a limit has a row group, or a shard, of its own.
 
-A shard counts once it has its final name. Of complete shards of an earlier writer the plain columns are read (`adopt`); one
-that cannot be read is an error.
+A shard is complete once it has its final name. `adopt` reads the plain columns of an earlier writer's complete shards; an
+unreadable one is an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCK_EPISODES: Final = 1 << 13  # of a row group: packing takes kilobytes of ea
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Neighbouring episodes of what was added."""
+    """Consecutive episodes of an added item."""
 
     item: Any  # a batch, or rows
     first: int
@@ -45,7 +45,7 @@ class Piece:
 
 
 class ShardSequence:
-    """Shards of one generation in order of their numbers; at most one is open. Raises StorageError."""
+    """Writes the shards of one generation in order; at most one is open. Raises StorageError."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class ShardSequence:
         max_rows: int | None,
         max_bytes: int | None,
     ) -> None:
-        """`folder`: the dataset's. `guard`: around each moment in which a shard gets its name; may raise. `table_of`: the
-        pa.Table of some pieces, and how many episodes and steps are in it. Limits are per shard, bytes before compression.
+        """`folder`: the dataset folder. `guard`: wraps each commit of a shard; may raise. `table_of`: makes the pa.Table of
+        some pieces, and its numbers of episodes and steps. Limits are per shard, bytes before compression.
         """
         self._folder, self._generation, self._compression, self._guard = folder, generation, compression, guard
         self._table_of = table_of
@@ -69,10 +69,10 @@ class ShardSequence:
         self._rows = self._bytes = 0  # of the open shard, pending ones included
         self._open: ShardWriter | None = None
         self._episodes = self._steps = 0  # in the open shard
-        self.finished: list[Shard] = []  # with those that an earlier writer finished
+        self.finished: list[Shard] = []  # including an earlier writer's
 
     def add(self, item: Any, rows: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
-        """Take the E episodes of `item`, which have so many table rows and bytes, (E,) each."""
+        """Add the E episodes of `item`; `rows` and `sizes`, (E,) each: their numbers of table rows and bytes."""
         ends, bytes_to = (np.concatenate([[0], np.cumsum(values)]) for values in (rows, sizes))
         max_rows, max_bytes = self._limits
         first = 0
@@ -94,7 +94,7 @@ class ShardSequence:
                 first = last
 
     def flush(self) -> None:
-        """Write what is pending, if anything is, as a row group."""
+        """Write pending pieces as a row group."""
         if not self._pending:
             return
         pieces, self._pending, self._pending_bytes, self._waiting = self._pending, [], 0, 0
@@ -107,7 +107,7 @@ class ShardSequence:
         self._steps += steps
 
     def close(self) -> None:
-        """Finish the open shard, if one is."""
+        """Finish the open shard, if any."""
         self.flush()
         if self._open is None:
             return
@@ -120,19 +120,19 @@ class ShardSequence:
         self._episodes = self._steps = self._rows = self._bytes = 0
 
     def discard(self) -> None:
-        """Discard the open shard."""
+        """Discard the open shard, if any."""
         if self._open is not None:
             self._open.discard()
             self._open = None
 
 
 def _fitting(sums: NDArray[Any], first: int, room: int) -> int:
-    """How many episodes from `first` on fit into `room`, by running sums."""
+    """The number of episodes from `first` on that fit into `room`, by cumulative sums."""
     return max(0, int(np.searchsorted(sums, int(sums[first]) + room, side="right")) - 1 - first)
 
 
 def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
-    """(E,) bytes of each episode before compression; observations count twice, as in a row, and infos are estimated."""
+    """(E,) uncompressed bytes of each episode; observations count twice, as in step rows, and infos are estimated."""
     step = ROW_OVERHEAD + 2 * _row_bytes(batch.obs) + _row_bytes(batch.actions) + sum(map(_row_bytes, batch.extra.values()))
     sizes: NDArray[np.int64] = (batch.lengths + 1) * step
     if batch.infos is not None:
@@ -141,7 +141,7 @@ def raw_bytes(batch: EpisodeBatch) -> NDArray[np.int64]:
 
 
 def _info_bytes(info: Mapping[str, Any]) -> int:
-    """An estimate: pictures, of which a few fill the memory, count as they are."""
+    """An estimate; arrays such as images count with their size."""
     sizes = (getattr(one, "nbytes", len(one) if isinstance(one, str | bytes) else 0) for one in info.values())
     return sum(KEY_BYTES + size for size in sizes)
 
@@ -152,7 +152,7 @@ def _row_bytes(tree: Tree) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A shard that an earlier write finished."""
+    """A shard finished by an earlier writer."""
 
     shard: Shard
     ids: tuple[str, ...]  # of its episodes, in order
@@ -164,9 +164,9 @@ def adopt(
     statistics: EpisodeStatistics,
     see: Callable[[EpisodeBatch], None] | None = None,
 ) -> Adopted:
-    """Count the shard at `place`: its episodes in `statistics`, its columns in `rows`. Raises BadData, StorageError.
+    """Take over the shard at `place`: add its episodes to `statistics`, and its schema to `rows`. Raises BadData, StorageError.
 
-    Only `see`, which gets its episodes, has any step decoded.
+    Steps are decoded only for the callback `see`, which gets the episodes.
     """
     size, digest = fingerprint(place)
     with opened(place, size=size) as file:

@@ -1,6 +1,6 @@
-"""What a manifest measures of its episodes: counts, returns and lengths, for which no step is decoded.
+"""Episode statistics of a manifest: counts, returns and lengths, computed without decoding steps.
 
-Figures of columns are computed when they are asked for (`inspect --deep`, checking/column_statistics.py).
+Column statistics are computed on demand (`inspect --deep`, checking/column_statistics.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUANTILES: Final = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 
 
 class EpisodeStatistics:
-    """Collects them, block by block."""
+    """Accumulates episode statistics batch by batch."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[Any], ...]] = []  # returns, lengths, terminated, truncated
@@ -31,16 +31,16 @@ class EpisodeStatistics:
         self.unfinished = 0  # neither flag
 
     def add(self, batch: EpisodeBatch) -> None:
-        """Count the episodes of `batch`."""
+        """Add the episodes of `batch`."""
         self._add((batch.returns, batch.lengths, batch.terminated, batch.truncated))
 
     def add_plain(self, table: Any) -> None:
-        """Count episodes by their plain columns, a pa.Table."""
+        """Add episodes from a pa.Table of plain columns."""
         names = (Columns.RETURN, Columns.LENGTH, Columns.TERMINATED, Columns.TRUNCATED)
         self._add(tuple(table.column(name).to_numpy() for name in names))
 
     def include(self, other: EpisodeStatistics) -> None:
-        """Count the episodes of `other` after these."""
+        """Add the episodes of `other`."""
         for part in other._parts:
             self._add(part)
 
@@ -54,8 +54,8 @@ class EpisodeStatistics:
         return [np.concatenate(column) for column in zip(nothing, *self._parts, strict=True)]
 
     def counts(self, assumptions: Mapping[str, int]) -> Counts:
-        """The sizes. Unfinished are episodes with neither flag, and those assumed to be truncated because their recording broke
-        off. Assumptions are counted in blocks, maybe beyond a limit: no more are unfinished than did not terminate.
+        """The counts. Unfinished episodes have neither flag, or were assumed to be truncated because their recording stopped.
+        `assumptions` may count more episodes than were written, so unfinished is limited to the episodes not terminated.
         """
         _, lengths, *flags = self._columns()
         terminated, truncated = (int(np.count_nonzero(flag)) for flag in flags)
@@ -69,7 +69,7 @@ class EpisodeStatistics:
 
 
 def _distribution(values: NDArray[Any]) -> dict[str, Any]:
-    """Figures of one number per episode: NaN left out, mean, std and quantiles of what is finite."""
+    """Statistics of one number per episode, without NaN; mean, std and quantiles of finite values only."""
     known, finite = values[~np.isnan(values)], values[np.isfinite(values)]
     with np.errstate(all="ignore"):  # returns near the largest float64 may overflow
         spread = [float(finite.mean()), float(finite.std())] if len(finite) else [None, None]
@@ -80,7 +80,7 @@ def _distribution(values: NDArray[Any]) -> dict[str, Any]:
 
 
 def plain_numbers(values: Any) -> Any:
-    """`values` (numbers in lists) with "inf", "-inf" and null for what JSON has no number for."""
+    """`values` (numbers in lists) with "inf", "-inf" and null for numbers that JSON lacks."""
     if isinstance(values, list):
         return [plain_numbers(value) for value in values]
     if isinstance(values, float) and not math.isfinite(values):
@@ -89,7 +89,7 @@ def plain_numbers(values: Any) -> Any:
 
 
 def not_finite(batch: EpisodeBatch) -> Counter[str]:
-    """NaN and infinite values by kind, `nan-in-rewards` for one, last observations included."""
+    """Counts of NaN and infinite values by kind, such as `nan-in-rewards`, last observations included."""
     trees = {
         "observations": [batch.obs],
         "actions": [batch.actions],

@@ -1,11 +1,11 @@
-"""The `columns` format: one row per step, with RLlib's names, whole columns at a time.
+"""The `columns` format: one row per step, with RLlib's column names.
 
-A row holds the observation acted on (`obs`) and the one it led to (`new_obs`); reading back takes `obs` of every row and
-`new_obs` of each episode's last. All datasets have the columns of `FURTHER`, empty where there is nothing to say. Episodes
-without a step have no row, and are counted, as is what a row has no place for (other custom data, clock, multi-agent ids).
+A row holds the observation acted on (`obs`) and the next one (`new_obs`); the reader uses `obs` of every row and `new_obs` of
+each episode's last row. All datasets have the columns of `FURTHER`, null where unused. Episodes without steps have no rows and
+are counted in the tally, as are values without a column (other custom data, clock, multi-agent ids).
 
-Infos are JSON text, one per step: arrays become lists, counted as `info-array-to-list`; what JSON cannot express (bytes,
-complex numbers) raises. NaN and infinities are written as Python's json module writes and reads them: a null would lose them.
+Infos are JSON text, one per step: arrays become lists, counted as `info-array-to-list`; values that JSON cannot express (bytes,
+complex numbers) raise. NaN and infinities are written as in Python's json module, because null would lose them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from offline_cli.trees import Tree, map_leaves
 INFO_COLUMNS: Final = (Columns.INFOS, Columns.RESET_INFOS)
 FURTHER: Final = pa.schema(
     {
-        Columns.SOURCE_ID: pa.string(),  # of the episode in the table that it comes from
+        Columns.SOURCE_ID: pa.string(),  # the episode's id in its source
         Columns.FINAL_OBS_ASSUMED: pa.bool_(),  # on an episode's last step
         **dict.fromkeys(INFO_COLUMNS, pa.string()),
     }
@@ -43,7 +43,7 @@ FURTHER: Final = pa.schema(
 
 
 def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | None:
-    """`info` as JSON text, None for an empty one. `where` names episode and step. Raises BadData, naming them."""
+    """`info` as JSON text; None if empty. Raises BadData; `where` names episode and step."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, np.generic) and value.dtype.kind in "biufU":
@@ -52,7 +52,7 @@ def info_to_text(info: Mapping[str, Any], *, tally: Tally, where: str) -> str | 
             tally.assume("info-array-to-list")
             return value.tolist()
         name = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
-        raise TypeError(f"values of type {name} have no JSON text")
+        raise TypeError(f"JSON cannot express values of type {name}")
 
     try:
         known = plain_mapping(info, tally=tally, where=where)
@@ -68,12 +68,12 @@ def _info_of_text(text: str, where: str) -> dict[str, Any]:
         if not isinstance(info, dict):
             raise ValueError("not an object")
     except ValueError as err:
-        raise BadData(f"infos that are no JSON object: {err}", where=where, fix=FIX) from err
+        raise BadData(f"infos are not a JSON object: {err}", where=where, fix=FIX) from err
     return info
 
 
 def step_schema(observation_space: Space, action_space: Space, extra: Sequence[Any] = ()) -> Any:
-    """The pa.Schema of all tables; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
+    """The pa.Schema of a dataset's tables; `extra`: pa.Fields of the extra model outputs. Raises UnsupportedSpace."""
     obs, actions = space_field(Columns.OBS, observation_space), space_field(Columns.ACTIONS, action_space)
     flags = dict.fromkeys((Columns.TERMINATEDS, Columns.TRUNCATEDS), pa.bool_())
     numbers = {Columns.T: pa.int64(), Columns.REWARDS: pa.float64(), **flags}
@@ -95,18 +95,18 @@ class StepRows(RowFormat):
     )
 
     def __init__(self, observation_space: Space, action_space: Space, tally: Tally | None = None, **options: Any) -> None:
-        """`options`: see RowFormat. Raises UnsupportedSpace for spaces that make no column."""
+        """`options`: see RowFormat. Raises UnsupportedSpace for spaces that cannot be columns."""
         super().__init__(observation_space, action_space, tally, **options)
         for name, space in (("observations", observation_space), ("actions", action_space)):
             check_supported(space, where=name)
         self._steps = step_schema(observation_space, action_space)  # without extra model outputs
-        self._schema: Any = None  # with them; None until the first table
-        self._read: list[Any] | None = None  # pa.Fields of those of the first shard that was read
+        self._schema: Any = None  # with extra model outputs; None until the first table
+        self._read: list[Any] | None = None  # pa.Fields of extra model outputs in the first shard read
 
     # ---- writing ----
 
     def prepare(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` in the dtypes of the spaces, without episodes that have no step; counts these and what has no column."""
+        """Convert `batch` to the spaces' dtypes and drop episodes without steps; counts them, and values without a column."""
         empty = batch.lengths == 0
         if empty.any():
             self.tally.assume("zero-length-episode", int(empty.sum()))
@@ -120,14 +120,14 @@ class StepRows(RowFormat):
         if batch.multi_agent_ids is not None:
             self.tally.assume("multi-agent-id-not-kept", sum(name is not None for name in batch.multi_agent_ids))
         observations, actions = self.spaces
-        assert observations is not None and actions is not None  # noqa: PT018  by __init__
+        assert observations is not None and actions is not None  # noqa: PT018  set in __init__
         return conform(batch, observations, actions)
 
     def table(self, batch: EpisodeBatch, *, where: str) -> Any:
-        """See RowFormat. Raises BadData for infos that have no text."""
+        """See RowFormat. Raises BadData for infos that JSON cannot express."""
         place = f"batch from episode {batch.ids[0]}"
         if taken := sorted(batch.extra.keys() & {*self._steps.names}):
-            what = f"an extra model output is called {taken[0]!r}, as a column is"
+            what = f"the extra model output {taken[0]!r} has the name of a standard column"
             raise BadEpisode(what, where=place, fix="rename it, or use the episodes format")
         schema = self._fixed([tree_field(name, batch.extra[name]) for name in sorted(batch.extra)], place)
         terminateds, truncateds = batch.step_flags()
@@ -153,11 +153,11 @@ class StepRows(RowFormat):
         return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
     def _infos(self, batch: EpisodeBatch) -> tuple[Any, Any]:
-        """Texts of the infos that steps led to, and of those of resets, each on the first step."""
+        """JSON texts of each step's next info, and of the reset infos, which are on the first step."""
         if batch.infos is None:
             return (pa.nulls(batch.num_steps, pa.string()),) * 2
         texts = np.full(len(batch.infos), None, object)
-        for row, info in enumerate(batch.infos):  # a loop over those that are not empty: JSON is text
+        for row, info in enumerate(batch.infos):  # JSON text needs a loop over non-empty infos
             if info:
                 episode = int(np.searchsorted(batch.obs_starts, row, side="right")) - 1
                 where = f"episode {batch.ids[episode]}, observation {row - int(batch.obs_starts[episode])}"
@@ -171,13 +171,13 @@ class StepRows(RowFormat):
         self._fixed([field for field in schema if field.name not in self._steps.names], "a shard written before")
 
     def _fixed(self, extra: list[Any], where: str) -> Any:
-        """The schema. Raises BadEpisode unless the extra model outputs are those of the first table, to a dtype and a shape."""
+        """The schema. Raises BadEpisode unless the extra model outputs equal the first table's in name, dtype and shape."""
         if self._schema is None:
             self._schema = pa.schema([*self._steps][: len(STEP_COLUMNS)] + extra + [*FURTHER])
         wrong = _other_extra(extra, [field for field in self._schema if field.name not in self._steps.names])
         if wrong:
-            fix = "convert the two kinds of episodes into two datasets, or use the episodes format"
-            raise BadEpisode(f"other extra model outputs than before: {'; '.join(wrong)}", where=where, fix=fix)
+            fix = "write the two kinds of episodes to separate datasets, or use the episodes format"
+            raise BadEpisode(f"extra model outputs differ from earlier ones: {'; '.join(wrong)}", where=where, fix=fix)
         return self._schema
 
     # ---- reading ----
@@ -186,7 +186,7 @@ class StepRows(RowFormat):
         """See RowFormat."""
         extra = [column for column in schema if column.name not in self._steps.names]
         self._read = extra if self._read is None else self._read
-        wrong = [f"column {one.name!r} is {one.type}, which holds no numbers" for one in extra if not is_numeric(one.type)]
+        wrong = [f"column {one.name!r} is {one.type}, not numeric" for one in extra if not is_numeric(one.type)]
         return [*differing_columns(schema, self._steps), *(wrong or _other_extra(extra, self._read))]
 
     def columns(self, schema: Any) -> list[str]:
@@ -199,8 +199,8 @@ class StepRows(RowFormat):
         return [name for name in names if name in wanted]
 
     def batches(self, rows: Rows, numbers: Sequence[int] | NDArray[Any], *, where: str) -> Iterator[EpisodeBatch]:
-        """See RowFormat: one batch. Raises BadData, naming the column, for nulls, for steps that are missing or out of order,
-        and for infos that are no JSON.
+        """See RowFormat; yields one batch. Raises BadData, naming the column, for nulls, missing or unordered steps, and
+        invalid infos.
         """
         table, starts = _TableColumns(rows.table, where), rows.starts
         ids = table.raw(Columns.EPS_ID)
@@ -231,7 +231,7 @@ class StepRows(RowFormat):
         )
 
     def plain(self, rows: Rows, *, where: str) -> Any:
-        """See RowFormat. Raises BadData for nulls in rewards and flags, and for flags before an end."""
+        """See RowFormat. Raises BadData for nulls in rewards and flags, and for end flags before the last step."""
         table, starts = _TableColumns(rows.table, where), rows.starts
         begins, ends, there = starts[:-1], starts[1:] - 1, rows.table.column_names
         flags = table.flags(Columns.TERMINATEDS, ends), table.flags(Columns.TRUNCATEDS, ends)
@@ -242,14 +242,14 @@ class StepRows(RowFormat):
 
 
 def _other_extra(have: list[Any], want: list[Any]) -> list[str]:
-    """In words, how extra model outputs, as pa.Fields, differ from those before."""
+    """Describe how extra model outputs (pa.Fields) differ from the earlier ones."""
     names = {field.name for field in want}
     new = [f"column {field.name!r} is new" for field in have if field.name not in names]
     return [*differing_columns(have, want), *new]
 
 
 def _on_steps(values: Sequence[str | None] | None, batch: EpisodeBatch) -> Any:
-    """The text of each episode on all its steps."""
+    """Repeat each episode's text on all its steps."""
     if values is None:
         return pa.nulls(batch.num_steps, pa.string())
     episodes = np.repeat(np.arange(len(batch), dtype=np.int64), batch.lengths)
@@ -257,7 +257,7 @@ def _on_steps(values: Sequence[str | None] | None, batch: EpisodeBatch) -> Any:
 
 
 class _TableColumns:
-    """The columns of one table, each as one array."""
+    """The columns of one table, each as a single array."""
 
     def __init__(self, table: Any, where: str) -> None:
         self._table = table.combine_chunks()
@@ -272,7 +272,7 @@ class _TableColumns:
         try:
             found: list[Any] = column.to_pylist()
         except UnicodeDecodeError as err:  # Arrow does not check the bytes of a file
-            raise BadData(f"text that is not UTF-8: {err}", where=self._where, fix=FIX) from err
+            raise BadData(f"text is not UTF-8: {err}", where=self._where, fix=FIX) from err
         return found
 
     def tree(self, name: str) -> Tree:
@@ -282,7 +282,7 @@ class _TableColumns:
             raise BadData(str(err), where=self._where, fix=FIX) from err
 
     def flags(self, name: str, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(E,) the flag on each episode's last row; set on any other row it is an error."""
+        """(E,) the flag on each episode's last row. Raises BadData if it is set on another row."""
         flags: NDArray[np.bool_] = self.tree(name)
         at_end = flags[ends]
         if np.count_nonzero(flags) != np.count_nonzero(at_end):
@@ -294,7 +294,7 @@ class _TableColumns:
         return None if column.null_count == len(column) else tuple(self.texts(column.take(pa.array(begins))))
 
     def custom_data(self, begins: NDArray[np.int64], ends: NDArray[np.int64]) -> tuple[Mapping[str, Any], ...] | None:
-        """(E,) of CUSTOM_COLUMNS, as far as an episode has them; None where none has any."""
+        """(E,) custom data from CUSTOM_COLUMNS; None if no episode has any."""
         ids = self.names(Columns.SOURCE_ID, begins) or (None,) * len(begins)
         found: list[dict[str, Any]] = [{} if name is None else {Columns.SOURCE_ID: name} for name in ids]
         for episode in np.flatnonzero(self.flags(Columns.FINAL_OBS_ASSUMED, ends)).tolist():
@@ -302,7 +302,7 @@ class _TableColumns:
         return tuple(found) if any(found) else None
 
     def infos(self, starts: NDArray[np.int64], numbers: Sequence[int] | NDArray[Any]) -> Infos | None:
-        """N+E infos: the reset's and then each step's, per episode; None when all are empty."""
+        """N+E infos, per episode the reset's and then each step's; None if all are empty."""
         steps, resets = (self.raw(name) for name in INFO_COLUMNS)
         if steps.null_count == len(steps) and resets.null_count == len(resets):
             return None
@@ -318,18 +318,18 @@ class _TableColumns:
 
 def _check_timesteps(t: NDArray[np.int64], starts: NDArray[np.int64], where: str) -> None:
     steps = np.diff(t)
-    steps[starts[1:-1] - 1] = 1  # between episodes it may jump
+    steps[starts[1:-1] - 1] = 1  # t may jump between episodes
     if (steps != 1).any():
         row = int(np.flatnonzero(steps != 1)[0])
         raise BadData(f"t goes from {t[row]} to {t[row + 1]} within an episode", where=where, fix=FIX)
 
 
 def _with_final(acted: NDArray[Any], led_to: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """Leaves (N+E, ...) from the observations acted on and led to, (N, ...) each."""
+    """Leaves (N+E, ...) from the observations acted on and the next ones, (N, ...) each."""
     episodes = np.arange(len(starts) - 1, dtype=np.int64)
     last = starts[1:] + episodes
     rows = np.arange(len(acted) + len(episodes), dtype=np.int64) - np.repeat(episodes, np.diff(starts) + 1)
     rows[last] = 0
-    whole = acted.take(rows, axis=0)  # many times faster than to scatter
+    whole = acted.take(rows, axis=0)  # much faster than scattering
     whole[last] = led_to[starts[1:] - 1]
     return whole

@@ -1,4 +1,4 @@
-"""A dataset written in one call, from batches or single episodes: `write_dataset`."""
+"""`write_dataset`: write a dataset in one call, from batches or single episodes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KINDS: Final = (EpisodeBatch, SingleAgentEpisode, MultiAgentEpisode)
 Episodes = (
     EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
 )
-JOINED: Final = 1 << 16  # steps of single episodes in a batch
+JOINED: Final = 1 << 16  # steps per batch of joined single episodes
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenDataset:
-    """A dataset that has been committed."""
+    """A committed dataset."""
 
     out: str  # URL of its folder
     episodes: int
@@ -59,20 +59,20 @@ def write_dataset(
     meanings: Mapping[str, Any] | None = None,
     like: Dataset | None = None,
 ) -> WrittenDataset:
-    """Write `episodes`, batches or single ones, as a dataset in the folder `url`; all of them, or what was there stays.
+    """Write `episodes`, batches or single ones, as a dataset in the folder `url`; on failure, existing data stays.
 
-    `like`: a dataset whose environment, action scale, spaces and meanings these episodes have, unless others are given; where
-    `episodes` is a Dataset, it is that. Spaces that are not given are those that the first episodes say, and then all have to
-    say the same. Of an episode of several agents each agent's is written. `meanings`: of columns, in the form of
+    `like`: a dataset that provides environment, action scale, spaces and meanings unless they are given; the default is
+    `episodes` if it is a Dataset. Spaces that are not given come from the first episodes, and all episodes must agree with
+    them. Multi-agent episodes are written as one episode per agent. `meanings`: of columns, in the form of
     schemas/meanings.v1.json: `{"obs": [{"name": "x"}, {"name": "y"}]}`.
 
-    Raises BadConfig where the spaces are not known, and for meanings of another form; NoData for no episodes, OutputExists,
-    UsageError; BadEpisode for an id that comes twice and for episodes that do not fit; StorageError; what `episodes` raises.
+    Raises BadConfig for unknown spaces or invalid meanings; NoData without episodes, OutputExists, UsageError; BadEpisode for
+    a duplicate id and for episodes that do not fit; StorageError; and whatever `episodes` raises.
     """
     place, batches = open_location(url, storage_options), joined_batches(episodes)
     first = next((batch for batch in batches if len(batch)), None)
     if first is None:
-        raise NoData("no episodes to write", where=place.url, fix="check what the episodes are chosen by")
+        raise NoData("no episodes to write", where=place.url, fix="check how the episodes are selected")
     like = episodes if like is None and isinstance(episodes, Dataset) else like
     known = None if like is None else like.manifest
     given = {"observation_space": observation_space, "action_space": action_space}
@@ -80,8 +80,8 @@ def write_dataset(
         given = {name: space or getattr(known, name) for name, space in given.items()}
     spaces = {name: space or getattr(first, name) for name, space in given.items()}
     if None in spaces.values():
-        fix = "write_dataset(..., observation_space=..., action_space=...), of gymnasium.spaces"
-        raise BadConfig("the episodes do not say their spaces", where=place.url, fix=fix)
+        fix = "pass gymnasium spaces: write_dataset(..., observation_space=..., action_space=...)"
+        raise BadConfig("the episodes have no spaces", where=place.url, fix=fix)
     scale = "env" if only_discrete(spaces["action_space"]) else UNKNOWN
     inherited = (None, scale, NO_MEANINGS) if known is None else (known.environment, known.action_scale, known.meanings)
     writer = DatasetWriter(
@@ -100,10 +100,11 @@ def write_dataset(
     with writer:
         for batch in chain([first], batches):
             for name in (name for name, space in given.items() if space is None):
-                said, own = getattr(first, name), getattr(batch, name)
-                if own is not None and own is not said and not same_space(own, said):
-                    fix = f"one {name} for all; or give it, if these mean the same"
-                    raise BadEpisode(f"{name} {own}, and {said} before", where=f"batch from episode {batch.ids[0]}", fix=fix)
+                before, own = getattr(first, name), getattr(batch, name)
+                if own is not None and own is not before and not same_space(own, before):
+                    fix = f"use one {name} for all episodes, or pass {name}=... if they mean the same"
+                    what = f"{name} is {own}, but {before} in earlier episodes"
+                    raise BadEpisode(what, where=f"batch from episode {batch.ids[0]}", fix=fix)
             writer.write(batch)
         manifest = writer.commit()
     counts = manifest.counts
@@ -111,11 +112,11 @@ def write_dataset(
 
 
 def joined_batches(episodes: Episodes) -> Iterator[EpisodeBatch]:
-    """Batches as they come; between them, neighbouring single episodes are joined. `episodes` may be one alone.
+    """Yield batches unchanged, and join consecutive single episodes into batches. `episodes` may be a single one.
 
-    Raises BadEpisode for neighbours that cannot be joined, UsageError for what is no episode.
+    Raises BadEpisode for consecutive episodes that cannot be joined, UsageError for other objects.
     """
-    is_table = type(episodes).__module__.split(".")[0] in ("polars", "pandas", "pyarrow")  # which can be iterated, by column
+    is_table = type(episodes).__module__.split(".")[0] in ("polars", "pandas", "pyarrow")  # iterable, but over columns
     if is_table or isinstance(episodes, str | bytes | os.PathLike) or not isinstance(episodes, (*KINDS, Iterable)):
         raise _no_episodes(episodes)
     items: Iterable[Any] = [episodes] if isinstance(episodes, KINDS) else episodes
@@ -142,6 +143,6 @@ def _agents(one: Any) -> list[SingleAgentEpisode]:
 
 
 def _no_episodes(given: object) -> UsageError:
-    what = f"a {type(given).__name__} where an episode is wanted"
-    fix = "EpisodeBatches, SingleAgentEpisodes or MultiAgentEpisodes; a table first goes through `offline-cli convert`"
+    what = f"expected an episode, not a {type(given).__name__}"
+    fix = "pass EpisodeBatches, SingleAgentEpisodes or MultiAgentEpisodes; convert a table with `offline-cli convert` first"
     return UsageError(what, where="episodes", fix=fix)

@@ -1,14 +1,14 @@
-"""Writes a dataset so that it exists only when whole: note, shards, manifest, and only then removal of what was there before.
+"""Write a dataset atomically: note, shards, manifest, and only then removal of the replaced files.
 
     with DatasetWriter("D", observation_space=env.observation_space, action_space=env.action_space) as writer:
         for batch in batches:
             writer.write(batch)
         manifest = writer.commit()
 
-A crash at any point leaves the dataset that was there before (plus the note), or the new one (plus the note), or complete
-shards that `resume` continues from. Leaving the block by an exception, or without `commit`, keeps the note and the complete
-shards; where no shard was complete yet it leaves no trace. With `base` the shards are a generation beside those of a dataset:
-these keep names and bytes, and the new manifest lists both.
+A crash at any point leaves the previous dataset (plus the note), the new one (plus the note), or complete shards from which
+`resume` continues. Leaving the block by an exception, or without `commit`, keeps the note and complete shards; without complete
+shards, everything is removed. With `base`, the shards are added beside those of a dataset, which are unchanged; the new
+manifest lists both.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class DatasetWriter:
-    """A dataset being written, as a context manager; `commit` makes it one. Raises StorageError throughout."""
+    """Writes a dataset, as a context manager; `commit` publishes it. All methods raise StorageError."""
 
     def __init__(
         self,
@@ -81,26 +81,27 @@ class DatasetWriter:
         count_not_finite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Nothing is touched before `with`. `location`: the folder to make, a path or a URL.
+        """`location`: the target folder, a path or a URL; only `with` starts to write.
 
-        Spaces may be None for `episodes` only. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
-        `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
-        larger than either has a file of its own. `provenance`: see schemas/manifest.v1.json; missing parts are filled in.
-        `identity`: what the content follows from, by name, as JSON values without secrets: `resume` asks for the same, unless
-        `allow_changes`, which counts them; a `base` too where that is not None. `base`: the dataset here, which is added to.
-        `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one. Raises
-        UsageError, UnsupportedSpace; BadConfig for a `base` of another format, compression, action scale, spaces or meanings.
+        Spaces may be None only for `episodes`. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
+        `max_rows_per_file` counts rows, i.e. episodes or steps; `max_bytes_per_file` counts arrays before compression; a larger
+        episode gets its own file. `provenance`: see schemas/manifest.v1.json; missing parts are filled in. `identity`:
+        everything that determines the content, by name, as JSON values without secrets; `resume` requires the same identity
+        unless `allow_changes`, which counts the changes, and so does `base` if `allow_changes` is not None. `base`: the
+        existing dataset to append to. `count_not_finite`: count NaN and infinite values as assumptions such as
+        `nan-in-rewards`. Raises UsageError, UnsupportedSpace; BadConfig if `base` has another format, compression, action
+        scale, spaces or meanings.
         """
         self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
         self._spaces = observation_space, action_space
         self._rows = row_format(format, *self._spaces, self._tally)
-        self._changes: list[str] = []  # of the identity, in words
+        self._changes: list[str] = []  # of the identity, as text
         if base is not None:
             base.refuse_other(format, check_compression(compression), self._spaces, action_scale)
-            meanings, _ = joined([(self.location.url, base.manifest.meanings), ("what is added", meanings)])
+            meanings, _ = joined([(self.location.url, base.manifest.meanings), ("the appended data", meanings)])
             self._changes += [] if allow_changes is None else base.changes_to(identity, allow_changes)
-        self._known: dict[str, Any] = {  # of the manifest, what is known from the start
+        self._known: dict[str, Any] = {  # manifest fields known from the start
             "format": format,
             "environment": environment,
             "observation_space": observation_space,
@@ -110,7 +111,7 @@ class DatasetWriter:
             "meanings": meanings,
             "compression": check_compression(compression),
         }
-        self._options: dict[str, Any] = {  # what must be equal for a write to be resumed; plain JSON values
+        self._options: dict[str, Any] = {  # must be equal to resume a write; plain JSON values
             "format": format,
             "observation_space": observation_space and space_to_json(observation_space),
             "action_space": action_space and space_to_json(action_space),
@@ -128,35 +129,35 @@ class DatasetWriter:
         self._provenance = dict(provenance or {})
         self._target = TargetFolder(self.location, (self._provenance.get("commands") or [this_command()])[-1])
         self._shards: ShardSequence | None = None
-        self._last: EpisodeBatch | None = None  # whose structure the open row group has
+        self._last: EpisodeBatch | None = None  # has the structure of the open row group
         self._statistics = EpisodeStatistics()
         self._not_finite: Counter[str] | None = Counter() if count_not_finite else None
         self._started = ""
         self._committed = False
-        self._ids = set[str]()  # of the episodes there, adopted ones and those of `base` included
-        self._next_quarantine: int | None = None  # number of the next file of rows set aside, once there is one
+        self._ids = set[str]()  # of all episodes, including adopted ones and those of `base`
+        self._next_quarantine: int | None = None  # number of the next quarantine file; None before the first
         self.ids_written: frozenset[str] = frozenset()
-        """Ids of the episodes in the shards that `resume` found: what the caller need not write again."""
+        """Ids of the episodes in shards that `resume` found; the caller need not write them again."""
         self.episodes_written = 0
-        """Episodes taken so far, those of the shards that `resume` found included; ones without a row are not counted."""
+        """Episodes written so far, including those in shards that `resume` found; those without a row are not counted."""
 
     @property
     def steps_written(self) -> int:
-        """Steps in row groups by now: all of the shards that `resume` found, but maybe not of the last episodes written."""
+        """Steps in row groups so far, including shards that `resume` found; the last episodes may still be pending."""
         return self._statistics.steps
 
     def __enter__(self) -> Self:
         """Write the note.
 
-        Raises OutputExists, Locked where another writer is at work; with `resume` also BadConfig (other options) and BadData
-        (broken shards), which `base` may have too.
+        Raises OutputExists, Locked if another writer is active; with `resume` also BadConfig (changed options) and BadData
+        (broken shards, also of `base`).
         """
         self._started = now()
         self._target.begin(self._options, **self._begin)
         self._changes += self._target.note.changes
         if self._changes:
             self._tally.assume(CHANGED, len(self._changes))
-            _log.warning("note: what is there was recorded before these changes: %s", "; ".join(self._changes))
+            _log.warning("note: the existing episodes were recorded before these changes: %s", "; ".join(self._changes))
         self._shards = ShardSequence(
             self.location,
             self._target.generation,
@@ -203,7 +204,7 @@ class DatasetWriter:
         except StorageError as failed:
             if error is None:
                 raise
-            error.add_note(f"cleaning up failed too: {failed}")
+            error.add_note(f"the clean-up failed too: {failed}")
 
     def _abandon(self) -> None:
         if self._shards is None:
@@ -217,25 +218,25 @@ class DatasetWriter:
     # ---- writing ----
 
     def write(self, batch: EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode) -> None:
-        """Append whole episodes, with new ids; their arrays may wait here, so do not change them afterwards. Of an episode of
-        several agents each agent's is written.
+        """Append whole episodes with new ids. Arrays may be buffered, so do not modify them afterwards. Multi-agent episodes
+        are written as one episode per agent.
 
-        Raises BadEpisode, BadData where they do not fit the spaces or the format, or where an id is there already; TakenOver
-        where another writer has taken over; UsageError outside of `with`, and after `commit`.
+        Raises BadEpisode or BadData for episodes that do not fit the spaces or the format, and for duplicate ids; TakenOver if
+        another writer has taken over; UsageError outside of `with`, and after `commit`.
         """
         shards = self._open_shards()
         batch = self._prepared(batch if isinstance(batch, EpisodeBatch) else EpisodeBatch.from_episodes(agents_of(batch)))
         if not len(batch):
             return
-        if self._last is not None and self._last.structure_difference(batch):  # which one table cannot hold
+        if self._last is not None and self._last.structure_difference(batch):  # one table cannot hold both
             shards.flush()
         self._last = batch
         shards.add(batch, self._rows.rows_of(batch), raw_bytes(batch))
 
     def write_rows(self, rows: Rows, plain: Any) -> None:
-        """Append whole episodes by their rows, which are not decoded; `plain`: a pa.Table of their plain columns.
+        """Append whole episodes as stored rows, without decoding; `plain`: a pa.Table of their plain columns.
 
-        All have the columns of the first. Raises as `write` does.
+        All must have the columns of the first. Raises as `write` does.
         """
         shards = self._open_shards()
         self._rows.adopt(rows.table.schema)
@@ -248,13 +249,13 @@ class DatasetWriter:
         shards.add((rows, plain), lengths, sizes)
 
     def rehearse(self, batch: EpisodeBatch) -> None:
-        """Raise and count as `write` would, and keep only the ids. Raises as `write` does."""
+        """Check `batch` and count assumptions as `write` does, but keep only its ids. Raises as `write` does."""
         prepared = self._prepared(batch)
         if len(prepared):
             self._rows.table(prepared, where=self.location.url)
 
     def _prepared(self, batch: EpisodeBatch) -> EpisodeBatch:
-        """`batch` as it is stored, with the spaces of the manifest where both have some; its ids are taken."""
+        """Convert `batch` to its stored form, with the manifest's spaces where it has some; registers its ids."""
         batch = self._rows.prepare(batch)
         self._take_ids(batch.ids)
         if self._known["spaces_inferred"]:
@@ -268,14 +269,14 @@ class DatasetWriter:
         known = self._ids.intersection(ids)
         if known or len(set(ids)) < len(ids):
             twice = next(name for i, name in enumerate(ids) if name in known or name in ids[:i])
-            what = f"two episodes are called {twice!r}: rows of one id are one episode"
-            fix = "give every episode an id of its own; with resume=True leave out those of writer.ids_written"
+            what = f"two episodes have the id {twice!r}"
+            fix = "give every episode a unique id; with resume=True skip the ids in writer.ids_written"
             raise BadEpisode(what, where=self.location.url, fix=fix)
         self._ids.update(ids)
         self.episodes_written += len(ids)
 
     def _table_of(self, pieces: Sequence[Piece]) -> tuple[Any, int, int]:
-        """The pa.Table of some pieces of batches, or of rows, and how many episodes and steps it holds; counts them."""
+        """The pa.Table of some pieces of batches or rows, and its numbers of episodes and steps; updates the statistics."""
         if isinstance(pieces[0].item, EpisodeBatch):
             parts = ((piece.item, slice(piece.first, piece.last)) for piece in pieces)
             batch = EpisodeBatch.concat([one if part == slice(0, len(one)) else one.select(part) for one, part in parts])
@@ -285,10 +286,10 @@ class DatasetWriter:
             return table, len(batch), batch.num_steps
         tables, plain = [], []
         for piece in pieces:
-            rows, told = piece.item
+            rows, columns = piece.item
             first, last = int(rows.starts[piece.first]), int(rows.starts[piece.last])
             tables.append(rows.table.slice(first, last - first))
-            plain.append(told.slice(piece.first, piece.last - piece.first))
+            plain.append(columns.slice(piece.first, piece.last - piece.first))
         episodes = pa.concat_tables(plain)
         self._statistics.add_plain(episodes)
         return pa.concat_tables(tables), len(episodes), pc.sum(episodes.column(Columns.LENGTH)).as_py()
@@ -298,7 +299,7 @@ class DatasetWriter:
             self._not_finite += not_finite(batch)
 
     def quarantine(self, rejects: list[Reject]) -> None:
-        """Write rows that were set aside to `quarantine/`, and empty the list."""
+        """Write rejected rows to `quarantine/`, and clear the list."""
         if rejects:
             if self._next_quarantine is None:
                 self._next_quarantine = next_number(self.location)
@@ -307,7 +308,7 @@ class DatasetWriter:
             self._next_quarantine += 1
             rejects.clear()
 
-    # ---- ends ----
+    # ---- end of a write ----
 
     def commit(
         self,
@@ -317,10 +318,10 @@ class DatasetWriter:
         provenance: Mapping[str, Any] | None = None,
         episodes_lost: int | None = None,
     ) -> Manifest:
-        """Finish the last shard, write the manifest, remove what it replaces; the manifest.
+        """Finish the last shard, write the manifest, remove replaced files; return the manifest.
 
-        `complete`: whether all that was asked for is in it. `assumptions`: counts by kind; None: the tally's. `provenance`:
-        what is known only at the end. `episodes_lost`: how many of the source are not in it; None: not known.
+        `complete`: whether the dataset holds everything that was requested. `assumptions`: counts by kind; None: the tally's.
+        `provenance`: parts known only at the end. `episodes_lost`: source episodes that are missing; None: unknown.
         """
         shards = self._open_shards()
         shards.close()
@@ -351,10 +352,10 @@ class DatasetWriter:
     def _open_shards(self) -> ShardSequence:
         if self._shards is None or self._committed:
             fix = "with DatasetWriter(...) as writer: writer.write(batch); writer.commit()"
-            raise UsageError("a writer is used outside its `with`, or after its `commit`", where=self.location.url, fix=fix)
+            raise UsageError("the writer is used outside of `with`, or after `commit`", where=self.location.url, fix=fix)
         return self._shards
 
 
 def agents_of(episode: SingleAgentEpisode | MultiAgentEpisode) -> list[SingleAgentEpisode]:
-    """The episodes of its agents; of a single one itself."""
+    """The single-agent episodes of an episode."""
     return [episode] if isinstance(episode, SingleAgentEpisode) else list(episode.agent_episodes.values())

@@ -1,1 +1,1 @@
-"""Functions run by several workers at once; knows nothing of episodes."""
+"""Run functions on several workers; knows nothing about episodes."""

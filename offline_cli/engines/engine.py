@@ -1,7 +1,7 @@
-"""Engine: calls a function of many items on workers, and gives what it yields in the order of the items.
+"""Engine: maps a function over items on workers, and yields its results in the order of the items.
 
-So nothing depends on how many workers there are, or which is faster. The function, its items and what it yields can be pickled;
-a call that is made again yields the same. No worker starts before the first call; all end when the engine's `with` block ends.
+So results do not depend on the number or speed of workers. The function, items and results must be picklable, and a repeated
+call must yield the same results. Workers start at the first call and end with the engine's `with` block.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ Call = TypeVar("Call")
 
 
 class Engine:
-    """This process alone, which does all work in turn; subclasses have workers."""
+    """Runs all calls in this process; subclasses have workers."""
 
     is_local: ClassVar[bool] = True
     workers: int = 1
 
     def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
-        """What `function` yields for each item, in the order of the items; raises in its turn what it raises, and stops.
+        """Yield the results of `function` for each item, in order; an exception of a call is raised in its turn and ends it.
 
-        Items are taken some time before their turn, and all that one call yields is held at once. Raises StopRequested once a
-        signal has come, BadData where a process of this machine dies, ClusterLost where a cluster does, MissingPackage.
+        Items are consumed ahead of their turn, and all results of a call are held in memory. Raises StopRequested after a
+        signal, BadData if a local worker process dies, ClusterLost if a cluster does, MissingPackage.
         """
         if self.is_local:
             return Reading(lambda _: (result for item in items for result in function(item)))
         return Reading(lambda _: in_order(partial(self._begin, function), self._ended, items, ahead=2 * self.workers))
 
     def _begin(self, function: Callable[[T], Iterable[Any]], item: T) -> Any:
-        """Have a worker make a call."""
+        """Submit a call to a worker."""
         raise NotImplementedError
 
     def _ended(self, call: Any) -> bytes:
-        """What `called` gave in the worker, once it has ended."""
+        """Wait for a call; return the result of `called` in the worker."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -57,34 +57,34 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine as a caller names it; nothing is started for it."""
+    """The name and options of an engine; starts nothing."""
 
     name: str = "local"  # "local" | "processes" | "ray"
     workers: int = 1
-    address: str | None = None  # of a Ray cluster; None: one is started on this machine
+    address: str | None = None  # of a Ray cluster; None: start one on this machine
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EngineSpec:
-        """From the options `engine`, `engine_address` and `workers`; raises now what `engine` raises."""
+        """From the options `engine`, `engine_address` and `workers`; raises as `engine` does."""
         spec = cls(options["engine"], options["workers"], options["engine_address"])
         spec.engine()
         return spec
 
     def engine(self) -> Engine:
-        """The engine, to be entered. Raises UsageError for an address that it does not take, MissingPackage without Ray."""
+        """Create the engine, to be entered. Raises UsageError for an address without Ray engine, MissingPackage without Ray."""
         from offline_cli.engines.processes import ProcessEngine
         from offline_cli.engines.ray_engine import RayEngine
 
         if self.name == "ray":
             return RayEngine(self.address, self.workers)
         if self.address is not None:
-            fix = "add --engine ray, or leave out --engine-address"
-            raise UsageError(f"--engine {self.name} has no address", where="--engine-address", fix=fix)
+            fix = "add --engine ray, or remove --engine-address"
+            raise UsageError(f"--engine {self.name} takes no address", where="--engine-address", fix=fix)
         return ProcessEngine(self.workers) if self.name == PROCESSES else Engine()
 
 
 def in_order(begin: Callable[[T], Call], ended: Callable[[Call], bytes], items: Iterable[T], *, ahead: int) -> Iterator[Any]:
-    """What `called` gave for each item, in order; at most `ahead` calls are begun and not given yet."""
+    """Yield the results of all calls in item order, with at most `ahead` calls in flight."""
     source = iter(items)
     begun = deque(map(begin, islice(source, ahead)))
     while begun:
@@ -96,12 +96,12 @@ def in_order(begin: Callable[[T], Call], ended: Callable[[Call], bytes], items: 
 
 
 def packed(function: Callable[[T], Iterable[Any]], item: T) -> bytes:
-    """A call for a worker, as `called` takes it."""
+    """Pickle a call for `called`."""
     return pickle.dumps((function, item), protocol=5)
 
 
 def called(work: bytes) -> bytes:
-    """In a worker: what the function yields for the item, and what it raised then, None: nothing; as `in_order` takes them."""
+    """In a worker: run a pickled call; return its pickled results and exception (or None) for `in_order`."""
     results: list[Any] = []
     error: Exception | None = None
     try:
@@ -109,15 +109,15 @@ def called(work: bytes) -> bytes:
         results.extend(function(item))
     except ModuleNotFoundError as missing:
         package = (missing.name or "what it needs").partition(".")[0]
-        fix = f"install it there: pip install {package}"
+        fix = f"run on the worker: pip install {package}"
         error = MissingPackage(f"a worker has no module {missing.name!r}", where="a worker", fix=fix)
     except SystemExit as left:  # some simulators call exit
-        fix = "let the reader, environment or policy raise an error instead"
-        error = BadData(f"code of yours called exit({left.code!r})", where="a worker", fix=fix)
+        fix = "raise an exception in the reader, environment or policy instead"
+        error = BadData(f"your code called exit({left.code!r})", where="a worker", fix=fix)
     except Exception as raised:  # noqa: BLE001  raised again by the command
         error = raised
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301  our own; an exception may be pickled and not unpickled
-    except Exception:  # noqa: BLE001  an exception of a user's may not travel
+        pickle.loads(pickle.dumps(error))  # noqa: S301  our own; some exceptions pickle but do not unpickle
+    except Exception:  # noqa: BLE001  a user's exception may not be picklable
         error = RuntimeError(f"{type(error).__name__}: {error}")
     return pickle.dumps((results, error), protocol=5)

@@ -1,7 +1,7 @@
-"""The engine `processes`: fresh interpreters of this machine, by `concurrent.futures`.
+"""The engine `processes`: spawned local interpreters in a `concurrent.futures` pool.
 
-A worker that dies ends the command, and what was complete is kept. Workers end with the command, also where it is killed: each
-reads from a pipe whose other end the command alone holds, and stops when that is closed.
+If a worker dies, the command fails; complete shards are kept. Workers end with the command even if it is killed: each reads
+from a pipe whose other end only the command holds, and exits when that is closed.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from offline_cli.engines.engine import Engine, called, packed
 from offline_cli.errors import BadData
 from offline_cli.stop_signals import StopRequested, check, signals_noted
 
-LOOK: Final = 0.5  # seconds between two looks at whether to stop
-GRACE: Final = 5.0  # seconds for a worker to end its step
+LOOK: Final = 0.5  # seconds between two checks for a stop signal
+GRACE: Final = 5.0  # seconds for a worker to finish its step
 SAFE: Final = "PYTHONSAFEPATH"
 T = TypeVar("T")
 
 
 class ProcessEngine(Engine):
-    """See `Engine`."""
+    """Runs calls in local worker processes."""
 
     is_local = False
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._pool: ProcessPoolExecutor | None = None
-        self._ends: tuple[Connection, ...] = ()  # of the pipe: the workers' and ours
+        self._ends: tuple[Connection, ...] = ()  # of the pipe: the workers' end and ours
 
     def _begin(self, function: Callable[[T], Iterable[Any]], item: T) -> Future[bytes]:
         with _safely_started():
@@ -50,15 +50,15 @@ class ProcessEngine(Engine):
                 raise _died() from error
 
     def _ended(self, call: Future[bytes]) -> bytes:
-        """Raises BadData where the process has died, and StopRequested once a signal has come."""
+        """Raises BadData if the process has died, StopRequested after a signal."""
         while True:
             check()
             try:
                 return call.result(LOOK)
             except TimeoutError:
                 continue
-            except (BrokenProcessPool, StopRequested) as error:  # StopRequested: a signal that a worker got
-                time.sleep(LOOK / 10)  # it may still be on its way here
+            except (BrokenProcessPool, StopRequested) as error:  # StopRequested: a worker got a signal
+                time.sleep(LOOK / 10)  # this process may get it a moment later
                 check()
                 raise _died() from error
 
@@ -71,14 +71,14 @@ class ProcessEngine(Engine):
 
 
 def _died() -> BadData:
-    fix = "check its memory, or take fewer workers; a command that writes continues from its complete shards with --resume; "
-    fix += 'a script starts workers from below `if __name__ == "__main__":`, because they import it'
-    return BadData("a worker process has died, killed for memory maybe", where="a worker", fix=fix)
+    fix = "check the memory, or use fewer workers; --resume continues a writing command from its complete shards; "
+    fix += 'in a script, start workers below `if __name__ == "__main__":`, because they import the script'
+    return BadData("a worker process has died, possibly for lack of memory", where="a worker", fix=fix)
 
 
 @contextmanager
 def _safely_started() -> Iterator[None]:
-    """Interpreters that start within do not take files of the current folder for modules, and are spared Ctrl-C."""
+    """Interpreters started in the block do not import from the current folder first, and ignore Ctrl-C."""
     before = os.environ.get(SAFE)
     os.environ[SAFE] = "1"
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -90,7 +90,7 @@ def _safely_started() -> Iterator[None]:
 
 
 def _begin_worker(end: Connection) -> None:
-    """In a worker: signals set the flag that long loops look at, and the end of the command is a signal."""
+    """In a worker: install the stop-signal flag, and treat the end of the command as a signal."""
     os.environ.pop(SAFE, None)
     signals_noted(for_good=True, told=b"").__enter__()
     threading.Thread(target=_end_with, args=(end,), daemon=True).start()
@@ -98,6 +98,6 @@ def _begin_worker(end: Connection) -> None:
 
 def _end_with(end: Connection) -> None:
     end.poll(None)
-    os.kill(os.getpid(), signal.SIGTERM)  # what plays ends its step, and closes its environment
+    os.kill(os.getpid(), signal.SIGTERM)  # a rollout finishes its step and closes its environment
     time.sleep(GRACE)
     os._exit(1)

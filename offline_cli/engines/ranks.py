@@ -1,9 +1,9 @@
-"""Processes that train together, one rank each, as `torchrun` starts them; the only place that knows torch.distributed.
+"""Data-parallel training under `torchrun`, one process per rank; the only module that uses torch.distributed.
 
     torchrun --nproc-per-node 4 -m offline_cli train ...
 
-Every rank reads the same data, draws the same order of steps and takes its share of each batch. One sum over ranks follows each
-gradient, so that all of them make the same step, and rank 0 alone writes and prints. torch is not imported without ranks.
+Every rank reads the same data, draws the same order of steps and takes its share of each batch. Gradients are summed over
+ranks, so that all make the same update; only rank 0 writes and prints. Without ranks torch is not imported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from offline_cli.errors import BadConfig, ClusterLost
 if TYPE_CHECKING:
     from torch import Tensor
 
-ANSWER: Final = timedelta(minutes=30)  # of a rank that is alive: checks play in environments meanwhile
+ANSWER: Final = timedelta(minutes=30)  # timeout of collectives: other ranks wait while rank 0 evaluates in environments
 
 
 class RankFailed(Exception):
-    """Work that was shared out has failed in another rank; `said`: the errors of those that know one, with their ranks."""
+    """Work failed in another rank; `said`: the errors of the failed ranks, with their numbers."""
 
     def __init__(self, said: Sequence[str]) -> None:
         super().__init__("; ".join(said))
@@ -33,29 +33,29 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The processes of one run, as one of them sees it. Methods that exchange something raise ClusterLost where one has ended,
-    and are called by all of them.
+    """The ranks of a run, from the view of one of them. All ranks must call the collective methods, which raise ClusterLost if
+    a rank has ended.
     """
 
     rank: int = 0
     count: int = 1
-    here: int = 1  # of the processes, those on this machine
-    device: str = "cpu"  # where what is exchanged has to be: "cpu" with gloo, "cuda" with NCCL
+    here: int = 1  # ranks on this machine
+    device: str = "cpu"  # of exchanged tensors: "cpu" with gloo, "cuda" with NCCL
 
     def share(self, rows: int) -> slice:
-        """Which of so many rows, in order, are this rank's: each rank has as many, but for the last ones."""
+        """This rank's slice of `rows` rows; all ranks get equally many, except the last ones."""
         each = -(-rows // self.count)
         return slice(min(rows, self.rank * each), min(rows, (self.rank + 1) * each))
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """`tensor`, in place, as the sum over all ranks."""
+        """Sum `tensor` over all ranks, in place."""
         if self.count > 1:
             with self._together() as dist:
                 dist.all_reduce(tensor)
         return tensor
 
     def summed(self, values: Sequence[float]) -> list[float]:
-        """Numbers as sums over all ranks, in float64."""
+        """Sums of numbers over all ranks, in float64."""
         if self.count == 1:
             return list(values)
         import torch
@@ -64,7 +64,7 @@ class Ranks:
         return found
 
     def copy_first(self, tensors: Sequence[Tensor]) -> None:
-        """Give `tensors`, in place, the values that they have in the first rank."""
+        """Broadcast `tensors` from rank 0, in place."""
         if self.count > 1:
             with self._together() as dist:
                 for tensor in tensors:
@@ -79,8 +79,7 @@ class Ranks:
         return found
 
     def agree(self, failure: BaseException | None, said: str = "") -> None:
-        """Every rank comes here with what has failed of its share, and what is known of it. Raises that; RankFailed where it is
-        another one's."""
+        """Collective: report this rank's `failure`, described by `said`. Raises it, or RankFailed if another rank failed."""
         failed = self.count > 1 and self.summed([float(failure is not None)])[0]
         texts = self.texts(said) if failed else []
         if failure is not None:
@@ -89,19 +88,19 @@ class Ranks:
             raise RankFailed([f"process {rank}: {text}" for rank, text in enumerate(texts) if text])
 
     def wait(self) -> None:
-        """Until every rank has come here."""
+        """Barrier: wait for all ranks."""
         self.summed([0.0])
 
     @contextmanager
     def _together(self) -> Iterator[Any]:
-        """torch.distributed, whose errors become ClusterLost."""
+        """Yield torch.distributed; its errors become ClusterLost."""
         import torch.distributed as dist
 
         try:
             yield dist
         except (RuntimeError, ValueError) as err:
-            what = f"another of the {self.count} processes that train together has ended, or does not answer"
-            fix = "its own message says why; the same command with --resume continues, with any number of processes"
+            what = f"another of the {self.count} training processes has ended, or does not answer"
+            fix = "see its own message; then continue with --resume, with any number of processes"
             raise ClusterLost(what, where=f"process {self.rank}: {str(err).splitlines()[0][:200]}", fix=fix) from err
 
 
@@ -110,7 +109,7 @@ _joined: list[Ranks] = []
 
 
 def is_first() -> bool:
-    """Whether this process is to print: all are that torchrun has not started, and of those that it has, the first."""
+    """Whether this process may print: rank 0, or any process that torchrun did not start."""
     return not _started() or os.environ["RANK"] == "0"
 
 
@@ -120,18 +119,18 @@ def _started() -> bool:
 
 
 def whole(total: Any) -> Any:
-    """A sum over the rows of a batch, weighted by `weights`, as that of the whole batch: what each rank has of it is added up.
+    """The weighted sum over the whole batch, from each rank's sum over its rows.
 
-    For figures that a loss uses as constants, a mean say. Gradients do not pass, and need not: they are summed themselves.
+    For values that a loss uses as constants, such as a mean. It does not pass gradients, which are summed separately.
     """
     return _joined[-1].sum_(total.detach().clone()) if _joined else total
 
 
 @contextmanager
 def joined(device: Callable[[], str]) -> Iterator[Ranks]:
-    """Within it, this process is one of those that torchrun has started, if it has; `device`: "cpu" or "cuda", to train on.
+    """Join the process group for the block if torchrun started this process; `device` returns "cpu" or "cuda", to train on.
 
-    Raises BadConfig for environment variables that say no rank, ClusterLost where the others do not come.
+    Raises BadConfig for invalid rank variables in the environment, ClusterLost if the other ranks do not join.
     """
     if not _started():
         yield ALONE
@@ -141,7 +140,7 @@ def joined(device: Callable[[], str]) -> Iterator[Ranks]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     except ValueError as err:
         fix = "start with torchrun, or unset RANK and WORLD_SIZE"
-        raise BadConfig(f"the environment names no rank: {err}", where="RANK, WORLD_SIZE", fix=fix) from err
+        raise BadConfig(f"invalid rank variables in the environment: {err}", where="RANK, WORLD_SIZE", fix=fix) from err
     import torch
 
     kind = device()

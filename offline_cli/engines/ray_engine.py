@@ -1,6 +1,6 @@
-"""The engine `ray`: remote tasks of a Ray cluster, in the window that `processes` has.
+"""The engine `ray`: remote tasks on a Ray cluster, with the same bounded window as `processes`.
 
-Ray makes a task again whose worker or node dies. A command that dies with its cluster is resumed.
+Ray repeats a task whose worker or node dies. If the cluster dies, continue the command with --resume.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from offline_cli.import_path import path_for_workers
 from offline_cli.stop_signals import check
 
 RETRIES: Final = 5  # of a task, by Ray
-CONNECTING: Final = 20.0  # seconds for a cluster's head to take a connection; Ray itself tries for minutes
-LOOK: Final = 0.5  # seconds between two looks at whether to stop
+CONNECTING: Final = 20.0  # seconds to connect to a cluster's head; Ray itself tries for minutes
+LOOK: Final = 0.5  # seconds between two checks for a stop signal
 T = TypeVar("T")
 
 
 class RayEngine(Engine):
-    """See `Engine`."""
+    """Runs calls as Ray tasks."""
 
     is_local = False
 
     def __init__(self, address: str | None, workers: int) -> None:
-        """`address`: of a cluster, as Ray takes it; None: one is started. Raises UsageError, and MissingPackage without Ray."""
+        """`address`: a cluster's, as Ray takes it; None: start one. Raises UsageError, and MissingPackage without Ray."""
         if address is not None and address.startswith("ray://"):
             fix = "run this command on a node of the cluster, with --engine-address auto or HOST:6379"
-            raise UsageError("addresses of Ray Client cannot be used", where=f"--engine-address {address}", fix=fix)
+            raise UsageError("Ray Client addresses (ray://) are not supported", where=f"--engine-address {address}", fix=fix)
         if importlib.util.find_spec("ray") is None:
             raise MissingPackage("the package ray is missing", where="--engine ray", fix="pip install 'offline-cli[ray]'")
         self._address, self.workers = address, workers
         self._where = "--engine ray" if address is None else f"--engine-address {address}"
         self._ray: Any = None
-        self._is_ours = False  # whether this engine has connected, and not the program that calls us
+        self._is_ours = False  # whether this engine has connected, rather than the calling program
 
     def _begin(self, function: Callable[[T], Iterable[Any]], item: T) -> Any:
         from offline_cli import __version__
@@ -54,25 +54,25 @@ class RayEngine(Engine):
         return task.remote(packed(function, item), __version__, path_for_workers())
 
     def _ended(self, call: Any) -> bytes:
-        """Raises ClusterLost, MissingPackage, and StopRequested once a signal has come."""
+        """Raises ClusterLost, MissingPackage, and StopRequested after a signal."""
         try:
             check()
             while not self._ray.wait([call], timeout=LOOK)[0]:
                 check()
             return bytes(self._ray.get(call))
-        except self._ray.exceptions.RayTaskError as error:  # before our function began: it raises nothing itself
-            said = str(error).strip().splitlines()[-1]
-            fix = "install there what is installed here, offline-cli too"
-            raise MissingPackage(f"a worker cannot begin: {said}", where="a worker", fix=fix) from error
+        except self._ray.exceptions.RayTaskError as error:  # the task failed to start: `called` raises nothing
+            reason = str(error).strip().splitlines()[-1]
+            fix = "install the same packages on the workers, including offline-cli"
+            raise MissingPackage(f"a worker cannot start: {reason}", where="a worker", fix=fix) from error
         except self._ray.exceptions.RayError as error:
-            fix = "run the same command again, with --resume where it has written shards: complete ones are kept"
-            raise ClusterLost(f"a task is lost ({type(error).__name__})", where=self._where, fix=fix) from error
+            fix = "run the same command again, with --resume if it has written shards: complete ones are kept"
+            raise ClusterLost(f"a Ray task was lost ({type(error).__name__})", where=self._where, fix=fix) from error
 
     def _connect(self) -> None:
-        """Connect, or start a cluster. Raises ClusterLost where none answers."""
+        """Connect, or start a cluster. Raises ClusterLost if no cluster answers."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or it warns
-        self._ray = importlib.import_module("ray")  # by name: the types that it declares are those of one of its versions
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
+        self._ray = importlib.import_module("ray")  # by name: its type hints differ between versions
         place: dict[str, Any] = {"address": self._address or "local", "log_to_driver": False, "logging_level": "error"}
         place |= {} if self._address else {"num_cpus": self.workers, "include_dashboard": False}
         before = signal.getsignal(signal.SIGTERM)
@@ -84,7 +84,7 @@ class RayEngine(Engine):
                 self._ray.init(**place)
                 self._is_ours = True
         except Exception as error:
-            fix = "check the address (ray status), its token (RAY_AUTH_TOKEN), and that both have one version of Ray and Python"
+            fix = "check the address (ray status), the token (RAY_AUTH_TOKEN), and that Ray and Python have the same versions"
             raise ClusterLost(f"no Ray cluster answers ({error})", where=self._where, fix=fix) from error
         finally:
             if threading.current_thread() is threading.main_thread():
@@ -92,12 +92,12 @@ class RayEngine(Engine):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._is_ours:
-            self._ray.shutdown()  # which ends the tasks, and a cluster of our own
+            self._ray.shutdown()  # also ends the tasks, and a cluster that we started
             self._is_ours, self._ray = False, None
 
 
 def _task(work: bytes, version: str, path: list[str]) -> bytes:
-    """`called`, on a worker. What the command finds on its path and the worker has, is found here too."""
+    """Run `called` on a worker, with the command's sys.path entries that exist there."""
     from offline_cli import __version__
 
     sys.path += [entry for entry in path if entry not in sys.path and os.path.exists(entry)]

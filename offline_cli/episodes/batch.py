@@ -1,13 +1,13 @@
-"""EpisodeBatch, the unit of bulk work: many episodes as one contiguous array per leaf, and as a sequence of single episodes.
+"""EpisodeBatch: many episodes as one contiguous array per leaf, and as a sequence of single episodes.
 
-Layout decisions, kept by every reader, writer, connector and trainer:
+Layout, which every reader, writer, connector and trainer relies on:
 
-* Observations hold T+1 rows per episode (the last is seen, never acted on), so leaves have N+E rows and the observations of
+* Observations hold T+1 rows per episode (the last is never acted on), so leaves have N+E rows and the observations of
   episode e are rows `starts[e] + e : starts[e + 1] + e + 1`. Actions, rewards and extra model outputs have N rows.
 * A batch has one structure: all its episodes share keys, dtypes and shapes. Readers start a new batch where these change.
-* No lookback buffers: the steps in one belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
+* No lookback buffers: their steps belong to an earlier chunk of the same episode (`SingleAgentEpisode` keeps them).
 
-A single episode of a batch costs microseconds: views, no copies.
+Indexing a single episode costs microseconds: it returns views.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ OF_EPISODES: Final[Mapping[str, Any]] = {
     "clock": np.nan,
     "final_missing": False,
 }
-"""Fields (E, ...) that may be None, and what each episode has where they are."""
+"""Optional fields (E, ...), with each episode's value where the field is None."""
 Form = tuple[np.dtype[Any], tuple[int, ...]]
-"""Of one step."""
+"""Dtype and shape of one step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # eq=False: arrays have no single truth value
@@ -54,18 +54,18 @@ class EpisodeBatch:
     obs: Tree  # leaves (N+E, *obs_shape)
     actions: Tree  # leaves (N, *action_shape), in the scale that the source recorded
     rewards: NDArray[np.float64]  # (N,) in the environment's own units, never scaled here
-    terminated: NDArray[np.bool_]  # (E,) the task ended: nothing has value beyond the last observation
-    truncated: NDArray[np.bool_]  # (E,) the clock ended: the last observation still has value
+    terminated: NDArray[np.bool_]  # (E,) the task ended: the last observation has value 0
+    truncated: NDArray[np.bool_]  # (E,) a time limit ended it: bootstrap from the last observation
     extra: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (N, ...)
     infos: Infos | None = None  # (N+E,) dicts aligned with observations; None when every one is empty
     t_started: NDArray[np.int64] | None = None  # (E,) timestep of the first action; None: all 0
-    start_kind: NDArray[np.uint8] | None = None  # (E,) of fragments, `StartKind`; None: all start at `t_started`
+    start_kind: NDArray[np.uint8] | None = None  # (E,) `StartKind` of fragments; None: all start at `t_started`
     agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
     module_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
     multi_agent_ids: tuple[str | None, ...] | None = None  # (E,); None: all None
     custom_data: tuple[Mapping[str, Any], ...] | None = None  # (E,); None: all empty
-    clock: NDArray[np.float64] | None = None  # (E, 2) seconds at start and at last step by the recorder's clock; NaN: unknown
-    final_missing: NDArray[np.bool_] | None = None  # (E,) of fragments: the last observation repeats the one before; None: none
+    clock: NDArray[np.float64] | None = None  # (E, 2) seconds at start and last step by the recorder's clock; NaN: unknown
+    final_missing: NDArray[np.bool_] | None = None  # (E,) for fragments: the last observation repeats the previous one
     observation_space: Space | None = None  # of one observation; None: unknown
     action_space: Space | None = None
 
@@ -89,7 +89,7 @@ class EpisodeBatch:
 
     def _check(self, name: str, have: int, want: int) -> None:
         if have != want:
-            raise self._bad(f"{name} has {have} rows, {want} wanted for {len(self.ids)} episodes of {self.num_steps} steps")
+            raise self._bad(f"{name} has {have} rows instead of {want} for {len(self.ids)} episodes of {self.num_steps} steps")
 
     def _bad(self, what: str) -> BadEpisode:
         where = f"batch from episode {self.ids[0] if self.ids else '(none)'}"
@@ -99,7 +99,7 @@ class EpisodeBatch:
 
     @property
     def num_steps(self) -> int:
-        """N: actions taken in all episodes."""
+        """N: the number of steps of all episodes."""
         return int(self.starts[-1]) if len(self.starts) else 0
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class EpisodeBatch:
     @property
     @np.errstate(all="ignore")
     def returns(self) -> NDArray[np.float64]:
-        """(E,) undiscounted sum of rewards, in the environment's units; infinite or NaN where the sum is."""
+        """(E,) undiscounted sum of rewards, in the environment's units; may be infinite or NaN."""
         found, filled = np.zeros(len(self), np.float64), self.lengths > 0
         if filled.any():
             found[filled] = np.add.reduceat(self.rewards, self.starts[:-1][filled])
@@ -122,19 +122,19 @@ class EpisodeBatch:
 
     @property
     def final_obs_assumed(self) -> NDArray[np.bool_]:
-        """(E,) whether the last observation repeats the one before because none was recorded; stored in custom data."""
-        said = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
-        return np.array([isinstance(one, bool | np.bool_) and bool(one) for one in said], np.bool_)
+        """(E,) whether the last observation was not recorded and repeats the previous one; stored in custom data."""
+        marks = [data.get(Columns.FINAL_OBS_ASSUMED) for data in self.custom_data or ({},) * len(self)]
+        return np.array([isinstance(mark, bool | np.bool_) and bool(mark) for mark in marks], np.bool_)
 
     def with_assumed_finals(self, missing: NDArray[np.bool_]) -> Self:
-        """A batch whose custom data marks the episodes in `missing` (E,) as lacking a recorded last observation."""
+        """Mark the episodes in `missing` (E,), in custom data, as lacking a recorded last observation."""
         pairs = zip(self.custom_data or ({},) * len(self), missing.tolist(), strict=True)
         data = tuple({**one, Columns.FINAL_OBS_ASSUMED: True} if here else one for one, here in pairs)
         return replace(self, custom_data=data) if missing.any() else self
 
     @property
     def invented_ends(self) -> NDArray[np.bool_]:
-        """(E,) whether bootstrapping after the last step would use an assumed observation; never for terminated episodes."""
+        """(E,) whether bootstrapping after the last step would use an assumed observation; False for terminated episodes."""
         return self.final_obs_assumed & ~self.terminated
 
     @property
@@ -144,27 +144,27 @@ class EpisodeBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in arrays, infos not counted."""
+        """Size of the arrays in bytes, without infos."""
         trees = (self.obs, self.actions, *self.extra.values())
         return int(self.rewards.nbytes) + sum(int(leaf.nbytes) for tree in trees for _, leaf in flatten(tree))
 
     # ---- rows ----
 
     def step_rows(self) -> NDArray[np.int64]:
-        """(N,) row of the observation that each step acted on; `step_rows() + 1` is the one it led to."""
+        """(N,) row of the observation that each step acted on; the next observation is at `step_rows() + 1`."""
         acts = np.ones(self.num_steps + len(self), np.bool_)
         acts[self.obs_starts[1:] - 1] = False  # final observations
-        return np.flatnonzero(acts)  # a seventh of the time of adding up what comes before each
+        return np.flatnonzero(acts)  # seven times faster than computing offsets per step
 
     def acted_obs(self, *, view: bool = False) -> Tree:
         """Leaves (N, *obs_shape): the observation each step acted on.
 
-        `view`: the caller changes none of them, so that those of a single episode, which may be large, need no copy.
+        `view`: the caller does not modify them, so a batch of one episode returns views.
         """
         return self._observations(0, view)
 
     def next_obs(self, *, view: bool = False) -> Tree:
-        """Leaves (N, *obs_shape): the observation each step led to; `view` as in `acted_obs`."""
+        """Leaves (N, *obs_shape): the next observation of each step; `view`: see `acted_obs`."""
         return self._observations(1, view)
 
     def _observations(self, later: int, view: bool) -> Tree:
@@ -174,12 +174,12 @@ class EpisodeBatch:
         return map_leaves(lambda leaf: leaf.take(rows, axis=0), self.obs)  # many times faster than leaf[rows]
 
     def timesteps(self) -> NDArray[np.int64]:
-        """(N,) the timestep of each step within its episode, counted from `t_started`."""
+        """(N,) the timestep of each step within its episode, starting at `t_started`."""
         first = self.starts[:-1] if self.t_started is None else self.starts[:-1] - self.t_started
         return np.arange(self.num_steps, dtype=np.int64) - np.repeat(first, self.lengths)
 
     def step_flags(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(N,) terminateds and truncateds per step: true at most on the last step of an episode."""
+        """(N,) terminateds and truncateds per step; only the last step of an episode can be True."""
         flags = np.zeros((2, self.num_steps), np.bool_)
         whole = self.lengths > 0
         last = self.starts[1:][whole] - 1
@@ -187,7 +187,7 @@ class EpisodeBatch:
         return flags[0], flags[1]
 
     def step_columns(self) -> dict[str, Tree]:
-        """Leaves (N, ...), views, by name of column: actions, rewards, end flags, and extra outputs that are not states."""
+        """Leaves (N, ...), views, by column name: actions, rewards, end flags, and extra outputs except module states."""
         terminateds, truncateds = self.step_flags()
         return {
             Columns.ACTIONS: self.actions,
@@ -200,9 +200,9 @@ class EpisodeBatch:
     # ---- parts ----
 
     def select(self, episodes: slice | Sequence[int] | NDArray[np.integer[Any] | np.bool_]) -> Self:
-        """The batch of these episodes, in this order: a slice, indices (K,), or a mask (E,).
+        """Select episodes, in this order, by slice, indices (K,) or mask (E,).
 
-        Arrays are views where `episodes` is a slice of step 1. Raises IndexError.
+        Arrays are views if `episodes` is a slice with step 1. Raises IndexError.
         """
         if isinstance(episodes, slice) and episodes.step in (None, 1):
             return self._select_run(*episodes.indices(len(self))[:2])
@@ -223,7 +223,7 @@ class EpisodeBatch:
         return self._part(range(first, stop), starts, rows, slice(int(obs_starts[first]), int(obs_starts[stop])))
 
     def without_invented(self) -> Self:
-        """The batch without the last steps of episodes with `invented_ends`, so that all end at a recorded observation."""
+        """Drop the last step of episodes with `invented_ends`, so that all end at a recorded observation."""
         cut = self.invented_ends & (self.lengths > 0)
         if not cut.any():
             return self
@@ -237,7 +237,7 @@ class EpisodeBatch:
         def of_each(values: Sequence[Any], rows: Any = chosen) -> Iterable[Any]:
             if isinstance(rows, slice):
                 return values[rows]
-            return map(values.__getitem__, rows.tolist())  # an integer of NumPy's takes several times as long
+            return map(values.__getitem__, rows.tolist())  # indexing with numpy integers is several times slower
 
         known: list[tuple[str, Any]] = [(name, value) for name in OF_EPISODES if (value := getattr(self, name)) is not None]
         each: dict[str, Any] = {
@@ -259,7 +259,7 @@ class EpisodeBatch:
         )
 
     def without_first_steps(self, episodes: NDArray[np.bool_]) -> Self:
-        """The batch without the first step of the masked episodes (E,), which need at least one step."""
+        """Drop the first step of the masked episodes (E,), which need at least one step."""
         kept, kept_obs = np.ones(self.num_steps, np.bool_), np.ones(self.num_steps + len(self), np.bool_)
         kept[self.starts[:-1][episodes]] = kept_obs[self.obs_starts[:-1][episodes]] = False
         starts = self.starts - np.concatenate([[0], np.cumsum(episodes)])
@@ -267,7 +267,7 @@ class EpisodeBatch:
 
     @classmethod
     def concat(cls, batches: Sequence[Self]) -> Self:
-        """All episodes of `batches`, in order. Raises BadEpisode, naming the leaf, where structures differ."""
+        """Concatenate `batches`, in order. Raises BadEpisode, naming the leaf, if structures differ."""
         if not batches:
             raise ValueError("no batches to concatenate")
         if len(batches) == 1:
@@ -276,8 +276,8 @@ class EpisodeBatch:
         for other in batches[1:]:
             difference = first.structure_difference(other)
             if difference:
-                what = f"episodes of two structures cannot share a batch: {difference}"
-                fix = "put episodes of one structure into one batch or dataset; those of agents of one kind are"
+                what = f"episodes of different structures cannot share a batch: {difference}"
+                fix = "put episodes of one structure into one batch or dataset; for agents of one kind:"
                 fix += " [episode.agent_episodes[agent] for episode in episodes for agent in agents_of_one_kind]"
                 raise BadEpisode(what, where=f"{_named(other)}, beside {_named(first)}", fix=fix)
         offsets = np.cumsum([0, *(batch.num_steps for batch in batches)])
@@ -295,12 +295,12 @@ class EpisodeBatch:
         )
 
     def structure_difference(self, other: EpisodeBatch) -> str:
-        """Why the two cannot share a batch, as text; empty when they can."""
+        """Describe why the two batches cannot be concatenated; empty if they can."""
         mine, theirs = self._structure(), other._structure()
         for name in {**mine, **theirs} if mine != theirs else ():
             if mine.get(name) != theirs.get(name):
                 return f"{name} is {in_words(mine.get(name))} in one and {in_words(theirs.get(name))} in the other"
-        if self.extra.keys() != other.extra.keys():  # a tree without leaves has no place in the structure
+        if self.extra.keys() != other.extra.keys():  # `_structure` omits trees without leaves
             return f"extra model outputs are {sorted(self.extra)} in one and {sorted(other.extra)} in the other"
         for name in ("observation_space", "action_space"):
             if not same_space(getattr(self, name), getattr(other, name)):
@@ -318,7 +318,7 @@ class EpisodeBatch:
     # ---- single episodes ----
 
     def __getitem__(self, episode: int) -> SingleAgentEpisode:
-        """Episode `episode` as a numpy'ized SingleAgentEpisode over views of the batch; its setters copy before they write."""
+        """One episode as a numpy'ized SingleAgentEpisode over views of the batch; its setters copy on write."""
         e = range(len(self))[episode]
         first, stop = int(self.starts[e]), int(self.starts[e + 1])
         acted, seen = slice(first, stop), slice(first + e, stop + e + 1)
@@ -349,10 +349,10 @@ class EpisodeBatch:
 
     @classmethod
     def from_episodes(cls, episodes: Iterable[SingleAgentEpisode], *, tally: Tally | None = None) -> EpisodeBatch:
-        """The batch of `episodes`, in order, lookback buffers left out; rewards become float64.
+        """Build a batch from `episodes`, in order, without lookback buffers; rewards become float64.
 
-        Episodes of no steps (a first observation only) are taken too; `tally` counts steps of several dtypes. Raises
-        BadEpisode, naming the episodes, where structures, shapes, dtypes or spaces differ, and for an episode without a first
+        Episodes without steps (a first observation only) are allowed; `tally` counts leaves whose dtypes had to be widened.
+        Raises BadEpisode, naming the episodes, if structures, shapes, dtypes or spaces differ, or an episode has no first
         observation.
         """
         whole = list(episodes)
@@ -376,7 +376,7 @@ class EpisodeBatch:
     def _of_one(
         cls, episode: SingleAgentEpisode, known: Sequence[Space | None], like: EpisodeBatch | None, tally: Tally | None
     ) -> EpisodeBatch:
-        """The batch of one episode; `like` has the structure of what an episode without steps cannot show."""
+        """The batch of one episode; `like` provides the structure of actions and outputs for an episode without steps."""
 
         def arrays(name: str, buffer: InfiniteLookbackBuffer, space: Space | None) -> Tree:
             if not len(buffer) and not buffer.finalized:
@@ -397,11 +397,11 @@ class EpisodeBatch:
         else:
             actions = arrays("actions", episode.actions, spaces[1])
             extra = {name: arrays(name, buffer, None) for name, buffer in episode.extra_model_outputs.items()}
-        tally = None  # rewards are float64, whatever they were
+        tally = None  # rewards become float64 from any dtype
         rewards = arrays("rewards", episode.rewards, None)
         if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
             where = f"episode {episode.id_}, rewards"
-            raise BadEpisode("rewards that are not one number per step", where=where, fix="give one number per step")
+            raise BadEpisode("rewards are not one number per step", where=where, fix="give one number per step")
         names = [getattr(episode, name) for name in ("agent_id", "module_id", "multi_agent_episode_id")]
         agent, module, multi = (None if name is None else (str(name),) for name in names)
         clock = np.array([(episode._start_time, episode._last_step_time)], np.float64)  # None becomes NaN
@@ -427,19 +427,19 @@ class EpisodeBatch:
 
 
 def forms(tree: Tree, name: str) -> dict[str, Form]:
-    """Dtype and shape of one step, by path of leaf."""
+    """Dtype and shape of one step, by leaf path."""
     if type(tree) is np.ndarray:  # the usual case
         return {name: (tree.dtype, tree.shape[1:])}
     return {path: (leaf.dtype, leaf.shape[1:]) for path, leaf in flatten(tree, name)}
 
 
 def in_words(form: Form | None) -> str:
-    """A form as text."""
+    """Format a form for messages."""
     return "absent" if form is None else f"{form[0]}{form[1]}"
 
 
 def _named(batch: EpisodeBatch) -> str:
-    """The first episode of a batch, for messages."""
+    """Name the first episode of a batch for messages."""
     agent = batch.agent_ids[0] if batch.agent_ids else None
     return f"episode {batch.ids[0]}" + ("" if agent is None else f", agent {agent}")
 

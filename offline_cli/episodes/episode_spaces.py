@@ -1,10 +1,10 @@
-"""Spaces of episodes: as trees, as one-hot vectors, and as states and RLlib describe them.
+"""Spaces of episodes: as trees, one-hot vectors, and cached conversions to and from RLlib's form.
 
-* `one_hot`, `one_hot_leaf`, `hot_size`: choices as float32 vectors of ones and zeros, for getters, pieces and networks.
-  Discrete(n) becomes one vector (n,), MultiDiscrete one (sum of nvec,): those of its components, one after the other, in C
-  order where there are several axes. Choices count from `start`.
-* `known_space_from_rllib`, `known_space_to_rllib`: every episode state repeats its spaces up to four times, as base64 of zlib,
-  so that converting them would cost more than reading the steps. Recent conversions are kept, and found by comparing content
+* `one_hot`, `one_hot_leaf`, `hot_size`: discrete values as float32 one-hot vectors, for getters, connector pieces and networks.
+  Discrete(n) becomes a vector (n,), MultiDiscrete a vector (sum of nvec,): the concatenated vectors of its components, in C
+  order. Values count from `start`.
+* `known_space_from_rllib`, `known_space_to_rllib`: every episode state repeats its spaces up to four times, as base64 of zlib;
+  converting each would cost more than reading the steps. Recent conversions are cached, and found by comparing content
   (`==` of small dicts, cheaper than hashing them).
 """
 
@@ -25,9 +25,9 @@ from offline_cli.trees import Tree, map_leaves, paths, unflatten_like
 FIX: Final = "give the space of this data, or correct the data"
 REWRITE: Final = "write the file again from its source"
 OWN_SPACES: Final = {"observations": "_observation_space", "actions": "_action_space"}
-KEPT: Final = 16  # observation, action and reward spaces of a handful of environments
-KEPT_BYTES: Final = 2 << 20  # of the bounds of each; the newest is kept however large
-# Newest first, replaced as a whole, so that a thread may read while another one adds.
+KEPT: Final = 16  # cached spaces: those of a handful of environments
+KEPT_BYTES: Final = 2 << 20  # of bounds per cached space; the newest is cached at any size
+# Newest first; replaced as a whole, so that one thread may read while another adds.
 _read: tuple[tuple[dict[str, Any], Space], ...] = ()
 _written: tuple[tuple[Space, dict[str, Any]], ...] = ()
 
@@ -40,14 +40,14 @@ def space_tree(space: Space) -> Tree:
 
 
 def zero_rows(space: Space | None, count: int) -> Tree:
-    """Zeros for `count` values of `space`, leaves (count, *shape); without a space (count,) of float64."""
+    """Zeros for `count` values of `space`, leaves (count, *shape); without a space, float64 (count,)."""
     if space is None:
         return np.zeros(count)
     return map_leaves(lambda leaf: np.zeros((count, *(leaf.shape or ())), leaf.dtype), space_tree(space))
 
 
 def category_bounds(space: Space) -> tuple[Any, Any]:
-    """Smallest and largest category of a space that is no Box, for each element where they differ."""
+    """Smallest and largest category of a discrete space: ints, or arrays for MultiDiscrete."""
     if isinstance(space, spaces.Discrete):
         return int(space.start), int(space.start) + int(space.n) - 1
     if isinstance(space, spaces.MultiDiscrete):
@@ -59,7 +59,7 @@ def category_bounds(space: Space) -> tuple[Any, Any]:
 
 
 def choice_counts(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(counts, starts), both (components,): how many choices each component has, and which number is its first."""
+    """(counts, starts), both (components,): the number of choices of each component, and its smallest value."""
     if isinstance(space, spaces.Discrete):
         return np.array([int(space.n)]), np.array([int(space.start)])
     return space.nvec.ravel().astype(np.int64), space.start.ravel().astype(np.int64)
@@ -71,9 +71,9 @@ def hot_size(space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> int:
 
 
 def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete, *, where: str) -> NDArray[np.float32]:
-    """(..., size) for choices (..., *space.shape).
+    """One-hot vectors (..., size) of values (..., *space.shape).
 
-    Raises BadEpisode for a value that is not a choice of its component (fractions included), and for another shape.
+    Raises BadEpisode for a value outside its component (fractions included), and for a wrong shape.
     """
     counts, starts = choice_counts(space)
     given, shape = np.asarray(values), space.shape or ()
@@ -86,7 +86,7 @@ def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete
         *row, component = (int(i) for i in np.argwhere(bad)[0])
         at = f"{where}, row {', '.join(map(str, row))}" if row else where
         which = f" in component {component}" if len(counts) > 1 else ""
-        raise BadEpisode(f"a value of {flat[(*row, component)]}{which}, which is no choice of {space}", where=at, fix=FIX)
+        raise BadEpisode(f"the value {flat[(*row, component)]}{which} is not in {space}", where=at, fix=FIX)
     hot = np.zeros((*flat.shape[:-1], int(counts.sum())), np.float32)
     np.put_along_axis(hot, choices.astype(np.int64, copy=False) + (np.cumsum(counts) - counts), 1.0, axis=-1)
     return hot
@@ -95,7 +95,7 @@ def one_hot_leaf(values: Any, space: spaces.Discrete[Any] | spaces.MultiDiscrete
 def one_hot(tree: Tree, space: Space | None) -> Tree:
     """`tree` with Discrete and MultiDiscrete parts as float32 one-hot vectors; leading axes (steps) are kept.
 
-    Raises BadEpisode without a space, or for a value outside it.
+    Raises BadEpisode if `space` is None, or for a value outside it.
     """
     if space is None:
         raise BadEpisode("one_hot_discrete needs a space", where="data without one", fix="give the episode its spaces")
@@ -112,11 +112,11 @@ def _one_hot_part(value: Any, space: Space, path: str) -> Any:
     return one_hot_leaf(value, space, where=f"leaf {path}" if path else "a discrete part")
 
 
-# ---- as RLlib describes them ----
+# ---- RLlib's form, cached ----
 
 
 def known_space_from_rllib(node: Mapping[str, Any] | None, *, where: str) -> Space | None:
-    """The space of RLlib's dict form, one object for all equal `node`s; None for none. Raises as `space_from_rllib`."""
+    """`space_from_rllib`, cached: equal nodes return the same object; None for an empty node."""
     global _read
     if not node:
         return None
@@ -125,7 +125,7 @@ def known_space_from_rllib(node: Mapping[str, Any] | None, *, where: str) -> Spa
             if known == node:
                 return space
         space = space_from_rllib(node, where=where)
-        mine = copy.deepcopy(dict(node))  # the caller may change its own
+        mine = copy.deepcopy(dict(node))  # the caller may modify its dict
     except RecursionError as err:  # unknown keys may hold anything
         raise UnsafeData("a space nested too deeply", where=where, fix=REWRITE) from err
     _read = ((mine, space), *(other for other in _read[: KEPT - 1] if bound_bytes(other[1]) <= KEPT_BYTES))
@@ -133,7 +133,7 @@ def known_space_from_rllib(node: Mapping[str, Any] | None, *, where: str) -> Spa
 
 
 def known_space_to_rllib(space: Space | None) -> dict[str, Any] | None:
-    """RLlib's dict form of `space`, to be read only; None for none. Raises UnsupportedSpace."""
+    """`space_to_rllib`, cached: do not modify the result. Raises UnsupportedSpace."""
     global _written
     if space is None:
         return None
@@ -146,9 +146,9 @@ def known_space_to_rllib(space: Space | None) -> dict[str, Any] | None:
 
 
 def space_in_state(state: Mapping[str, Any], buffer: str, *, where: str) -> Space | None:
-    """The space of a state's `observations` or `actions`: the episode's own, else its buffer's; None where neither has one.
+    """The space of a state's `observations` or `actions`: the episode's, else its buffer's, else None.
 
-    Raises as `space_from_rllib`, and ValueError where it holds an array, which has no single truth value to compare.
+    Raises as `space_from_rllib`, and ValueError if the node contains an array, which `==` cannot compare.
     """
     node = state.get(OWN_SPACES[buffer])
     if node is None and isinstance(state[buffer], dict):

@@ -1,7 +1,7 @@
-"""Batches conformed to declared spaces; values that would be changed by it raise.
+"""Convert batches to the dtypes of declared spaces without changing any value.
 
-A float64 array whose values all are float32 values becomes float32; one that is not raises BadEpisode with column, episode and
-step. Structure and shapes are never repaired.
+A float64 array becomes float32 if float32 holds every value exactly; otherwise BadEpisode names column, episode and step.
+Structure and shapes are never repaired.
 
 `fitted` and `category_check` do the same for single values of environments and policies, and raise ValueError.
 """
@@ -27,9 +27,9 @@ __all__ = ["category_check", "check_shapes", "conform", "fitted", "fitter"]
 
 
 def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
-    """A function that converts one value of `space` to arrays in the space's dtypes; `noun` names the value in messages.
+    """Make a function that converts one value of `space` to arrays in the space's dtypes; `noun` names the value in messages.
 
-    It raises ValueError for another structure or shape, and for numbers that the leaf's dtype cannot hold.
+    It raises ValueError for a wrong structure or shape, and for numbers that the leaf's dtype cannot hold.
     """
     like = space_tree(space)
     if isinstance(like, (dict, tuple)):
@@ -37,7 +37,7 @@ def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
     shape, dtype = space.shape or (), np.dtype(space.dtype)
 
     def fit(value: Any) -> Tree:
-        if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # the usual case, and quick
+        if type(value) is np.ndarray and value.dtype is dtype and value.shape == shape:  # fast path
             return value
         return _fitted_leaf(value, space, noun)
 
@@ -47,26 +47,26 @@ def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
 def _fitted_leaf(value: Any, space: Space, noun: str) -> NDArray[Any]:
     value = np.asarray(value)
     if value.shape != (space.shape or ()):
-        raise ValueError(f"{noun} of shape {value.shape}, and the space says {space.shape or ()}")
+        raise ValueError(f"{noun} of shape {value.shape}, but the space has shape {space.shape or ()}")
     return fitted(value, space.dtype, noun)
 
 
 def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> NDArray[Any]:
-    """`values` as `dtype`, rounded where both are floats. Raises ValueError where that changes what they say."""
+    """`values` as `dtype`, rounded if both are floats. Raises ValueError if any other conversion changes a value."""
     if values.dtype == dtype:
         return values
     if values.dtype.kind not in "biufO":
         raise ValueError(f"{noun} of {values.dtype}, which is not numeric")
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN is not an integer, which the comparison finds
+    with np.errstate(invalid="ignore", over="ignore"):  # the comparison below catches NaN as an integer
         turned = values.astype(dtype)
     rounded = values.dtype.kind == turned.dtype.kind == "f"
     if not rounded and not np.array_equal(turned, values):
-        raise ValueError(f"{noun} of {values.dtype}, and the space's {np.dtype(dtype)} cannot hold its values")
+        raise ValueError(f"{noun} of {values.dtype}, but the space's {np.dtype(dtype)} cannot hold its values")
     return turned
 
 
 def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
-    """A function that raises ValueError for rows of `space` with values outside its categories."""
+    """Make a function that raises ValueError for rows with values outside the categories of `space`."""
     parts = enumerate(leaf_spaces(space).values())
     bounds = [(at, part, *category_bounds(part)) for at, part in parts if not isinstance(part, spaces.Box)]
 
@@ -83,13 +83,13 @@ def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
 def conform(
     batch: EpisodeBatch, observation_space: Space, action_space: Space, extra_dtypes: Mapping[str, np.dtype[Any]] | None = None
 ) -> EpisodeBatch:
-    """`batch` with leaves of exactly the spaces' keys, shapes and dtypes. Raises BadEpisode, naming the column.
+    """Convert `batch` to exactly the keys, shapes and dtypes of the spaces. Raises BadEpisode, naming the column.
 
-    `extra_dtypes`: those of extra model outputs, by dotted path of the leaf.
+    `extra_dtypes`: dtypes of extra model outputs, by dotted leaf path.
     """
     obs = _fit(batch.obs, observation_space, Columns.OBS, batch, cast=True)
     actions = _fit(batch.actions, action_space, Columns.ACTIONS, batch, cast=True)
-    rewards = np.ascontiguousarray(batch.rewards.astype(np.float64, copy=False))  # without a view for an unpickled dtype
+    rewards = np.ascontiguousarray(batch.rewards.astype(np.float64, copy=False))  # not a view with an unpickled dtype
     extra = {name: _with_dtypes(batch.extra[name], name, extra_dtypes or {}, batch) for name in sorted(batch.extra)}
     data: dict[str, Any] = {"obs": obs, "actions": actions, "rewards": rewards, "extra": extra}
     return replace(batch, **data, observation_space=observation_space, action_space=action_space)
@@ -103,7 +103,7 @@ def _with_dtypes(tree: Tree, name: str, dtypes: Mapping[str, np.dtype[Any]], bat
 
 
 def check_shapes(batch: EpisodeBatch, observation_space: Space | None, action_space: Space | None) -> None:
-    """Raise BadEpisode, naming the column, where keys or shapes are not those of the spaces. Dtypes may differ."""
+    """Raise BadEpisode, naming the column, if keys or shapes differ from the spaces. Dtypes may differ."""
     if observation_space is not None:
         _fit(batch.obs, observation_space, Columns.OBS, batch, cast=False)
     if action_space is not None:
@@ -115,41 +115,41 @@ def _fit(tree: Tree, space: Space, column: str, batch: EpisodeBatch, *, cast: bo
 
     def fitted(part: Space, leaf: NDArray[Any], path: str) -> NDArray[Any]:
         if leaf.shape[1:] != (part.shape or ()):
-            raise _bad(f"column {path!r} has values of shape {leaf.shape[1:]}, its space {part.shape or ()}", batch)
+            raise _bad(f"column {path!r} has values of shape {leaf.shape[1:]}, but its space has {part.shape or ()}", batch)
         return _cast(leaf, np.dtype(part.dtype).newbyteorder("="), path, batch) if cast else leaf
 
     try:
         return map_leaves(fitted, parts, tree, unflatten_like(parts, paths(parts, column)))
     except ValueError as err:
-        raise _bad(f"column {column!r} has other parts than its space: {err}", batch) from err
+        raise _bad(f"column {column!r} does not have the parts of its space: {err}", batch) from err
 
 
 def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBatch) -> NDArray[Any]:
     if leaf.dtype == dtype:
         return leaf
     if leaf.dtype.kind not in "biuf":
-        raise _bad(f"column {path!r} holds {leaf.dtype}, its space {dtype}", batch)
-    with np.errstate(all="ignore"):  # values that do not fit are found below
+        raise _bad(f"column {path!r} holds {leaf.dtype}, but its space has {dtype}", batch)
+    with np.errstate(all="ignore"):  # overflows are detected below
         cast = leaf.astype(dtype)
         lost = cast.astype(leaf.dtype) != leaf
-        lost |= (cast < 0) != (leaf < 0)  # -1 survives a trip through uint64 and back
+        lost |= (cast < 0) != (leaf < 0)  # -1 survives the round trip through uint64
     if leaf.dtype.kind == "f":
         lost &= ~(np.isnan(leaf) & (np.isnan(cast) if dtype.kind == "f" else False))
     if lost.any():
         row = int(np.argwhere(lost)[0][0])
         value = leaf[row][lost[row]].flat[0] if leaf.ndim > 1 else leaf[row]
         rows_of = batch.obs_starts if len(leaf) == batch.num_steps + len(batch) else batch.starts
-        raise _lossy(f"column {path!r} holds {value!s}, which {dtype} of its space cannot hold", batch, rows_of, row)
+        raise _lossy(f"column {path!r} holds {value!s}, which the space's {dtype} cannot hold", batch, rows_of, row)
     return cast
 
 
 def _lossy(what: str, batch: EpisodeBatch, rows_of: NDArray[np.int64], row: int) -> BadEpisode:
     episode = int(np.searchsorted(rows_of, row, side="right")) - 1
     where = f"episode {batch.ids[episode]}, step {row - int(rows_of[episode])}"
-    fix = "give spaces of the dtype that the data has; with --env, whose spaces they are then, numbers of tables are rounded"
+    fix = "declare spaces with the data's dtype, or give --env: then numbers of tables are rounded to its dtypes"
     return BadEpisode(what, where=where, fix=fix)
 
 
 def _bad(what: str, batch: EpisodeBatch) -> BadEpisode:
     where = f"batch from episode {batch.ids[0] if batch.ids else '(none)'}"
-    return BadEpisode(what, where=where, fix="give the spaces that the data was recorded with (--env)")
+    return BadEpisode(what, where=where, fix="give the spaces of the recording's environment (--env)")

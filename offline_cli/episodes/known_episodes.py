@@ -1,8 +1,8 @@
-"""Duplicate detection: episodes seen before, by id and by a 64-bit fingerprint of content.
+"""Duplicate detection: earlier episodes by id and by a 64-bit fingerprint of their content.
 
-Two episodes with one id are duplicates when their fingerprints agree. A fingerprint is a keyed hash with a key drawn anew in
-each process, so that equal fingerprints of different episodes are a matter of chance (one in 2^64 for each pair compared), and
-nobody can prepare such a pair; between processes they mean nothing.
+Two episodes with the same id are duplicates if their fingerprints are equal. A fingerprint is a keyed hash with a random key
+per process: different episodes collide by chance (1 in 2^64 per compared pair), never by design. Fingerprints of different
+processes are not comparable.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _KEY = os.urandom(32)
 
 
 class KnownIds:
-    """Ids of episodes, each with its number."""
+    """Episode ids, numbered in the order in which they were added."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def __len__(self) -> int:
-        """Ids added."""
+        """The number of ids."""
         return len(self._numbers)
 
     def __contains__(self, name: str) -> bool:
@@ -43,30 +43,30 @@ class KnownIds:
         return name in self._numbers
 
     def met(self, names: Collection[str]) -> set[str]:
-        """Those of `names` that were added."""
+        """The ids among `names` that were added."""
         return self._numbers.keys() & names
 
     def number(self, name: str) -> int:
-        """How many ids were added before this one, which was added too."""
+        """The number of ids added before this one; KeyError if it was not added."""
         return self._numbers[name]
 
     def add(self, names: Collection[str]) -> None:
-        """Add ids that are new and differ from each other."""
+        """Add ids, which must be new and distinct."""
         self._numbers.update(zip(names, range(len(self), len(self) + len(names)), strict=True))
 
 
 @dataclass(slots=True)
 class EarlierEpisodes:
-    """Episodes of a dataset that others are appended to, compared with new ones as the dataset stores them."""
+    """Existing episodes of a dataset, to compare appended ones with."""
 
-    location: str  # the dataset's
+    location: str  # of the dataset
     ids: Sequence[str]
-    read: Callable[[], Iterator[EpisodeBatch]]  # all of them, in the order of their ids
-    stored: Callable[[EpisodeBatch], EpisodeBatch]  # an episode as the dataset may have it, in each form; raises BadData
+    read: Callable[[], Iterator[EpisodeBatch]]  # reads all, in the order of `ids`
+    stored: Callable[[EpisodeBatch], EpisodeBatch]  # the stored forms that an episode may have here; raises BadData
     _prints: NDArray[np.uint64] | None = None
 
     def is_same(self, number: int, other: EpisodeBatch) -> bool:
-        """Whether one of them is the only episode of `other`. The first call reads all: ids of new recordings mostly differ."""
+        """Whether existing episode `number` equals the single episode in `other`; the first call reads all existing ones."""
         if self._prints is None:
             parts = [fingerprints(batch) for batch in self.read()]
             self._prints = np.concatenate([np.zeros(0, np.uint64), *parts])
@@ -77,10 +77,10 @@ class EarlierEpisodes:
 
 
 def fingerprints(batch: EpisodeBatch) -> NDArray[np.uint64]:
-    """(E,) hashes of steps (extra outputs included), flags and length; ids and infos are left out."""
+    """(E,) hashes of steps (with extra outputs), flags and length, without ids and infos."""
     trees = [("actions", batch.actions), ("rewards", batch.rewards), *((f"extra.{n}", tree) for n, tree in batch.extra.items())]
     acted = sorted((part for name, tree in trees for part in flatten(tree, name)), key=itemgetter(0))
-    seen = sorted(flatten(batch.obs), key=itemgetter(0))  # dicts of one episode may have their keys in different orders
+    seen = sorted(flatten(batch.obs), key=itemgetter(0))  # key order may differ between equal episodes
     form = repr([(path, leaf.dtype.str, leaf.shape[1:]) for path, leaf in (*acted, *seen)]).encode()
     flags = zip(batch.terminated.tolist(), batch.truncated.tolist(), batch.lengths.tolist(), strict=True)
     hashes = [blake2b(form + repr(each).encode(), digest_size=8, key=_KEY) for each in flags]

@@ -1,12 +1,12 @@
-"""InfiniteLookbackBuffer: one kind of data of an episode (its observations, say) after a lookback buffer.
+"""InfiniteLookbackBuffer: one kind of episode data (such as observations), preceded by a lookback buffer.
 
 The first `lookback` records belong to an earlier chunk of the episode: index 0 is the first record after them, and `len` does
 not count them.
 
-A *position* counts from the first record kept, lookback buffer included, and may lie outside the data: then an int or list
-raises, a slice leaves it out as Python's do, and with `fill` it is filled.
+A *position* counts from the first stored record, lookback buffer included. For a position outside the data, an int or list
+raises, a slice omits it as Python slices do, and `fill` fills it.
 
-Arrays are copied before the first write when somebody else may hold them too: bytes, an EpisodeBatch, another chunk.
+Arrays that may be shared (with bytes, an EpisodeBatch, another chunk) are copied before the first write.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of
 __all__ = ["GetterOptions", "Indices", "InfiniteLookbackBuffer", "SetterOptions", "check_item"]
 
 Indices = int | list[int] | slice | None
-"""What getters and setters take: one timestep, several, a range, or None for all but the lookback buffer."""
+"""Indices of getters and setters: a timestep, several, a range, or None for everything but the lookback buffer."""
 
-ASKED = "the indices asked for"
-RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds: a value of higher rank loses precision in a lower one
+ASKED = "the requested indices"
+RANK = {"b": 0, "u": 1, "i": 1, "f": 2, "c": 3}  # dtype kinds, ordered: converting to a lower rank loses precision
 
 
 class GetterOptions(TypedDict, total=False):
@@ -51,22 +51,22 @@ class SetterOptions(TypedDict, total=False):
 
 
 class InfiniteLookbackBuffer:
-    """Records of an episode, the first `lookback` of them from before its timestep 0.
+    """Records of an episode; the first `lookback` of them precede its timestep 0.
 
     Not numpy'ized (`finalized` False): `data` is a list of records. Numpy'ized: a tree of arrays, leaves (length, *shape).
     """
 
     def __init__(self, data: list[Any] | Tree | None = None, lookback: int = 0, space: Space | None = None) -> None:
-        """A list (copied) makes a buffer that can grow cheaply, a tree of arrays a numpy'ized one."""
+        """`data`: a list (copied) for a buffer that grows cheaply, or a tree of arrays for a numpy'ized buffer."""
         self.finalized = data is not None and not isinstance(data, list)
         self.data: Any = data if self.finalized else list(data or ())
-        self._owned = not self.finalized  # whether these arrays are ours alone, to be written in place
+        self._owned = not self.finalized  # whether arrays are unshared and may be written in place
         self.space = space
         self.lookback = min(lookback, self.len_incl_lookback())
 
     @classmethod
     def over(cls, data: Any, lookback: int, space: Space | None, *, finalized: bool) -> InfiniteLookbackBuffer:
-        """A buffer over data that others may hold too, not checked; its arrays are copied before the first write."""
+        """A buffer over possibly shared data, not validated; arrays are copied before the first write."""
         buffer = cls.__new__(cls)
         buffer.data, buffer.lookback, buffer.space, buffer.finalized = data, lookback, space, finalized
         buffer._owned = not finalized
@@ -84,22 +84,22 @@ class InfiniteLookbackBuffer:
     # ---- growing and sharing ----
 
     def append(self, item: Any) -> None:
-        """Add one record at the end: amortised O(1) for lists, O(length) for arrays."""
+        """Append a record: amortised O(1) for lists, O(length) for arrays."""
         if self.finalized:
             self.replace(self.appended(item))
         else:
             self.data.append(item)
 
     def appended(self, item: Any) -> Any:
-        """The data with one more record; this buffer keeps its own. Raises BadEpisode where it differs from the others."""
+        """The data with one more record; the buffer is unchanged. Raises BadEpisode if the structure differs."""
         if not self.finalized:
             return [*self.data, item]
         return concatenate(self.data, map_leaves(lambda leaf: np.asarray(leaf)[None], item))
 
     def joined(self, other: InfiniteLookbackBuffer, *, drop: int) -> Any:
-        """The data, its last `drop` records left out, with those of `other` after its lookback buffer; both stay as they are.
+        """This data without its last `drop` records, followed by `other` without its lookback buffer; neither is modified.
 
-        Raises BadEpisode where they differ in structure.
+        Raises BadEpisode if their structures differ.
         """
         other.shared()
         kept, theirs = rows_of(self.data, slice(0, self.len_incl_lookback() - drop)) if self.finalized else None, other.get()
@@ -110,9 +110,9 @@ class InfiniteLookbackBuffer:
         return concatenate(kept, theirs if other.finalized else stack(theirs, self.space))
 
     def finalize(self, dtype: Any = None) -> None:
-        """Turn the list into arrays, numbers in `dtype` if given; nothing happens to a numpy'ized buffer.
+        """Convert the list to arrays, of `dtype` if given; a numpy'ized buffer is left unchanged.
 
-        Raises BadEpisode for an empty list, and where records differ in structure or shape.
+        Raises BadEpisode for an empty list, and for records of different structure or shape.
         """
         if not self.finalized:
             stacked = stack(self.data, self.space)
@@ -120,17 +120,17 @@ class InfiniteLookbackBuffer:
             self.finalized = True
 
     def replace(self, data: Any) -> None:
-        """Take over `data`, which nobody else holds: records, or arrays if numpy'ized."""
+        """Take ownership of unshared `data`: records, or arrays if numpy'ized."""
         self.data, self._owned = data, True
 
     def part(self, start: int, stop: int, lookback: int, *, space: Space | None) -> InfiniteLookbackBuffer:
-        """A new buffer of the records at positions `start` to `stop`; arrays are shared until one of the two is written."""
+        """A new buffer of the records at positions `start` to `stop`; arrays are shared until one side is written."""
         data = self.shared()
         rows = slice(start, stop)
         return self.over(rows_of(data, rows) if self.finalized else data[rows], lookback, space, finalized=self.finalized)
 
     def shared(self) -> Any:
-        """The data, shared with another holder: from now on, writing arrays here copies them first."""
+        """Share the data: from now on, arrays are copied before they are written here."""
         self._owned = not self.finalized
         return self.data
 
@@ -144,16 +144,16 @@ class InfiniteLookbackBuffer:
         fill: Any = None,
         one_hot_discrete: bool = False,
     ) -> Any:
-        """One record for an int, a list or batch of records for a list or slice, all after the lookback buffer for None.
+        """Return one record for an int, several (list or batch) for a list or slice, all but the lookback buffer for None.
 
         Args:
-            indices: From timestep 0; negative ones from the end.
-            neg_index_as_lookback: Negative ones count back from timestep 0, into the lookback buffer, instead.
-            fill: The value for missing records; a list or slice then gives exactly one record per index.
-            one_hot_discrete: Discrete and MultiDiscrete parts as float32 one-hot vectors.
+            indices: Count from timestep 0; negative indices count from the end.
+            neg_index_as_lookback: Negative indices count back from timestep 0, into the lookback buffer, instead.
+            fill: The value for missing records; a list or slice then returns exactly one record per index.
+            one_hot_discrete: Return Discrete and MultiDiscrete parts as float32 one-hot vectors.
 
-        Raises EpisodeIndexError for an int or list outside the data without `fill`, BadEpisode where `fill` or the space
-        do not fit.
+        Raises EpisodeIndexError for an int or list outside the data without `fill`, BadEpisode if `fill` or the space
+        does not fit the data.
         """
         length = self.len_incl_lookback()
         wanted = self._positions(indices, length, neg_index_as_lookback)
@@ -168,7 +168,7 @@ class InfiniteLookbackBuffer:
     __getitem__ = get
 
     def _positions(self, indices: Any, length: int, back: bool) -> int | range | NDArray[np.int64]:
-        """Where the records are that `indices` ask for, by default those from timestep 0 on; whether there are any or not."""
+        """The positions for `indices`; they may lie outside the data."""
 
         def position(index: Any) -> int:
             return whole_number(index) + (self.lookback if index >= 0 or back else length)
@@ -191,7 +191,7 @@ class InfiniteLookbackBuffer:
             raise EpisodeIndexError(f"indices {indices!r}", where=ASKED, fix=fix) from err
 
     def _rows(self, rows: Any) -> Any:
-        if type(self.data) is np.ndarray or not self.finalized:  # by far the most frequent case
+        if type(self.data) is np.ndarray or not self.finalized:  # fast path
             return self.data[rows]
         return map_leaves(lambda leaf: leaf[rows], self.data)
 
@@ -228,11 +228,11 @@ class InfiniteLookbackBuffer:
             raise BadEpisode(str(err), where="fill", fix="give the episode the space of this data") from err
 
     def _filled(self, fill: Any, one_hot_discrete: bool) -> Any:
-        """One record of `fill`: in the space's dtypes, else shaped like the others."""
+        """A record of `fill` values: in the space's dtypes, else shaped like the other records."""
 
         def of_space(leaf: Space) -> NDArray[Any]:
             if one_hot_discrete and isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
-                return np.full(hot_size(leaf), fill, np.float32)  # every slot: a fill of 0 gives zero-hot vectors
+                return np.full(hot_size(leaf), fill, np.float32)  # so a fill of 0 gives all-zero vectors
             return np.full(leaf.shape or (), fill, leaf.dtype)
 
         try:
@@ -240,27 +240,27 @@ class InfiniteLookbackBuffer:
                 return map_leaves(of_space, space_tree(self.space))
             if not self.finalized or (isinstance(self.data, np.ndarray) and self.data.ndim == 1):
                 return fill
-            # Rows that are single numbers take the fill value's own dtype, so that a fill of 0.5 survives among integers.
+            # Scalar records keep the dtype of `fill`, so that 0.5 survives among integers.
             return map_leaves(lambda leaf: np.full(leaf.shape[1:], fill, leaf.dtype if leaf.ndim > 1 else None), self.data)
         except (TypeError, ValueError, OverflowError) as err:
-            fix = "give a number that the type of this data can hold"
+            fix = "give a number that the data's dtype can hold"
             raise BadEpisode(f"cannot fill with {fill!r}: {err}", where="fill", fix=fix) from err
 
     def _missing(self, at: int, length: int) -> EpisodeIndexError:
         before = self.lookback
-        what = f"no record at timestep {at - before}: there are {length - before} from 0 on, {before} before"
-        return EpisodeIndexError(what, where=ASKED, fix="pass fill=... for a value that stands for missing records")
+        what = f"no record at timestep {at - before}: {length - before} records from timestep 0 on, {before} before it"
+        return EpisodeIndexError(what, where=ASKED, fix="pass fill=VALUE to fill missing records")
 
     # ---- writing ----
 
     def set(self, new_data: Any, *, at_indices: Indices = None, neg_index_as_lookback: bool = False) -> None:
-        """Overwrite records: one for an int, as many as indices for a list or slice, all after the lookback buffer for None.
+        """Overwrite one record for an int, one per index for a list or slice, all but the lookback buffer for None.
 
-        `new_data` is a list of records, or for a numpy'ized buffer also a tree of arrays. Nothing is written unless all of it
-        can be. Where numpy'ized data has a space, the first new value must lie in it: checking all is what `validate` is for.
+        `new_data` is a list of records, or for a numpy'ized buffer also a tree of arrays. On an error nothing is written. If
+        numpy'ized data has a space, the first new value must lie in it; `validate` checks all values.
 
-        Raises EpisodeIndexError for indices outside the data and for lengths that differ, BadEpisode for values that fit
-        neither the data nor, once numpy'ized, its space.
+        Raises EpisodeIndexError for indices outside the data or a wrong number of values, BadEpisode for values that do not
+        fit the data or, once numpy'ized, its space.
         """
         length = self.len_incl_lookback()
         rows: Any = self._positions(at_indices, length, neg_index_as_lookback)
@@ -291,7 +291,7 @@ class InfiniteLookbackBuffer:
             elif row_count(values):
                 check_item(rows_of(values, 0), self.space, where="new_data")
         except ValueError as err:
-            raise BadEpisode(f"another structure: {err}", where="new_data", fix="give the structure that is there") from err
+            raise BadEpisode(f"wrong structure: {err}", where="new_data", fix="give values with the data's structure") from err
         if not self._owned:
             self.replace(map_leaves(np.array, self.data))
         map_leaves(lambda leaf, value: leaf.__setitem__(rows, value), self.data, values)
@@ -299,7 +299,7 @@ class InfiniteLookbackBuffer:
     # ---- states ----
 
     def get_state(self) -> dict[str, Any]:
-        """RLlib's layout: data (records and arrays not copied), lookback, finalized, space."""
+        """The state in RLlib's layout: data (not copied), lookback, finalized, space."""
         return {
             "data": self.shared() if self.finalized else list(self.data),
             "lookback": self.lookback,
@@ -309,13 +309,13 @@ class InfiniteLookbackBuffer:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], space: Space | None = None) -> InfiniteLookbackBuffer:
-        """The buffer of a state by RLlib 2.40 to 2.60 or by `get_state`, over the state's arrays.
+        """Restore a buffer from a state of RLlib 2.40 to 2.60 or of `get_state`; it shares the state's arrays.
 
-        `space`: the episode's, if it knows it. Lists become tuples where the space says Tuple
-        and, in numpy'ized data, everywhere: there they can only be structure. RLlib 2.40 passed numpy'ized steps of Dict and
-        Tuple spaces through `space.to_jsonable([data])`, which took the episode for one sample.
+        `space`: the episode's, if known. Lists become tuples where the space is a Tuple and, in numpy'ized data, everywhere:
+        there they can only be structure. RLlib 2.40 stored numpy'ized steps of Dict and Tuple spaces as
+        `space.to_jsonable([data])`, as if the episode were one sample.
 
-        Raises BadEpisode for a state of another form.
+        Raises BadEpisode for an invalid state.
         """
         try:
             data, finalized, lookback = (
@@ -333,9 +333,13 @@ class InfiniteLookbackBuffer:
                     [tree] = space.from_jsonable(data)
                 return cls.over(_arrays(tree), lookback, space, finalized=True)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError, OverflowError, RecursionError) as err:
-            raise BadEpisode(f"no state of a buffer: {err!r}", where="state", fix="see schemas/ for the form") from err
+            raise BadEpisode(f"not the state of a buffer: {err!r}", where="state", fix="see schemas/ for the form") from err
         if not isinstance(data, (list, tuple, np.ndarray)):
-            raise BadEpisode(f"records in a {type(data).__name__}", where="data", fix="a list of records, or finalized: true")
+            raise BadEpisode(
+                f"records are a {type(data).__name__}, not a list",
+                where="data",
+                fix="give a list of records, or finalized: true",
+            )
         records = tuples_for(data, space) if has_tuple(space) or isinstance(data, list) else list(data)
         return cls.over(records, lookback, space, finalized=False)
 
@@ -345,7 +349,7 @@ class InfiniteLookbackBuffer:
 
 
 def check_item(item: Tree, space: Space | None, *, where: str) -> None:
-    """Raise BadEpisode unless one record lies in `space` (None: anything does)."""
+    """Raise BadEpisode unless the record lies in `space` (None: accept anything)."""
     if space is None:
         return
     fix = "give data of this space, or set the space first"
@@ -362,11 +366,11 @@ def check_item(item: Tree, space: Space | None, *, where: str) -> None:
     try:
         map_leaves(check, space_tree(space), item)
     except (TypeError, ValueError) as err:
-        raise BadEpisode(f"{err}, wanted {space}", where=where, fix=fix) from err
+        raise BadEpisode(f"{err}, expected {space}", where=where, fix=fix) from err
 
 
 def _within(wanted: range, length: int) -> slice:
-    """The slice of the data that holds those positions of `wanted` that exist, by the rules of Python's own slices."""
+    """`wanted` as a slice, clipped to the data as Python slices are."""
     if wanted.step > 0:
         return slice(max(wanted.start, 0), max(wanted.stop, 0), wanted.step)
     start = min(wanted.start, length - 1)
@@ -381,7 +385,7 @@ def _value_for(leaf: NDArray[Any], rows: Any, new: Any) -> NDArray[Any]:
         raise _other_count(len(value) if value.ndim else 1, target[0])
     if RANK.get(value.dtype.kind, 4) > RANK.get(leaf.dtype.kind, 4):
         raise BadEpisode(f"{value.dtype} values into {leaf.dtype} data", where="new_data", fix="round them first")
-    if not isinstance(new, (np.ndarray, np.generic)):  # Python's numbers have no dtype of their own
+    if not isinstance(new, (np.ndarray, np.generic)):  # Python numbers have no dtype
         value = value.astype(leaf.dtype)
     return np.broadcast_to(value, target)
 
@@ -392,7 +396,7 @@ def _other_count(have: int, want: int) -> EpisodeIndexError:
 
 
 def _arrays(tree: Tree) -> Tree:
-    """`tree`, if it is of arrays of one length. Raises BadEpisode."""
+    """`tree`; raises BadEpisode unless its leaves are arrays of equal length."""
     sizes = {}
     for path, leaf in flatten(tree):
         if not isinstance(leaf, np.ndarray) or not leaf.ndim:

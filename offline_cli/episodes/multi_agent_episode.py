@@ -1,12 +1,12 @@
 """MultiAgentEpisode: the episodes of agents that act in turns or together in one environment.
 
-Names and meaning are those of RLlib's class: construction, steps, getters by agent, `cut` and states. Data of an agent is a
-SingleAgentEpisode, `agent_episodes[agent]`, with setters, slices and joins of its own. docs/rllib.md lists what differs.
+API and semantics follow RLlib's class: construction, steps, getters by agent, `cut` and states. Each agent's data is a
+SingleAgentEpisode, `agent_episodes[agent]`, with its own setters, slices and joins. docs/rllib.md lists the differences.
 
-All agents share one clock. Each has a timeline with one tag per environment timestep, lookback buffer included: the agent's own
-timestep (counted in the whole episode) whose observation it got then, or SKIP. What has no place in a step yet *hangs*: the
-action and outputs of an agent that has not seen the next observation, the rewards since its last one, and the rewards of agents
-that have not seen anything yet. The agent's next observation completes the step.
+All agents share one clock. Each agent has a timeline with one tag per environment timestep, lookback buffer included: the
+agent's own timestep (within the whole episode) of the observation it got then, or SKIP. Data of an incomplete step *hangs*: the
+action and outputs of an agent that waits for its next observation, its rewards since the last one, and the rewards of agents
+before their first observation. The agent's next observation completes the step.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from offline_cli.spaces import Space
 __all__ = ["MultiAgentEpisode"]
 
 SKIP = "S"
-ALL = "__all__"  # the key of flags that hold for every agent
-TURNS = "give an action and a reward once per observation, a first and a last observation without, a done agent its flags alone"
-HANGING = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")  # of agents seen before
+ALL = "__all__"  # key of flags for every agent
+TURNS = "give one action and reward per observation, except the first and last; give a done agent only its flags"
+HANGING = ("_hanging_actions_end", "_hanging_extra_model_outputs_end", "_hanging_rewards_end")  # after a first observation
 PLAIN = (
     *("id_", "agent_to_module_mapping_fn", "observation_space", "action_space", "env_t_started", "env_t"),
     *("is_terminated", "is_truncated", "custom_data"),
-)  # what a state holds as it is
+)  # attributes that a state holds unchanged
 
-AgentID = Any  # whatever hashable the environment uses
+AgentID = Any  # any hashable
 Agents = Collection[AgentID] | AgentID | None
 ByAgent = Mapping[AgentID, Any]
 Steps = Sequence[ByAgent]
@@ -43,23 +43,23 @@ MappingFn = Callable[[AgentID, Any], str]  # (agent id, episode) to module id
 
 
 class AgentOptions(GetterOptions, total=False):
-    """Options of getters: those of one agent's, and whose timesteps are meant."""
+    """Getter options of a single agent, and `env_steps`."""
 
-    env_steps: bool  # the environment's; False: each agent's own
+    env_steps: bool  # indices are environment timesteps; False: each agent's own timesteps
 
 
 class Timeline(InfiniteLookbackBuffer):
-    """Tags of one agent, a list that never becomes arrays. RLlib's own code can read it, in states for RLlib."""
+    """Tags of one agent, always a list. RLlib's code can read it from states."""
 
     def get(self, indices: Indices = None, *, _ignore_last_ts: bool = False, **options: Any) -> Any:
-        """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts`, RLlib's word: for data that ends a step earlier."""
+        """As `InfiniteLookbackBuffer.get`. `_ignore_last_ts` (RLlib's name): for data that ends one step earlier."""
         if _ignore_last_ts:
             return InfiniteLookbackBuffer(self.data[:-1], self.lookback).get(indices, **options)
         return super().get(indices, **options)
 
 
 class Turn(NamedTuple):
-    """One agent's data of a step, hanging data included; None: nothing."""
+    """One agent's data of a step, hanging data included; None: absent."""
 
     observation: Any
     action: Any
@@ -75,7 +75,7 @@ class Turn(NamedTuple):
 
 
 class MultiAgentEpisode:
-    """Single-agent episodes by agent, on one clock: `env_t_started` (0 but for chunks) to `env_t`, in environment steps."""
+    """Single-agent episodes by agent, on one clock: `env_t_started` (0 except for chunks) to `env_t`, in environment steps."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class MultiAgentEpisode:
         agent_module_ids: Mapping[AgentID, str] | None = None,
         agent_to_module_mapping_fn: MappingFn | None = None,
     ) -> None:
-        """An episode that is empty, or holds the steps given, replayed by `add_env_step`.
+        """Create an empty episode, or one with the given steps, replayed by `add_env_step`.
 
         Args:
             observations, infos: K dicts by agent, one per environment timestep.
@@ -105,26 +105,26 @@ class MultiAgentEpisode:
             terminateds, truncateds: Of the last step: by agent and under "__all__", or a bool for all. An agent without an
                 action after its last observation, while others continued, is terminated too.
             env_t_started, agent_t_started: Timesteps of the first step after the lookback buffer; 0 where missing.
-            len_lookback_buffer: How many of the first environment steps are lookback buffer; "auto" means all of them.
-            agent_module_ids: Modules of agents that are not to be asked of `agent_to_module_mapping_fn`.
+            len_lookback_buffer: The number of first environment steps that are lookback buffer; "auto" means all.
+            agent_module_ids: Module ids by agent, used before `agent_to_module_mapping_fn`.
             agent_to_module_mapping_fn: (agent id, episode) to module id; None: "default_policy" for all.
 
-        Raises BadEpisode where lengths disagree, or where an agent acts or sees out of turn.
+        Raises BadEpisode if lengths disagree, or if an agent acts or gets an observation out of turn.
         """
         self.id_ = str(id_ or uuid.uuid4().hex)
         self.agent_to_module_mapping_fn = agent_to_module_mapping_fn or default_module
         self._agent_to_module_mapping = dict(agent_module_ids or {})
         self.observation_space, self.action_space = observation_space or {}, action_space or {}
-        self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}  # in the order in which agents came
+        self.agent_episodes: dict[AgentID, SingleAgentEpisode] = {}  # in order of first observation
         self.env_t_to_agent_t: dict[AgentID, Timeline] = {}
         self.env_t = self.env_t_started = 0  # the next timestep, and the first one after the lookback buffer
         self._lookback = 0  # environment timesteps before the first of this chunk
         self.is_terminated = self.is_truncated = False
-        self._hanging_actions_end: dict[AgentID, Any] = {}  # agents that acted and wait for the result
-        self._hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]] = {}  # of the same agents
+        self._hanging_actions_end: dict[AgentID, Any] = {}  # agents that acted and wait for an observation
+        self._hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]] = {}  # for the same agents
         self._hanging_rewards_end: dict[AgentID, float] = {}  # rewards since an agent's last observation
-        self._hanging_rewards_begin: dict[AgentID, float] = {}  # rewards of agents before their first one
-        self.custom_data: dict[str, Any] = {}  # of the episode as a whole; kept by `cut` (as a copy) and in states
+        self._hanging_rewards_begin: dict[AgentID, float] = {}  # rewards before an agent's first observation
+        self.custom_data: dict[str, Any] = {}  # of the whole episode; copied by `cut`, and stored in states
         none: list[ByAgent] = [{}] * len(observations or ())
         given: list[Steps] = [observations or (), none if infos is None else infos, actions or (), rewards or ()]
         given.append(none[1:] if extra_model_outputs is None else extra_model_outputs)
@@ -132,18 +132,18 @@ class MultiAgentEpisode:
         self._replay(given, ends)
         lookback = self.env_t if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(lookback, int) or lookback < 0:
-            raise self._bad(f"len_lookback_buffer={lookback!r}", fix='"auto", or a number from 0 on')
+            raise self._bad(f"len_lookback_buffer={lookback!r}", fix='give "auto" or a number >= 0')
         self._shift(min(lookback, self.env_t), int(env_t_started or 0), agent_t_started or {})
         for agent, part in self.agent_episodes.items():
             part.id_ = str((agent_episode_ids or {}).get(agent, part.id_))
 
     def _replay(self, lists: Sequence[Steps], ends: Sequence[Flags]) -> None:
-        """Add the steps given; `ends` are the flags, terminated and truncated, of the last."""
+        """Add the given steps; `ends`: terminated and truncated flags of the last one."""
         observations, infos, actions, rewards, extra = lists
         lengths = [len(kind) for kind in (actions, rewards, extra)]
         if len(infos) != len(observations) or set(lengths) != {max(len(observations) - 1, 0)}:
             what = f"{len(observations)} observations, {len(infos)} infos, {lengths} actions, rewards and extra outputs"
-            fix = "one dict of observations and infos per environment timestep, of the rest per step between"
+            fix = "give K dicts of observations and infos, and K - 1 of actions, rewards and extra outputs"
             raise self._bad(what, fix=fix)
         for agent, observation in observations[0].items() if observations else ():
             self._enter(agent, observation, infos[0].get(agent))
@@ -156,10 +156,10 @@ class MultiAgentEpisode:
             given = {**dict.fromkeys(actions[t], 0.0), **rewards[t]}
             self.add_env_step(seen_now, actions[t], given, infos[t + 1], extra_model_outputs=extra[t], **flags)
         for agent in [agent for agent, part in self.agent_episodes.items() if part.is_done and not len(part)]:
-            del self.agent_episodes[agent], self.env_t_to_agent_t[agent]  # nothing to learn from
+            del self.agent_episodes[agent], self.env_t_to_agent_t[agent]  # it has no steps
 
     def _shift(self, lookback: int, env_t_started: int, agent_t_started: Mapping[AgentID, int]) -> None:
-        """Make the first `lookback` environment timesteps lookback buffer, and set the start of the clocks."""
+        """Turn the first `lookback` environment timesteps into lookback buffer, and set the start of the clocks."""
         self._lookback, self.env_t_started = lookback, env_t_started
         self.env_t += env_t_started - lookback
         for agent, part in self.agent_episodes.items():
@@ -173,30 +173,30 @@ class MultiAgentEpisode:
             timeline.data = [tag if tag == SKIP else tag + moved for tag in timeline.data]
             timeline.lookback = lookback
 
-    # ---- what it is ----
+    # ---- properties ----
 
     def __len__(self) -> int:
-        """Steps of the environment, without the lookback buffer."""
+        """Environment steps, without the lookback buffer."""
         return self.env_t - self.env_t_started
 
     env_steps = __len__
 
     def agent_steps(self) -> int:
-        """Steps of all agents together, without their lookback buffers and without steps that hang."""
+        """Steps summed over agents, without lookback buffers and hanging steps."""
         return sum(len(part) for part in self.agent_episodes.values())
 
     @property
     def _moments(self) -> int:
-        """The environment timesteps at which there may be observations, lookback buffer included."""
+        """The number of environment timesteps with observations, lookback buffer included."""
         return self._lookback + len(self) + 1
 
     @property
     def agent_ids(self) -> set[AgentID]:
-        """The agents that have seen something."""
+        """The agents that have an observation."""
         return set(self.agent_episodes)
 
     def module_for(self, agent_id: AgentID) -> str:
-        """The module that acts for this agent; the mapping function is asked once per agent and episode."""
+        """The module of this agent; the mapping function is called once per agent and episode."""
         if agent_id not in self._agent_to_module_mapping:
             self._agent_to_module_mapping[agent_id] = self.agent_to_module_mapping_fn(agent_id, self)
         return self._agent_to_module_mapping[agent_id]
@@ -228,9 +228,9 @@ class MultiAgentEpisode:
         return {**{agent: e.is_truncated for agent, e in self.agent_episodes.items()}, ALL: self.is_truncated}
 
     def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """The sum of all agents' rewards, undiscounted, in the environment's units, lookback buffers left out.
+        """The undiscounted sum of all agents' rewards, in the environment's units, without lookback buffers.
 
-        Rewards that hang, because no step holds them yet, are added if asked for.
+        `include_hanging_rewards`: add the rewards of incomplete steps.
         """
         total = sum(part.get_return() for part in self.agent_episodes.values())
         if include_hanging_rewards:
@@ -238,19 +238,19 @@ class MultiAgentEpisode:
         return float(total)
 
     def __repr__(self) -> str:
-        state = "done" if self.is_done else "going on"
+        state = "done" if self.is_done else "running"
         returns = ", ".join(f"{agent}: {part.get_return():g}" for agent, part in self.agent_episodes.items())
         return f"MultiAgentEpisode({self.id_}: {len(self)} steps from {self.env_t_started}, {state}, returns {{{returns}}})"
 
     # ---- filling ----
 
     def add_env_reset(self, *, observations: ByAgent, infos: ByAgent | None = None) -> None:
-        """Add what `env.reset()` returned; infos of agents without an observation have no place and are left out.
+        """Add the result of `env.reset()`; infos of agents without an observation are dropped.
 
         Raises BadEpisode unless the episode is empty and at timestep 0.
         """
         if self.is_reset or self.is_done or self.env_t or self.env_t_started:
-            raise self._bad("a reset of an episode that has begun", fix="begin a new MultiAgentEpisode for each env.reset()")
+            raise self._bad("add_env_reset on a started episode", fix="create a new MultiAgentEpisode for each env.reset()")
         for agent, observation in observations.items():
             self._enter(agent, observation, (infos or {}).get(agent))
 
@@ -265,19 +265,19 @@ class MultiAgentEpisode:
         truncateds: Flags | None = None,
         extra_model_outputs: Mapping[AgentID, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Add the actions taken, what `env.step(actions)` returned, and the modules' outputs with the actions, by agent.
+        """Add actions, the result of `env.step(actions)`, and the modules' outputs for the actions, by agent.
 
-        An agent that acted and got an observation completes a step. One that acted only has its action hang until its next
-        observation; rewards add up meanwhile, and what an ended agent is owed goes to its last step. One that was not there
-        before comes in with its first observation. A terminated agent whose action hangs gets its last observation again. The
-        episode is done by "__all__", or once all agents are: truncated if all of them are, terminated otherwise.
+        An agent that acted and got an observation completes a step. If it only acted, its action hangs until its next
+        observation; rewards accumulate meanwhile, and are added to the last step if the agent ends. A new agent joins with its
+        first observation. A terminated agent whose action hangs repeats its last observation. The episode is done with
+        "__all__", or once all agents are done: truncated if all are truncated, terminated otherwise.
 
-        Raises BadEpisode, leaving the episode as it was: after its end, for data of agents that are done, for actions before
-        the first observation or without one in between, for observations without an action in between, for a completed step
-        without a reward, for a truncated agent without a last observation, and as `SingleAgentEpisode.add_env_step`.
+        Raises BadEpisode, leaving the episode unchanged: after its end, for data of done agents, for actions before the first
+        observation or twice without an observation, for observations twice without an action, for a completed step without a
+        reward, for a truncated agent without a last observation, and as `SingleAgentEpisode.add_env_step`.
         """
         if self.is_done:
-            raise self._bad("a step after the episode was done", fix="begin a new MultiAgentEpisode")
+            raise self._bad("a step after the end of the episode", fix="create a new MultiAgentEpisode")
         flags = (terminateds or {}, truncateds or {})
         ends = [bool(flag.get(ALL)) for flag in flags]
         named = [*observations, *actions, *rewards, *flags[0], *flags[1], *(self.agent_episodes if any(ends) else ())]
@@ -294,7 +294,7 @@ class MultiAgentEpisode:
         self.is_terminated, self.is_truncated = ends
 
     def _turn(self, agent: AgentID, given: Sequence[ByAgent]) -> Turn:
-        """The agent's data of this step, with what hangs. Raises BadEpisode for an impossible turn and other spaces."""
+        """The agent's data of this step, with its hanging data. Raises BadEpisode for an impossible turn or a wrong space."""
         observation, action, reward, infos, extra = (kind.get(agent) for kind in given[:5])
         terminated, truncated = (bool(flag.get(agent) or flag.get(ALL)) for flag in given[5:])
         part, hangs, acts = self.agent_episodes.get(agent), agent in self._hanging_actions_end, action is not None
@@ -307,7 +307,7 @@ class MultiAgentEpisode:
             is_wrong = (acts and (hangs or (sees and reward is None))) or (sees and not (acts or hangs or is_done))
             is_wrong |= truncated and (acts or hangs) and not sees
         if is_wrong:
-            raise self._bad(f"agent {agent!r} acts, sees or ends out of turn", fix=TURNS)
+            raise self._bad(f"agent {agent!r} acts, gets an observation or ends out of turn", fix=TURNS)
         if hangs:
             action, extra = self._hanging_actions_end[agent], self._hanging_extra_model_outputs_end[agent]
         owed = self._hanging_rewards_end.get(agent, 0.0) + (reward or 0.0)
@@ -329,18 +329,18 @@ class MultiAgentEpisode:
                 self._hanging_rewards_begin[agent] = self._hanging_rewards_begin.get(agent, 0.0) + turn.reward
         elif part.is_done:
             return
-        elif turn.action is None:  # it waits; if it ends, its last step gets what it is owed
+        elif turn.action is None:  # it waits; if it ends, hanging rewards go to its last step
             part.is_terminated, part.is_truncated = turn.terminated, turn.truncated
             if turn.reward:
                 self._hanging_rewards_end[agent] = turn.reward
-            if turn.is_done and len(part) and agent in self._hanging_rewards_end:  # a chunk without a step leaves it hanging
+            if turn.is_done and len(part) and agent in self._hanging_rewards_end:  # without a step they keep hanging
                 part.set_rewards(new_data=part.get_rewards(-1) + self._hanging_rewards_end.pop(agent), at_indices=-1)
         elif turn.observation is None and not turn.is_done:
             self._hanging_actions_end[agent] = turn.action
             self._hanging_extra_model_outputs_end[agent] = dict(turn.extra)
             self._hanging_rewards_end[agent] = turn.reward
         else:
-            repeats = turn.observation is None  # terminated without one: not used in training
+            repeats = turn.observation is None  # a terminated agent's last observation is not used in training
             part.add_env_step(
                 part.get_observations(-1) if repeats else turn.observation,
                 turn.action,
@@ -370,33 +370,33 @@ class MultiAgentEpisode:
         self.env_t_to_agent_t[agent] = Timeline([*[SKIP] * (self._moments - 1), 0], self._lookback)
 
     def to_numpy(self) -> Self:
-        """Turn each agent's steps into arrays, in place, as `SingleAgentEpisode.to_numpy`. What hangs stays as it is."""
+        """Convert each agent's steps to arrays, in place, as `SingleAgentEpisode.to_numpy`. Hanging data is unchanged."""
         for part in self.agent_episodes.values():
             part.to_numpy()
         return self
 
-    # ---- getters: by environment timesteps, or with `env_steps=False` each agent's own; `agent_ids` one, several or None ----
+    # ---- getters: by environment timesteps, or the agent's own with `env_steps=False`; `agent_ids`: one, several or None ----
 
     def get_observations(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
-        """Observations by agent; one that got none then is left out, or with `fill` filled. Raises EpisodeIndexError."""
+        """Observations by agent; timesteps without one are omitted, or filled with `fill`. Raises EpisodeIndexError."""
         return self._get("observations", indices, agent_ids, **options)
 
     def get_infos(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
-        """Infos by agent, dicts in lists, numpy'ized or not; else as `get_observations`."""
+        """Info dicts by agent, in lists, numpy'ized or not; otherwise as `get_observations`."""
         return self._get("infos", indices, agent_ids, **options)
 
     def get_actions(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
-        """Actions by agent, as `get_observations`; one that hangs counts as the agent's last."""
+        """Actions by agent, as `get_observations`; a hanging action is the agent's last."""
         return self._get("actions", indices, agent_ids, **options)
 
     def get_rewards(self, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]) -> Any:
-        """Rewards by agent, as `get_observations`; of steps that hang: so far."""
+        """Rewards by agent, as `get_observations`; for hanging steps the sum so far."""
         return self._get("rewards", indices, agent_ids, **options)
 
     def get_extra_model_outputs(
         self, key: str, indices: Indices = None, agent_ids: Agents = None, **options: Unpack[AgentOptions]
     ) -> Any:
-        """Outputs of this name by agent, those without it left out. Raises EpisodeKeyError where none has it."""
+        """Outputs named `key` by agent, without agents that lack it. Raises EpisodeKeyError if all agents lack it."""
         return self._get(key, indices, agent_ids, is_output=True, **options)
 
     def _get(
@@ -415,14 +415,14 @@ class MultiAgentEpisode:
         buffers = {agent: buffer for agent in agents if (buffer := self._buffer(agent, name, is_output)) is not None}
         if agents and not buffers:
             known = sorted({str(key) for part in self.agent_episodes.values() for key in part.extra_model_outputs})
-            where, fix = f"multi-agent episode {self.id_}", f"one of: {', '.join(known) or 'there are none'}"
+            where, fix = f"multi-agent episode {self.id_}", f"use one of: {', '.join(known) or 'there are none'}"
             raise EpisodeKeyError(f"no extra model output {name!r}", where=where, fix=fix)
         found = {}
         try:
             if env_steps and buffers:
                 count = self._moments - (is_output or name in ("actions", "rewards"))
                 clock = InfiniteLookbackBuffer.over(range(count), self._lookback, None, finalized=False)
-                fill = None if options.get("fill") is None else -1  # of moments outside
+                fill = None if options.get("fill") is None else -1  # marks timesteps outside the episode
                 indices = clock.get(indices, neg_index_as_lookback=options.get("neg_index_as_lookback", False), fill=fill)
                 options["neg_index_as_lookback"] = True
             for agent, buffer in buffers.items():
@@ -436,7 +436,7 @@ class MultiAgentEpisode:
         return {agent: values for agent, values in found.items() if not several or row_count(values)}
 
     def _buffer(self, agent: AgentID, name: str, is_output: bool) -> InfiniteLookbackBuffer | None:
-        """One kind of an agent's data, with what hangs at its end."""
+        """One kind of an agent's data, followed by hanging data."""
         part = self.agent_episodes[agent]
         hanging = dict(self._hanging_extra_model_outputs_end.get(agent, {}))
         if not is_output and agent in self._hanging_actions_end:
@@ -450,26 +450,26 @@ class MultiAgentEpisode:
         )
 
     def _own(self, agent: AgentID, buffer: InfiniteLookbackBuffer, moments: Any, filled: bool) -> Any:
-        """The agent's own indices for these moments, back into its lookback buffer; None where it has none of them."""
+        """The agent's own indices for these environment timesteps, negative into its lookback buffer; None if it has none."""
         part, tags, count = self.agent_episodes[agent], self.env_t_to_agent_t[agent].data, buffer.len_incl_lookback()
         before = part.observations.lookback - part.t_started
         found = [
             count if at < 0 or tags[at] == SKIP else min(tags[at] + before, count)
             for at in ([moments] if isinstance(moments, int) else moments)
         ]
-        own = [at - buffer.lookback for at in found if at < count or filled]  # at the count: to be filled
+        own = [at - buffer.lookback for at in found if at < count or filled]  # index `count` marks records to fill
         return (own[0] if isinstance(moments, int) else own) if own else None
 
     # ---- chunks and states ----
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """The chunk in which this episode continues: same ids, length 0, `env_t_started` where this one ends.
+        """Start the next chunk of this episode: same ids, length 0, `env_t_started` where this one ends.
 
-        It looks back on up to `len_lookback_buffer` environment steps of this chunk, and on as many more as it takes to show
-        the last observation of every agent that continues. Agents that ended are in it only with steps to look back on. What
-        hangs hangs on in it. Arrays are shared until one side is written.
+        Its lookback buffer holds up to `len_lookback_buffer` environment steps of this chunk, or more if needed to include the
+        last observation of every continuing agent. Ended agents are included only if they have steps in the lookback buffer.
+        Hanging data moves along. Arrays are shared until one side is written.
 
-        Raises BadEpisode when the episode is done, and for a negative length.
+        Raises BadEpisode if the episode is done, and for a negative length.
         """
         check_cut(self, len_lookback_buffer)
         chunk = copy.copy(self)
@@ -499,9 +499,9 @@ class MultiAgentEpisode:
         return chunk
 
     def get_state(self) -> dict[str, Any]:
-        """The episode in RLlib's state layout, which RLlib's `from_state` takes too. Arrays are not copied.
+        """The state in RLlib's layout, which RLlib's `from_state` accepts. Arrays are not copied.
 
-        As RLlib's, it holds a function, spaces and timelines as objects: it can be pickled, and is not plain data.
+        Like RLlib's, it contains objects (a function, spaces, timelines): it can be pickled, but is not plain data.
         """
         timelines = {agent: Timeline(timeline.data, timeline.lookback) for agent, timeline in self.env_t_to_agent_t.items()}
         return {
@@ -518,9 +518,9 @@ class MultiAgentEpisode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The episode of a state by RLlib 2.60 or by `get_state`, over the state's arrays.
+        """Restore an episode from a state of RLlib 2.60 or of `get_state`; it shares the state's arrays.
 
-        Raises BadEpisode for a state of another form or with parts that contradict each other.
+        Raises BadEpisode for an invalid or inconsistent state.
         """
         name = state.get("id_", "(no id)") if isinstance(state, Mapping) else "(no id)"
         episode = cls()
@@ -539,7 +539,7 @@ class MultiAgentEpisode:
         self._hanging_actions_end = dict(state["_hanging_actions_end"])
         extra = state["_hanging_extra_model_outputs_end"]
         self._hanging_extra_model_outputs_end = {agent: dict(extra.get(agent) or {}) for agent in self._hanging_actions_end}
-        # RLlib has empty entries for agents of which nothing hangs.
+        # RLlib keeps empty entries for agents without hanging data.
         for name in ("_hanging_rewards_end", "_hanging_rewards_begin"):
             setattr(self, name, {agent: float(reward) for agent, reward in state[name].items() if reward})
         self._hanging_rewards_end = {**dict.fromkeys(self._hanging_actions_end, 0.0), **self._hanging_rewards_end}
@@ -551,7 +551,7 @@ class MultiAgentEpisode:
             self.env_t_to_agent_t[agent] = Timeline(tags, self._lookback)
 
     def _mend(self, tags: list[Any], *, done: bool) -> None:
-        """Skips that RLlib 2.60 added (for a repeated observation, a late agent) or left out (after an early end), in place."""
+        """Remove SKIP tags that RLlib 2.60 adds (repeated observation, late agent); add those it omits (early end)."""
         at = [number for number, tag in enumerate(tags) if tag != SKIP] or [len(tags)]
         if done and len(tags) > self._moments and at[-1] > 0 and tags[at[-1] - 1] == SKIP:
             del tags[at[-1] - 1]
@@ -561,7 +561,7 @@ class MultiAgentEpisode:
         tags.extend([SKIP] * (self._moments - len(tags)))
 
     def validate(self) -> None:
-        """Raise BadEpisode, naming the agent, where lengths, timelines and hanging steps do not fit each other."""
+        """Raise BadEpisode, naming the agent, if lengths, timelines and hanging steps are inconsistent."""
         for agent, part in self.agent_episodes.items():
             part.validate()
             timeline = self.env_t_to_agent_t.get(agent, Timeline())
@@ -580,7 +580,7 @@ class MultiAgentEpisode:
 
 
 def default_module(agent_id: AgentID, episode: Any) -> str:
-    """The default module of every agent; the name is RLlib's."""
+    """The default module id of every agent, as in RLlib."""
     return "default_policy"
 
 

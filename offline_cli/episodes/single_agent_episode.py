@@ -1,13 +1,12 @@
 """SingleAgentEpisode: one agent's trajectory in one environment, or a chunk of it.
 
-The API and meaning are those that RLlib documents on its Episodes page. What is kept although it may surprise: data given to
-the constructor is lookback buffer unless `len_lookback_buffer` says otherwise; `cut` keeps the id; infos stay a list when
-numpy'ized. What differs: rewards become float64; steps of several dtypes become one that holds them all; errors are BadEpisode
-with names and lengths, raised before anything is changed; lists of steps are copied, and arrays that somebody else may hold are
-copied before the first write; chunks and slices keep agent and module. `get_sample_batch` belongs to RLlib's old API stack and
-is not here.
+API and semantics follow RLlib's documentation of Episodes. Kept, though surprising: data given to the constructor is lookback
+buffer unless `len_lookback_buffer` says otherwise; `cut` keeps the id; infos stay a list when numpy'ized. Different: rewards
+become float64; steps of several dtypes are widened to one; errors are BadEpisode with names and lengths, raised before anything
+is modified; lists of steps are copied, and shared arrays are copied before the first write; chunks and slices keep agent and
+module. `get_sample_batch`, part of RLlib's old API stack, is missing.
 
-All getters share their options, and so do all setters: `InfiniteLookbackBuffer.get` and `.set` document them.
+`InfiniteLookbackBuffer.get` and `.set` document the options that all getters and setters share.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
 
 __all__ = ["REWARD_SPACE", "SingleAgentEpisode", "check_cut", "state_error"]
 
-REWARD_SPACE: Space = gym.spaces.Box(-np.inf, np.inf, (), np.float32)  # RLlib's: decides the type of filled rewards only
+REWARD_SPACE: Space = gym.spaces.Box(-np.inf, np.inf, (), np.float32)  # as in RLlib; only sets the dtype of filled rewards
 NAMES: Final = ("agent_id", "module_id", "multi_agent_episode_id")
 LAST_TIMESTEP: Final = 1 << 53
 NO_OUTPUTS: Final[Mapping[str, Any]] = MappingProxyType({})
@@ -40,7 +39,7 @@ Bounds = slice  # the class has a method of that name
 
 
 def _one_step(kind: str) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """The getter and the setter of one timestep, in the older spelling."""
+    """Getter and setter of one timestep, under RLlib's older names."""
 
     def get(self: Any, index: int, **options: Any) -> Any:
         return getattr(self, f"get_{kind}")(index, **options)
@@ -52,9 +51,9 @@ def _one_step(kind: str) -> tuple[Callable[..., Any], Callable[..., None]]:
 
 
 class SingleAgentEpisode:
-    """T actions, T rewards and T of each extra model output between T+1 observations and T+1 infos, plus lookback buffers.
+    """T+1 observations and infos, T actions, rewards and values of each extra model output, plus lookback buffers.
 
-    `t_started` is the timestep of the first action within the whole episode (0 but for chunks), `t` that of the next one.
+    `t_started` is the timestep of the first action within the whole episode (0 except for chunks), `t` that of the next one.
     """
 
     def __init__(
@@ -76,23 +75,23 @@ class SingleAgentEpisode:
         module_id: str | None = None,
         multi_agent_episode_id: str | None = None,
     ) -> None:
-        """An episode that is empty, or holds the steps given: T+1 observations and infos, T of the rest.
+        """Create an empty episode, or one with the given steps: T+1 observations and infos, T of the rest.
 
         Args:
-            id_: Unique name; None makes one up.
+            id_: Unique name; None generates one.
             observations, actions, rewards, infos: A list of steps, a tree of arrays, or an InfiniteLookbackBuffer. Missing
                 infos are empty dicts.
             extra_model_outputs: By name, each as above.
-            len_lookback_buffer: How many of the first steps are lookback buffer; "auto" means all of them, 0 none.
+            len_lookback_buffer: The number of first steps that are lookback buffer; "auto" means all, 0 none.
             t_started: The timestep of the first action after the lookback buffer; None means 0.
 
-        Raises BadEpisode where lengths disagree.
+        Raises BadEpisode if lengths disagree.
         """
         self.id_ = str(id_ or uuid.uuid4().hex)
         steps = 0 if rewards is None else len(rewards)
         asked = steps if len_lookback_buffer == "auto" else len_lookback_buffer
         if not isinstance(asked, (int, np.integer)) or asked < 0:
-            raise self._bad(f"len_lookback_buffer={asked!r}", fix='"auto", or a number from 0 on')
+            raise self._bad(f"len_lookback_buffer={asked!r}", fix='give "auto" or a number >= 0')
         lookback = min(int(asked), steps)
         self.agent_id, self.module_id, self.multi_agent_episode_id = agent_id, module_id, multi_agent_episode_id
         self.observations = _buffer(observations, lookback, observation_space)
@@ -103,30 +102,30 @@ class SingleAgentEpisode:
         self.is_terminated, self.is_truncated = bool(terminated), bool(truncated)
         self.t_started = int(t_started or 0)
         self.t = len(self.rewards) + self.t_started
-        self.custom_data: dict[str, Any] = {}  # of the episode as a whole; kept by `cut` (as a copy) and in states
+        self.custom_data: dict[str, Any] = {}  # of the whole episode; copied by `cut`, and stored in states
         self._start_time: float | None = None
         self._last_step_time: float | None = None
         self.validate()
 
     @classmethod
     def assemble(cls, **attributes: Any) -> Self:
-        """An episode over buffers known to be consistent, unchecked; takes a value for every attribute."""
+        """Create an episode from consistent buffers without validation; takes a value for every attribute."""
         self = cls.__new__(cls)
         self.__dict__ |= attributes
         return self
 
-    # ---- what it is ----
+    # ---- properties ----
 
     def __len__(self) -> int:
-        """T: the steps taken, without the lookback buffer."""
+        """T: the number of steps, without the lookback buffer."""
         return self.t - self.t_started
 
     def env_steps(self) -> int:
-        """T: steps of the environment."""
+        """T: environment steps."""
         return len(self)
 
     def agent_steps(self) -> int:
-        """T: steps of the agent; the same for a single agent."""
+        """T: agent steps, equal to environment steps for a single agent."""
         return len(self)
 
     @property
@@ -146,7 +145,7 @@ class SingleAgentEpisode:
 
     @property
     def has_infos(self) -> bool:
-        """Whether any info is not empty, lookback buffer included."""
+        """Whether any info is non-empty, lookback buffer included."""
         return any(self.infos.data)
 
     @property
@@ -168,37 +167,37 @@ class SingleAgentEpisode:
         self.actions.space = space
 
     def get_return(self) -> float:
-        """The undiscounted sum of rewards, in the environment's units, lookback buffer and earlier chunks left out."""
+        """The undiscounted sum of rewards, in the environment's units, without lookback buffer and earlier chunks."""
         rewards = self.rewards.get()
         return float(rewards.sum() if self.is_numpy else sum(rewards))
 
     def validate(self) -> None:
-        """Raise BadEpisode, with names and lengths, unless there are T actions, T rewards, T+1 observations and infos, ..."""
+        """Raise BadEpisode, with names and lengths, unless there are T+1 observations and infos, and T of the rest."""
         seen = len(self.observations)
         steps = max(seen - 1, 0)
         extra = {f"extra model output {name}": len(buffer) for name, buffer in self.extra_model_outputs.items()}
         lengths = {"actions": len(self.actions), "rewards": len(self.rewards), **extra}
         lengths["steps between t_started and t"] = self.t - self.t_started
-        wrong = [f"{have} {name} ({steps} wanted)" for name, have in lengths.items() if have != steps]
-        wrong += [f"{len(self.infos)} infos ({seen} wanted)"] if len(self.infos) != seen else []
+        wrong = [f"{have} {name} (expected {steps})" for name, have in lengths.items() if have != steps]
+        wrong += [f"{len(self.infos)} infos (expected {seen})"] if len(self.infos) != seen else []
         if not wrong:
             return
-        fix = "give T+1 observations and infos, T of the rest, all with one lookback buffer"
+        fix = "give T+1 observations and infos, T of the rest, all with the same lookback length"
         error = self._bad(f"{seen} observations, {', '.join(wrong)}", fix=fix)
         error.details[PROBLEM] = "length-mismatch"
         raise error
 
     def __repr__(self) -> str:
-        state = "done" if self.is_done else "going on"
+        state = "done" if self.is_done else "running"
         return f"SingleAgentEpisode({self.id_}: {len(self)} steps from {self.t_started}, {state}, return {self.get_return():g})"
 
     # ---- filling ----
 
     def add_env_reset(self, observation: Any, infos: Mapping[str, Any] | None = None) -> None:
-        """Add what `env.reset()` returned. Raises BadEpisode unless the episode is empty and at timestep 0."""
+        """Add the result of `env.reset()`. Raises BadEpisode unless the episode is empty and at timestep 0."""
         if self.is_reset or self.is_done or self.t or self.t_started:
-            what = f"a reset at timestep {self.t} of an episode with {len(self.observations)} observations"
-            raise self._bad(what, fix="begin a new SingleAgentEpisode for each env.reset()")
+            what = f"add_env_reset at timestep {self.t} of an episode with {len(self.observations)} observations"
+            raise self._bad(what, fix="create a new SingleAgentEpisode for each env.reset()")
         self.infos.append(infos or {})
         self.observations.append(observation)
         self._start_time = time.perf_counter()
@@ -214,10 +213,10 @@ class SingleAgentEpisode:
         truncated: bool = False,
         extra_model_outputs: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add an action, what `env.step(action)` returned, and the module's outputs with the action.
+        """Add an action, the result of `env.step(action)`, and the module's outputs for the action.
 
-        Raises BadEpisode, leaving the episode as it was, when it is done or not yet reset, when the names of the extra model
-        outputs are not those of the steps before, and when a numpy'ized episode's spaces do not contain the step.
+        Raises BadEpisode, leaving the episode unchanged, if it is done or not yet reset, if the names of the extra model
+        outputs differ from the earlier steps, or if a numpy'ized episode's spaces do not contain the step.
         """
         extra = extra_model_outputs or NO_OUTPUTS
         self.check_step(observation, action, extra)
@@ -240,26 +239,26 @@ class SingleAgentEpisode:
             self._start_time = self._last_step_time
 
     def check_step(self, observation: Any, action: Any, extra: Mapping[str, Any]) -> None:
-        """Raise BadEpisode unless the episode goes on with such a step: extra model outputs, once numpy'ized also spaces."""
+        """Raise BadEpisode unless this step may follow: extra model output names, and once numpy'ized spaces."""
         if self.is_done:
-            raise self._bad("a step after the episode was done", fix="begin a new SingleAgentEpisode")
+            raise self._bad("a step after the end of the episode", fix="create a new SingleAgentEpisode")
         if not self.is_reset:
             raise self._bad("a step before the reset", fix="call add_env_reset first")
         known = self.extra_model_outputs.keys()
         if extra.keys() != known and (len(self) or not extra.keys() >= known):
-            what = f"extra model outputs {sorted(extra)} at timestep {self.t}, {sorted(known)} before"
-            raise self._bad(what, fix="give the same ones at every step")
+            what = f"extra model outputs are {sorted(extra)} at timestep {self.t}, but {sorted(known)} before"
+            raise self._bad(what, fix="give the same outputs at every step")
         if self.is_numpy:
             where = f"episode {self.id_}, %s of timestep %s"
             check_item(observation, self.observation_space, where=where % ("observation", self.t + 1))
             check_item(action, self.action_space, where=where % ("action", self.t))
 
     def to_numpy(self) -> Self:
-        """Turn the lists of steps into arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.
+        """Convert the lists of steps to arrays, in place: leaves (T+1, *obs_shape), (T, *action_shape), rewards (T,) float64.
 
-        Infos stay a list. Before the first step only the observations are turned, and `is_numpy` stays False.
+        Infos stay a list. Before the first step only the observations are converted, and `is_numpy` stays False.
 
-        Raises BadEpisode, naming the data, leaf and step, where steps differ in structure or shape.
+        Raises BadEpisode, naming the data, leaf and step, if steps differ in structure or shape.
         """
         self.validate()
         buffers = {"observations": self.observations}
@@ -273,30 +272,30 @@ class SingleAgentEpisode:
     # ---- getters: one record for an int; several for a list, slice or None (all): a list, or leaves (K, *shape) ----
 
     def get_observations(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
-        """Observations, T+1 in all. Raises EpisodeIndexError outside the episode and its lookback buffer without `fill`."""
+        """Observations, T+1 in all. Without `fill`, raises EpisodeIndexError outside the episode and its lookback buffer."""
         return self._placed("observations", self.observations.get, indices, **options)
 
     def get_actions(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
-        """Actions, T in all; else as `get_observations`."""
+        """Actions, T in all; otherwise as `get_observations`."""
         return self._placed("actions", self.actions.get, indices, **options)
 
     def get_rewards(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
-        """Rewards, T in all, float64 once numpy'ized; else as `get_observations`."""
+        """Rewards, T in all, float64 once numpy'ized; otherwise as `get_observations`."""
         return self._placed("rewards", self.rewards.get, indices, **options)
 
     def get_infos(self, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
-        """Info dicts, T+1 in all, in a list, numpy'ized or not; else as `get_observations`."""
+        """Info dicts, T+1 in all, in a list, numpy'ized or not; otherwise as `get_observations`."""
         return self._placed("infos", self.infos.get, indices, **options)
 
     def get_extra_model_outputs(self, key: str, indices: Indices = None, **options: Unpack[GetterOptions]) -> Any:
-        """Outputs of name `key`, T in all; else as `get_observations`. Raises EpisodeKeyError for an unknown `key`."""
+        """Outputs named `key`, T in all; otherwise as `get_observations`. Raises EpisodeKeyError for an unknown `key`."""
         return self._placed(f"extra model output {key}", self._extra(key).get, indices, **options)
 
     # ---- setters: overwrite one record (int), several (list, slice) or all after the lookback buffer (None). They take
     # `new_data`, `at_indices` and `neg_index_as_lookback`: see `InfiniteLookbackBuffer.set` ----
 
     def set_observations(self, **options: Unpack[SetterOptions]) -> None:
-        """Raises EpisodeIndexError where lengths differ, BadEpisode where structure, shape or space do."""
+        """Raises EpisodeIndexError for a wrong number of values, BadEpisode for a wrong structure, shape or space."""
         self._placed("observations", self.observations.set, **options)
 
     def set_actions(self, **options: Unpack[SetterOptions]) -> None:
@@ -315,7 +314,7 @@ class SingleAgentEpisode:
         """Raises as `set_observations`, and EpisodeKeyError for an unknown `key`."""
         self._placed(f"extra model output {key}", self._extra(key).set, **options)
 
-    # ---- older spellings, one timestep each; options as above ----
+    # ---- RLlib's older names, for one timestep; options as above ----
 
     get_observation, set_observation = _one_step("observations")
     get_action, set_action = _one_step("actions")
@@ -339,34 +338,34 @@ class SingleAgentEpisode:
         if key in self.extra_model_outputs:
             return self.extra_model_outputs[key]
         known = ", ".join(map(str, self.extra_model_outputs)) or "there are none"
-        raise EpisodeKeyError(f"no extra model output {key!r}", where=f"episode {self.id_}", fix=f"one of: {known}")
+        raise EpisodeKeyError(f"no extra model output {key!r}", where=f"episode {self.id_}", fix=f"use one of: {known}")
 
     # ---- chunks and slices: arrays are shared until one side is written ----
 
     def cut(self, len_lookback_buffer: int = 0) -> Self:
-        """The chunk in which this episode continues: same id, length 0, `t_started` where this one ends.
+        """Start the next chunk of this episode: same id, length 0, `t_started` where this one ends.
 
-        It begins with the last observation and looks back on up to `len_lookback_buffer` of this chunk's steps. Custom data is
-        copied into it.
+        It starts with the last observation; its lookback buffer holds up to `len_lookback_buffer` of this chunk's steps. Custom
+        data is copied.
 
-        Raises BadEpisode when the episode is done, and for a negative length.
+        Raises BadEpisode if the episode is done, and for a negative length.
         """
         check_cut(self, len_lookback_buffer)
         return self.chunk(len(self), len(self), len_lookback_buffer)
 
     def chunk(self, start: int, stop: int, lookback: int) -> Self:
-        """The steps `start` to `stop` (below 0: in the lookback buffer) as a chunk, as `cut` makes it; neither flag set."""
+        """The steps `start` to `stop` (negative: in the lookback buffer) as a chunk like that of `cut`, without end flags."""
         chunk = self._piece(start, stop, lookback)
         chunk.rewards.space = REWARD_SPACE
         chunk.custom_data.update(copy.deepcopy(self.custom_data))
         return chunk
 
     def slice(self, slice_: Bounds, *, len_lookback_buffer: int | None = None) -> Self:
-        """The steps `slice_.start` to `slice_.stop` as an episode: their actions, and one observation more.
+        """The steps `slice_.start` to `slice_.stop` as an episode: their actions, and one more observation.
 
-        Bounds count from timestep 0 or from the end, and are cut to the episode as in Python. The steps before the slice become
-        its lookback buffer: as many as this one's, or `len_lookback_buffer` where there are so many. The flags are kept where
-        the slice reaches the end. Custom data stays behind: slices may be many.
+        Bounds count from timestep 0 or from the end, and are clipped as in Python. The steps before the slice become its
+        lookback buffer: as many as in this episode, or up to `len_lookback_buffer`. End flags are kept if the slice reaches the
+        end. Custom data is not copied: there may be many slices.
 
         Raises BadEpisode for a step other than 1 (a trajectory may have no gaps) and for a negative length.
         """
@@ -383,11 +382,11 @@ class SingleAgentEpisode:
     def __getitem__(self, item: Bounds) -> Self:
         """`episode[2:5]`: as `slice`."""
         if not isinstance(item, Bounds):
-            raise self._bad(f"episode[{item!r}]", fix="episode[a:b] for a piece, get_observations(i) and its like for a step")
+            raise self._bad(f"episode[{item!r}]", fix="use episode[a:b] for a slice, get_observations(i) etc. for a step")
         return self.slice(item)
 
     def _piece(self, start: int, stop: int, lookback: int | None) -> Self:
-        """The steps `start` to `stop`, counted from timestep 0 of the chunk; neither flag set, no custom data."""
+        """The steps `start` to `stop`, counted from timestep 0 of the chunk, without end flags and custom data."""
 
         def part(buffer: InfiniteLookbackBuffer, more: int = 0) -> InfiniteLookbackBuffer:
             first = buffer.lookback + start
@@ -402,20 +401,20 @@ class SingleAgentEpisode:
         piece.t_started, piece.t = self.t_started + start, self.t_started + stop
         piece._start_time = piece._last_step_time = None
         piece.custom_data = {}
-        piece.rewards.space = None  # as in RLlib: it would only decide that filled rewards are float32
+        piece.rewards.space = None  # as in RLlib; with it, filled rewards would be float32
         return piece
 
     def concat_episode(self, other: SingleAgentEpisode) -> None:
-        """Add the chunk in which this one continues, its lookback buffer left out; `other` is not changed.
+        """Append the next chunk of this episode, without its lookback buffer; `other` is unchanged.
 
-        Raises BadEpisode, leaving the episode as it was, unless ids agree, this chunk is not done, `other` begins at the
-        timestep and with the observation that this one ends with, and both have the same extra model outputs.
+        Raises BadEpisode, leaving the episode unchanged, unless ids agree, this chunk is not done, `other` starts at the
+        timestep and with the observation at which this one ends, and both have the same extra model outputs.
         """
         self._check_continues(other)
         seen = [(self.observations, other.observations), (self.infos, other.infos)]
         acted = [(self.actions, other.actions), (self.rewards, other.rewards)]
         acted += [(buffer, other.extra_model_outputs[name]) for name, buffer in self.extra_model_outputs.items()]
-        # The joint is in both, equal: the chunk's stays. All is joined before anything is changed.
+        # Both contain the shared observation; the other chunk's is kept. Everything is joined before anything is modified.
         data = [mine.joined(theirs, drop=int(number < len(seen))) for number, (mine, theirs) in enumerate([*seen, *acted])]
         for (mine, _), joined in zip([*seen, *acted], data, strict=True):
             mine.replace(joined)
@@ -432,22 +431,22 @@ class SingleAgentEpisode:
         if other.id_ != self.id_:
             problem = f"a chunk of episode {other.id_}"
         elif self.is_done:
-            problem = "a chunk after the episode was done"
+            problem = "a chunk after the end of the episode"
         elif self.t != other.t_started:
-            problem = f"a chunk from timestep {other.t_started} on, this one ends at {self.t}"
+            problem = f"the chunk starts at timestep {other.t_started}, but this one ends at {self.t}"
         elif names[0] != names[1]:
-            problem = f"a chunk with extra model outputs {names[0]}, {names[1]} here"
+            problem = f"the chunk has extra model outputs {names[0]}, this one has {names[1]}"
         elif not self.is_reset or not other.is_reset:
             problem = "a chunk without a first observation"
         elif not _same(self.get_observations(-1), other.get_observations(0)):
-            problem = f"a chunk whose first observation is not the last one here, of timestep {self.t}"
+            problem = f"the chunk's first observation differs from the last one here, at timestep {self.t}"
         if problem:
             raise self._bad(problem, fix="join the chunks of one episode in order, with no gaps")
 
     # ---- states ----
 
     def get_state(self) -> dict[str, Any]:
-        """The episode in the state layout of RLlib 2.60, which RLlib's `from_state` takes too. Arrays are not copied."""
+        """The state in the layout of RLlib 2.60, which RLlib's `from_state` accepts. Arrays are not copied."""
         extra = {name: buffer.get_state() for name, buffer in self.extra_model_outputs.items()}
         return {
             "id_": self.id_,
@@ -463,11 +462,10 @@ class SingleAgentEpisode:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The episode of a state by RLlib 2.40 to 2.60 or by `get_state`, over the state's arrays.
+        """Restore an episode from a state of RLlib 2.40 to 2.60 or of `get_state`; it shares the state's arrays.
 
-        Numpy'ized or not, with numpy booleans as flags, `custom_data` or the older `_temporary_timestep_data` or neither.
-
-        Raises BadEpisode for a state of another form or with lengths that disagree.
+        The state may be numpy'ized or not, have numpy bools as flags, and `custom_data`, the older `_temporary_timestep_data`,
+        or neither. Raises BadEpisode for an invalid state or lengths that disagree.
         """
         where = f"state of episode {state.get('id_', '(no id)')}" if isinstance(state, Mapping) else "an episode's state"
         try:
@@ -489,16 +487,16 @@ class SingleAgentEpisode:
         own = {name: space_in_state(state, name, where=where) for name in OWN_SPACES}
         infos, rewards = buffer("infos", state["infos"]), buffer("rewards", state["rewards"])
         if infos.finalized or not all(info is None or isinstance(info, dict) for info in infos.data):
-            raise TypeError("infos that are not a list of dicts")
-        infos.data = [info or {} for info in infos.data]  # some writers put None for nothing
+            raise TypeError("infos are not a list of dicts")
+        infos.data = [info or {} for info in infos.data]  # some writers use None for empty infos
         if not _one_number_each(rewards):
-            raise TypeError("rewards that are not one number per step")
+            raise TypeError("rewards are not one number per step")
         t_started, t = whole_number(state["t_started"]), whole_number(state["t"])
         if not 0 <= t_started <= t <= LAST_TIMESTEP:
             raise ValueError(f"timesteps from {t_started} to {t}")
         extra = state.get("extra_model_outputs") or {}
         if not all(isinstance(name, str) for name in extra):
-            raise TypeError("extra model outputs whose names are not text")
+            raise TypeError("a name of an extra model output is not a string")
         return cls.assemble(
             id_=str(state["id_"]),
             observations=buffer("observations", state["observations"], own["observations"]),
@@ -525,13 +523,13 @@ class SingleAgentEpisode:
 def check_cut(episode: Any, lookback: int) -> None:
     """Raise BadEpisode unless `episode` (single or multi-agent) can be cut with this lookback."""
     if episode.is_done or lookback < 0:
-        what = "a cut of an episode that is done" if episode.is_done else f"a lookback of {lookback}"
-        raise episode._bad(what, fix="cut only episodes that are not done, with a lookback of 0 or more")
+        what = "cut of a done episode" if episode.is_done else f"a lookback of {lookback}"
+        raise episode._bad(what, fix="cut only episodes that are not done, with a lookback >= 0")
 
 
 def state_error(err: Exception, kind: str, where: str, writers: str) -> BadEpisode:
     """The error for a malformed state of `kind`."""
-    what = f"no {err} in it" if isinstance(err, KeyError) else str(err)
+    what = f"key {err} is missing" if isinstance(err, KeyError) else str(err)
     return BadEpisode(f"not the state of {kind}: {what}", where=where, fix=f"write it with {writers}, or with get_state")
 
 
@@ -558,7 +556,7 @@ def _one_number_each(rewards: InfiniteLookbackBuffer) -> bool:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{value!r:.40} where true or false belongs")
+        raise TypeError(f"{value!r:.40} instead of true or false")
     return bool(value)
 
 

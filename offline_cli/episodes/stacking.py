@@ -1,10 +1,10 @@
-"""Lists of single steps to one array per leaf and back; steps that differ in structure or shape raise.
+"""Stack lists of single steps into one array per leaf, and unstack them; steps of different structure or shape raise.
 
-Where numbers differ in dtype (a `reset` that gives float32 and a `step` that gives float64) the array takes one that holds them
-all; RLlib casts every step to the dtype of the first, and loses what does not fit. Integers that would be rounded on the way
-(beyond 2^53, among floats) raise, and so do numbers among text.
+If dtypes differ (`reset` returns float32, `step` float64), the array gets a dtype that holds all values; RLlib casts every step
+to the first step's dtype and loses precision. Integers that would be rounded (beyond 2^53, among floats) raise, as do numbers
+among text.
 
-A tuple is structure. A list is a vector where it holds plain numbers only, else structure: msgpack knows no tuples.
+A tuple is structure. A list of only numbers is a vector; any other list is structure: msgpack has no tuples.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from offline_cli.trees import Tree, leaves, map_leaves
 
 __all__ = ["MAX_DEPTH", "concatenate", "has_tuple", "row_count", "stack", "tuples_for", "unstack"]
 
-MAX_DEPTH = 32  # of values within values
-STORABLE = "biufcSU"  # dtype kinds that episodes hold: numbers, bools and text
-EXACT_INT = 1 << 53  # float64 holds every integer up to here
+MAX_DEPTH = 32  # of nested values
+STORABLE = "biufcSU"  # dtype kinds that episodes can hold: numbers, bools and text
+EXACT_INT = 1 << 53  # float64 holds every integer up to this one
 NUMBERS = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 ALIKE = "give every step one structure and shape"
 
 
 def stack(items: Sequence[Any], space: Space | None = None, *, tally: Tally | None = None) -> Tree:
-    """Leaves (len(items), *shape) of the steps in `items`; lists become tuples where `space` says so.
+    """Stack the steps in `items` into leaves (len(items), *shape); lists become tuples where `space` is a Tuple.
 
-    `tally` counts steps whose dtypes had to be widened. Raises BadEpisode, naming leaf and step, where steps differ or hold
-    something other than numbers and text.
+    `tally` counts leaves whose dtypes had to be widened. Raises BadEpisode, naming leaf and step, if steps differ or hold
+    anything but numbers and text.
     """
     if not len(items):
-        raise BadEpisode("no steps to make arrays of", where="an empty list", fix="add_env_reset first")
+        raise BadEpisode("no steps to stack", where="an empty list", fix="add_env_reset first")
     return _stack(tuples_for(items, space), "", 0, tally)
 
 
 def tuples_for(items: Any, space: Space | None) -> Any:
-    """`items` with lists turned into tuples where `space` has a Tuple: msgpack and JSON know no tuples."""
+    """`items` with lists converted to tuples where `space` has a Tuple: msgpack and JSON have no tuples."""
     if not has_tuple(space):
         return items
     try:
@@ -52,7 +52,7 @@ def tuples_for(items: Any, space: Space | None) -> Any:
 
 
 def has_tuple(space: Space | None) -> bool:
-    """Whether `space` is or holds a Tuple."""
+    """Whether `space` is or contains a Tuple."""
     if isinstance(space, spaces.Dict):
         return any(has_tuple(part) for part in space.spaces.values())
     return isinstance(space, spaces.Tuple)
@@ -69,11 +69,11 @@ def unstack(tree: Tree) -> list[Any]:
 
 
 def concatenate(*trees: Tree) -> Tree:
-    """The rows of all `trees`, in order; dtypes are promoted as numpy does. Raises BadEpisode where structures differ."""
+    """Concatenate the rows of `trees`, with numpy's dtype promotion. Raises BadEpisode if structures differ."""
     try:
         return map_leaves(lambda *parts: np.concatenate(parts), *trees)
     except ValueError as err:
-        raise BadEpisode(f"steps that differ from those before: {err}", where="steps added", fix=ALIKE) from err
+        raise BadEpisode(f"the added steps differ from the earlier ones: {err}", where="steps added", fix=ALIKE) from err
 
 
 def row_count(tree: Tree) -> int:
@@ -90,7 +90,7 @@ def _stack(items: Sequence[Any], path: str, depth: int, tally: Tally | None) -> 
     if isinstance(first, tuple) or (isinstance(first, list) and not _is_numbers(first, depth)):
         for step, item in enumerate(items):
             if not isinstance(item, (list, tuple)) or len(item) != len(first):
-                raise _differ(f"step {step} is {_brief(item)}, the first {_brief(first)}", path)
+                raise _differ(f"step {step} is {_brief(item)}, the first step is {_brief(first)}", path)
         columns = enumerate(zip(*items, strict=True))
         return tuple(_stack(column, _joined(path, i), depth + 1, tally) for i, column in columns)
     return _leaf(items, path, tally)
@@ -100,9 +100,9 @@ def _by_key(items: Sequence[Any], path: str) -> dict[str, list[Any]]:
     first = items[0]
     for step, item in enumerate(items):
         if not isinstance(item, dict) or item.keys() != first.keys():
-            raise _differ(f"step {step} is {_brief(item)}, the first {_brief(first)}", path)
+            raise _differ(f"step {step} is {_brief(item)}, the first step is {_brief(first)}", path)
     if not all(isinstance(key, str) for key in first):
-        raise _differ(f"keys that are not text: {list(first)}", path)
+        raise _differ(f"keys are not strings: {list(first)}", path)
     return {key: [item[key] for item in items] for key in first}
 
 
@@ -120,11 +120,11 @@ def _leaf(items: Sequence[Any], path: str, tally: Tally | None) -> NDArray[Any]:
             return np.array(items, np.float64)
         arrays = items if kinds == {np.ndarray} else [np.asarray(item) for item in items]
     except (ValueError, OverflowError) as err:
-        raise _differ(f"values that make no array: {err}", path) from err
+        raise _differ(f"cannot make an array of the values: {err}", path) from err
     shapes, dtypes = [array.shape for array in arrays], [array.dtype for array in arrays]
-    if shapes.count(shapes[0]) != len(shapes):  # counting runs in C: an episode of a million steps passes here too
+    if shapes.count(shapes[0]) != len(shapes):  # `count` runs in C: a million steps must be fast
         step = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
-        raise _differ(f"step {step} has shape {shapes[step]}, the first {shapes[0]}", path)
+        raise _differ(f"step {step} has shape {shapes[step]}, the first step {shapes[0]}", path)
     if dtypes.count(dtypes[0]) != len(dtypes):
         _check_widening(arrays, path)
         if tally is not None:
@@ -139,7 +139,7 @@ def _storable(array: NDArray[Any], path: str) -> NDArray[Any]:
 
 
 def _check_widening(arrays: Sequence[NDArray[Any]], path: str) -> None:
-    """Raise BadEpisode unless arrays of several dtypes can share one exactly: text is no number, 2^53 + 1 no float."""
+    """Raise BadEpisode unless one dtype holds all values exactly: numbers and text do not mix, 2^53 + 1 is no float64."""
     dtypes = {array.dtype for array in arrays}
     if len({"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}) > 1:
         raise _differ(f"steps of dtype {' and '.join(sorted(map(str, dtypes)))}", path)
@@ -152,7 +152,7 @@ def _check_widening(arrays: Sequence[NDArray[Any]], path: str) -> None:
 
 
 def _is_numbers(value: Any, depth: int) -> bool:
-    """Whether `value` is a number or a (nested) vector of plain numbers, rather than a tuple of parts."""
+    """Whether `value` is a number or a (nested) list of numbers, rather than a tuple of parts."""
     if isinstance(value, list):
         return depth <= MAX_DEPTH and all(_is_numbers(part, depth + 1) for part in value)
     return type(value) in NUMBERS

@@ -1,13 +1,13 @@
-"""Arrow columns as trees of numpy arrays, whole columns at a time.
+"""Convert Arrow columns to trees of numpy arrays, whole columns at a time.
 
-Every layout that RLlib, Ray and our own `columns` format write is known: numbers and booleans; packed cells; values that Ray
-pickled because Arrow has no type for them, which are trees; Ray's tensor types, registered or not (without ray installed Arrow
-gives their storage and leaves the type's name in the field's metadata); arrow.fixed_shape_tensor; lists of one length, nested
-to any depth; structs, which are dicts by key, or tuples where the mark of our own `columns` format says so.
+Supported are all layouts that RLlib, Ray and our `columns` format write: numbers and booleans; packed cells; values that Ray
+pickled because Arrow has no type for them; Ray's tensor types, registered or not (without ray installed Arrow returns their
+storage and keeps the type's name in the field's metadata); arrow.fixed_shape_tensor; lists of equal length, nested to any
+depth; structs as dicts, or as tuples if they carry our mark.
 
-A row without a value and a ragged row raise with their place.
+Null and ragged rows raise with their place.
 
-`record_batches` reads Arrow and Parquet files of unknown origin, validated, and bounded in bytes.
+`record_batches` reads untrusted Arrow and Parquet files, validated and limited in bytes.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from offline_cli.storage.locations import Location
 from offline_cli.trees import Tree
 
 EXTENSION, EXTENSION_METADATA = b"ARROW:extension:name", b"ARROW:extension:metadata"
-MAX_EMPTY = 1 << 20  # of a dimension beside an empty one: numpy has limits of its own there
+MAX_EMPTY = 1 << 20  # of a dimension beside an empty one, which numpy limits
 RAY_TENSOR, RAY_VARIABLE = "ray.data.arrow_tensor", "ray.data.arrow_variable_shaped_tensor"
 
 Where = Callable[[int], str]  # row number to its place as text
 
 
 def is_text(type_: pa.DataType) -> bool:
-    """Whether values are texts: ids, JSON, packed cells."""
+    """Whether the type is a string: ids, JSON, packed cells."""
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_) or pa.types.is_string_view(type_))
 
 
 def unpacked_size(column: pa.ChunkedArray) -> int:
-    """Bytes that one cell of a column of packed cells unfolds to, the largest of three; 0 for other columns."""
+    """Decompressed bytes of a packed cell, the maximum of three samples; 0 for other columns."""
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not len(column) or not (is_text(kind) or _is_bytes(kind)):
         return 0
@@ -56,7 +56,7 @@ def unpacked_size(column: pa.ChunkedArray) -> int:
 
 
 def why_no_numbers(column: pa.ChunkedArray, field: pa.Field) -> str:
-    """What keeps `tree_of` from making arrays of the column, by its type or the first of its texts or bytes; "": nothing."""
+    """Why `tree_of` cannot convert the column, judged by its type and its first text or bytes; "" if it can."""
     if pa.types.is_struct(field.type):
         return next(filter(None, map(why_no_numbers, column.flatten(), field.type)), "")
     try:
@@ -70,7 +70,7 @@ def why_no_numbers(column: pa.ChunkedArray, field: pa.Field) -> str:
         if is_pickle(cell):
             tree_of_value(unpack(cell, where=""), where="")
         elif not looks_packed(cell):
-            return f"{'text' if isinstance(cell, str) else 'bytes'}, and not numbers"
+            return f"{'text' if isinstance(cell, str) else 'bytes'}, not numbers"
     except BadData as error:
         return error.what
     return ""
@@ -81,13 +81,13 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def why_no_infos(kind: pa.DataType) -> str:
-    """What keeps `infos_of` from making dicts of a column of this type; "": nothing."""
+    """Why `infos_of` cannot convert a column of this type; "" if it can."""
     is_one = is_text(kind) or _is_bytes(kind) or pa.types.is_struct(kind)
-    return "" if is_one else f"{str(kind)[:80]}, and neither JSON nor dicts"
+    return "" if is_one else f"{str(kind)[:80]}, neither JSON nor dicts"
 
 
 def infos_of(column: pa.ChunkedArray, field: pa.Field, *, where: Where) -> list[dict[str, Any]] | None:
-    """(N,) dicts of JSON texts, packed or pickled dicts, or structs; None where all are empty. Raises BadEpisode."""
+    """(N,) dicts from JSON texts, packed or pickled dicts, or structs; None if all are empty. Raises BadEpisode."""
     if pa.types.is_struct(field.type):
         infos = [{k: v for k, v in (row or {}).items() if v is not None} for row in column.to_pylist()]
     elif pc.any(pc.not_equal(column, pa.scalar("{}", field.type))).as_py():
@@ -105,24 +105,24 @@ def _info(text: str | bytes, place: str, name: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ValueError(f"it holds {type(value).__name__}, not a dict")
     except ValueError as error:
-        fix = "write infos as JSON objects, or leave the column out"
-        raise BadEpisode(f"column {name} is not JSON of a dict: {error}", where=place, fix=fix) from error
+        fix = "write infos as JSON objects, or remove the column"
+        raise BadEpisode(f"column {name} is not a JSON object: {error}", where=place, fix=fix) from error
     return value
 
 
 def tree_of(column: pa.ChunkedArray | pa.Array, field: pa.Field, *, where: Where) -> Tree:
-    """A tree of arrays (N, *shape) of the column's N rows.
+    """The column's N rows as a tree of arrays (N, *shape).
 
-    Raises BadEpisode where a row has no value or another shape than the others, UnsafeData for packed cells that hold more
-    than numbers, BadData for types that hold no numbers.
+    Raises BadEpisode for null rows and rows of different shapes, UnsafeData for packed cells that hold more than numbers,
+    BadData for non-numeric types.
     """
     return _tree(_whole(column), field, where)
 
 
 def tree_of_following(column: pa.ChunkedArray, field: pa.Field, before: pa.ChunkedArray, values: Tree, *, where: Where) -> Tree:
-    """What `tree_of(column)` gives; `values` is the tree of `before`, whose row i+1 most often is row i of `column`.
+    """`tree_of(column)`, faster; `values` is the tree of `before`, whose row i+1 usually equals row i of `column`.
 
-    RLlib writes each observation twice. A packed cell that is the same text in both columns is unpacked once.
+    RLlib writes each observation twice. A packed cell with the same text in both columns is unpacked once.
     """
     array, ahead = _whole(column), _whole(before)
     packed = array.type == ahead.type and (is_text(array.type) or _is_bytes(array.type)) and isinstance(values, np.ndarray)
@@ -173,7 +173,7 @@ def _struct(array: pa.StructArray, metadata: Mapping[bytes, bytes], where: Where
 
 
 def _numbers(array: pa.Array, name: str, where: Where) -> NDArray[Any]:
-    """(N, ...) of numbers, booleans, or lists of these of one length at each level."""
+    """(N, ...) from numbers, booleans, or nested lists of them with equal lengths at each level."""
     kind = array.type
     if pa.types.is_fixed_size_list(kind) or pa.types.is_list(kind) or pa.types.is_large_list(kind):
         size = kind.list_size if pa.types.is_fixed_size_list(kind) else _one_length(array, name, where)
@@ -185,12 +185,12 @@ def _numbers(array: pa.Array, name: str, where: Where) -> NDArray[Any]:
         return np.asarray(array.to_numpy(zero_copy_only=False))
     if pa.types.is_temporal(kind):
         return _microseconds(array)
-    fix = "leave the column out, or write it as numbers"
-    raise BadData(f"{str(kind)[:80]}, and not numbers, in column {name}", where=where(0), fix=fix)
+    fix = "remove the column, or write it as numbers"
+    raise BadData(f"column {name} holds {str(kind)[:80]}, not numbers", where=where(0), fix=fix)
 
 
 def _microseconds(array: pa.Array) -> NDArray[Any]:
-    """(N,) int64: since 1970 (UTC where there is a time zone), since midnight, or of a duration."""
+    """(N,) int64 microseconds: since 1970 (UTC if it has a time zone), since midnight, or of a duration."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         array, unit = array.cast(pa.timestamp(kind.unit)), pa.timestamp("us")
@@ -216,8 +216,8 @@ def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, col
         is_one = pa.types.is_struct(storage.type) and {part.name for part in storage.type} == {"data", "shape"}
         shapes = _numbers(storage.field("shape"), column, where) if is_one else np.zeros(0)
         if shapes.ndim != 2:
-            fix = "write the column as a list of numbers, or leave it out"
-            raise BadData(f"column {column} is called a tensor of Ray's, and holds {storage.type}", where=where(0), fix=fix)
+            fix = "write the column as a list of numbers, or remove it"
+            raise BadData(f"column {column} is declared as Ray's tensor, but holds {storage.type}", where=where(0), fix=fix)
         other = np.flatnonzero((shapes != shapes[:1]).any(axis=1))
         if len(other):
             raise _ragged(column, shapes[0].tolist(), shapes[other[0]].tolist(), where(int(other[0])))
@@ -232,7 +232,7 @@ def _ray_tensor(storage: pa.Array, name: str, shape: tuple[int, ...] | None, col
 
 
 def _shape_of(kind: Any) -> tuple[int, ...] | None:
-    """Of a registered type; the one of varying shapes has a None for each dimension."""
+    """The shape of a registered type; None if it varies."""
     shape = getattr(kind, "shape", None)
     if isinstance(shape, (tuple, list)) and all(isinstance(size, int) for size in shape):
         return tuple(shape)
@@ -240,7 +240,7 @@ def _shape_of(kind: Any) -> tuple[int, ...] | None:
 
 
 def _shape_in(metadata: bytes) -> tuple[int, ...] | None:
-    """Ray writes the shape as JSON, and 2.49 to 2.54 as a pickle, of which numbers alone are read. None: it is not told."""
+    """Parse the shape that Ray writes as JSON, or in 2.49 to 2.54 as a pickle (read without objects); None if invalid."""
     try:
         shape = unpack(metadata, where="") if is_pickle(metadata) else from_json(metadata)
     except (ValueError, BadData):
@@ -252,14 +252,14 @@ def _shape_in(metadata: bytes) -> tuple[int, ...] | None:
 def _refuse_nulls(array: pa.Array, name: str, where: Where) -> None:
     if array.null_count:
         row = int(np.flatnonzero(np.asarray(array.is_null().to_numpy(zero_copy_only=False)))[0])
-        raise BadEpisode(f"column {name} has no value", where=where(row), fix="fill the value in, or --on-error skip")
+        raise BadEpisode(f"column {name} has no value", where=where(row), fix="fill in the value, or use --on-error skip")
 
 
 def _ragged(name: str, want: Any, have: Any, place: str) -> BadEpisode:
     return BadEpisode(
         f"column {name} has shape {have} here and {want} before",
         where=place,
-        fix="pad or cut the values to one shape, or --on-error skip",
+        fix="pad or cut the values to one shape, or use --on-error skip",
     )
 
 
@@ -277,7 +277,7 @@ def arrow_schema_of(file: Location) -> pa.Schema:
 
 
 def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterator[pa.RecordBatch]:
-    """All batches; `scope` owns the file while it is open. Raises BadData, MemoryLimitExceeded."""
+    """All record batches of a file; `scope` owns the open file. Raises BadData, MemoryLimitExceeded."""
     most = EpisodeLimit.within(memory_limit).most
     with scope.part() as held:
         with arrow_failures(file):
@@ -287,15 +287,15 @@ def record_batches(file: Location, scope: Scope, *, memory_limit: int) -> Iterat
                 batch = next(batches, None)
                 if batch is None:
                     return
-                batch.validate(full=True)  # before its size is asked for, which follows offsets
+                batch.validate(full=True)  # before nbytes, which follows offsets
                 if batch.nbytes > most:
-                    what = f"{batch.num_rows:,} rows of {batch.nbytes / 1e6:,.0f} MB, too much for the memory limit"
+                    what = f"a batch of {batch.num_rows:,} rows has {batch.nbytes / 1e6:,.0f} MB, too much for the memory limit"
                     raise MemoryLimitExceeded(what, where=file.url, fix="raise --memory-limit")
             yield batch
 
 
 def _opened(stream: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """The columns and batches of a file of Arrow, a stream of it, or Parquet, by the first bytes."""
+    """Schema and batches of an Arrow file, Arrow stream or Parquet file, recognised by its first bytes."""
     magic = stream.read(4)
     stream.seek(0)
     if magic == b"PAR1":
@@ -311,7 +311,7 @@ def _opened(stream: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 
 
 def _check_names(fields: Any) -> None:
-    """Raise UnicodeDecodeError where the name of a column, or of a part of it, is not UTF-8."""
+    """Raise UnicodeDecodeError if the name of a column, or of a part of it, is not UTF-8."""
     for field in fields:
         assert field.name is not None
         _check_names([field.type.field(at) for at in range(field.type.num_fields)])
@@ -319,7 +319,7 @@ def _check_names(fields: Any) -> None:
 
 @contextmanager
 def arrow_failures(file: Location) -> Iterator[None]:
-    """Within it, what pyarrow raises for damaged bytes is BadData; failures of storage, which have a number, stay theirs."""
+    """Convert pyarrow's exceptions for damaged bytes to BadData; storage failures, which have an errno, to StorageError."""
     with storage_failures(file.url, "reading it"):
         try:
             with extension_failures():
@@ -330,13 +330,13 @@ def arrow_failures(file: Location) -> Iterator[None]:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            fix = "copy or write the file again, or --on-error skip to read the others"
+            fix = "copy or write the file again, or use --on-error skip to read the others"
             details = {PROBLEM: "unreadable-file"}
             raise BadData(f"a damaged file: {lines[0][:300]}", where=file.url, fix=fix, details=details) from error
 
 
 def without_leaves(array: Any, field: pa.Field, path: str, drop: Collection[str]) -> tuple[Any, pa.Field]:
-    """A column of structs, called `path`, without the parts at some dotted paths; any other column as it is."""
+    """Drop the parts at dotted paths `drop` from the struct column called `path`; other columns are unchanged."""
     if not pa.types.is_struct(field.type) or not any(name.startswith(f"{path}.") for name in drop):
         return array, field
     parts = [(part, field.type.field(at)) for at, part in enumerate(array.flatten())]

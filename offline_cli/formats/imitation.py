@@ -1,8 +1,8 @@
-"""imitation's trajectories: a Hugging Face dataset on disk (Arrow streams), a row a trajectory, with T+1 observations.
+"""Read imitation's trajectories: a Hugging Face dataset on disk (Arrow streams), one row per trajectory, T+1 observations.
 
-Columns are `obs`, `acts`, `terminal`, `infos`, and `rews` where there are rewards. Infos are texts of jsonpickle, which makes
-objects of whatever class a text names: they are never decoded, and are left out by name unless all are empty. A trajectory
-that is not `terminal` was truncated.
+Columns are `obs`, `acts`, `terminal`, `infos`, and optionally `rews`. Infos are jsonpickle text, which creates objects of any
+class it names, so they are never decoded: unless all are empty, the column is dropped and counted. A trajectory that is not
+`terminal` was truncated.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ FIX: Final = "save it again with imitation.data.serialize.save, or --on-error sk
 
 
 def open_imitation(files: Sequence[Location], context: OpenContext) -> Source:
-    """Raises BadData where a file that `state.json` names is missing, or the columns are others."""
+    """Open imitation's trajectories. Raises BadData if a file listed in `state.json` or a column is missing."""
     arrow = _data_files(files)
     lacking = [name for name in NEEDED if name not in arrow_schema_of(arrow[0]).names]
     if lacking:
         fix = "save trajectories with imitation.data.serialize.save, or read a table of steps with --from table --mapping"
-        raise BadData(f"no column {' or '.join(lacking)}: these are no trajectories", where=arrow[0].url, fix=fix)
+        raise BadData(f"not trajectories: no column {' or '.join(lacking)}", where=arrow[0].url, fix=fix)
     declared = SourceInfo(format=ImitationSource.format, location=context.location, action_scale=ENV_SCALE)
     return ImitationSource(arrow, context.location, declared, drop=context.drop)
 
 
 def _data_files(files: Sequence[Location]) -> list[Location]:
-    """Those that `state.json` lists, in its order; without it all Arrow files. Raises BadData."""
+    """The files listed in `state.json`, in its order; without it all Arrow files. Raises BadData."""
     arrow = {file.name: file for file in files if file.name.endswith(".arrow")}
     state = next((file for file in files if file.name == STATE), None)
     if state is None:
@@ -60,7 +60,7 @@ def _data_files(files: Sequence[Location]) -> list[Location]:
         names = [str(one["filename"]) for one in from_json(state.read_bytes())["_data_files"]]
         return [arrow[name] for name in dict.fromkeys(names)] or [arrow["data files"]]
     except (ValueError, TypeError, KeyError) as error:
-        what = f"its list of data files is none, or one of them is missing: {error}"
+        what = f"the list of data files is invalid, or one of them is missing: {error}"
         raise BadData(what, where=state.url, fix="copy the folder of one dataset again") from error
 
 
@@ -71,7 +71,7 @@ class ImitationSource(EpisodeFiles):
     format: ClassVar = "imitation"
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
-        """See `EpisodeFiles`: those of a record batch at a time; where one of them is bad, one by one."""
+        """See `EpisodeFiles`: reads a record batch at a time; if one trajectory is bad, one by one."""
         row = 0
         for batch in record_batches(file, held, memory_limit=self.read_options.memory_limit):
             _count_left_out(batch, tally)
@@ -86,7 +86,7 @@ class ImitationSource(EpisodeFiles):
             row += batch.num_rows
 
     def _read(self, batch: pa.RecordBatch, numbers: range, prefix: str, url: str, tally: Tally) -> EpisodeBatch:
-        """All trajectories of a batch, the rows `numbers` of its file. Raises BadData, naming the first row."""
+        """All trajectories of a batch, which are the rows `numbers` of its file. Raises BadData, naming the first row."""
         where, names = f"{url} row {numbers.start}", batch.schema.names
         (acts, steps), (obs, seen) = (self._values(batch, name, where, tally) for name in (ACTS, OBS))
         rewards, rewarded = self._values(batch, REWS, where, tally) if REWS in names else (np.zeros(steps.sum()), steps)
@@ -95,7 +95,7 @@ class ImitationSource(EpisodeFiles):
             raise BadEpisode(what, where=where, fix=FIX)
         terminal = batch[TERMINAL] if TERMINAL in names else pa.nulls(len(numbers))
         if not pa.types.is_boolean(terminal.type) or terminal.null_count:
-            raise BadEpisode("terminal is no flag", where=where, fix=FIX)
+            raise BadEpisode("terminal is not a flag", where=where, fix=FIX)
         terminated = np.asarray(terminal.to_numpy(zero_copy_only=False))
         made = EpisodeBatch(
             ids=tuple(f"{prefix}{number}" for number in numbers),
@@ -110,10 +110,10 @@ class ImitationSource(EpisodeFiles):
         return made
 
     def _values(self, batch: pa.RecordBatch, name: str, where: str, tally: Tally) -> tuple[Any, NDArray[np.int64]]:
-        """(M, ...) of all trajectories without the parts that are dropped, and (E,) how many each has. Raises BadData."""
+        """Values (M, ...) of all trajectories without dropped parts, and their number per trajectory (E,). Raises BadData."""
         column = batch[name] if name in batch.schema.names else pa.nulls(batch.num_rows)
         if not _is_list(column.type) or column.null_count:
-            raise BadEpisode(f"column {name} is no list in each row", where=where, fix=FIX)
+            raise BadEpisode(f"column {name} is not a list in each row", where=where, fix=FIX)
         inner = column.flatten()
         for part in inner.type if pa.types.is_struct(inner.type) else ():
             if f"{name}.{part.name}" in self.drop:
@@ -126,9 +126,9 @@ class ImitationSource(EpisodeFiles):
 def _count_left_out(batch: pa.RecordBatch, tally: Tally) -> None:
     for name in batch.schema.names:
         if name not in (*NEEDED, REWS, INFOS):
-            tally.drop_column(name, "no column of imitation's")
+            tally.drop_column(name, "not a column of imitation's format")
         elif name == INFOS and not (_is_list(batch[name].type) and _are_empty(batch[name].flatten())):
-            tally.drop_column(name, "texts of jsonpickle, which are never decoded")
+            tally.drop_column(name, "jsonpickle text, which is never decoded")
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -1,8 +1,8 @@
-"""What files are by their content: `Listing.kind` is what `--from auto` goes by.
+"""Detect the format of files by content: `Listing.kind`, which `--from auto` uses.
 
-Files are recognised by their first bytes, within gzip and zstd too; Parquet by its columns, JSON lines by their first line, CSV
-by its first two lines, HDF5 and NumPy archives by the names in them. Texts and pictures beside the data are passed over. Of
-many files some are looked at. Each question is answered once.
+Files are recognised by their first bytes, also within gzip and zstd; Parquet by its columns, JSON lines by the first line, CSV
+by the first two lines, HDF5 and NumPy archives by the names in them. Text and images beside the data are ignored. Of many files
+only a sample is inspected. Results are cached.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ KINDS: Final = {
     "rlds": "an RLDS dataset in TFRecord files",
     "hf-arrow": "a Hugging Face dataset on disk",
 }
-"""Possible values of `Listing.kind`, with their descriptions."""
-LAYOUTS: Final = {  # folders with files of several kinds, by a JSON file in them, and a word in that
+"""Values of `Listing.kind`, with descriptions."""
+LAYOUTS: Final = {  # folders with several kinds of files: the JSON file that identifies them, and a word in it
     "minari": ("metadata.json", b'"data_format"'),
     "lerobot": ("info.json", b'"codebase_version"'),
     "rlds": ("features.json", b'"pythonClassName"'),
     "hf-arrow": ("state.json", b'"_data_files"'),
 }
-HDF5_LAYOUTS: Final = {  # by the names in a file
+HDF5_LAYOUTS: Final = {  # top-level names in a file
     "d3rlpy": {"columns", "num_episodes", "version"},
     "robomimic": {"data"},
     "d4rl": {"observations", "actions", "rewards", "terminals"},
 }
 OGBENCH_ARRAYS: Final = frozenset(("observations", "actions", "terminals"))
-OGBENCH_OWN: Final = frozenset(("masks", "qpos", "qvel", "button_states"))  # that no other archive has
-OGBENCH_NAME: Final = re.compile(r"-v\d+(-val)?\.npz$")  # of a dataset: cube-single-play-v0-val.npz
+OGBENCH_OWN: Final = frozenset(("masks", "qpos", "qvel", "button_states"))  # arrays that only OGBench has
+OGBENCH_NAME: Final = re.compile(r"-v\d+(-val)?\.npz$")  # such as cube-single-play-v0-val.npz
 MAGIC: Final = {
     b"PAR1": "parquet",
     b"\x89HDF": "hdf5",
@@ -83,16 +83,16 @@ MAGIC: Final = {
 SETTINGS: Final = (".toml", ".ini", ".cfg")
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
-LOOKED_AT: Final = 512  # files whose first bytes are read, of twice as many or more with one ending
-LINES_LOOKED_AT: Final = 16  # files whose first line is read, where it is not a batch
+LOOKED_AT: Final = 512  # sample size, from at least twice as many files with one suffix
+LINES_LOOKED_AT: Final = 16  # files whose first line is read until one is a batch
 THREADS: Final = 8
 
 
 class Listing:
-    """Files that are one source, and what they are."""
+    """The files of one source, and their kind."""
 
     def __init__(self, files: Sequence[Location], location: str, *, as_tables: bool = False) -> None:
-        """`as_tables`: Parquet of any columns is to be read as a table."""
+        """`as_tables`: read Parquet with any columns as a table."""
         self.files, self.location, self.as_tables = files, location, as_tables
 
     @cached_property
@@ -109,7 +109,7 @@ class Listing:
 
     @cached_property
     def data(self) -> Sequence[Location]:
-        """The files, without those that are known not to be data; of a table that a Hugging Face dataset holds, its own."""
+        """The files without those that are not data; for a Hugging Face dataset read as a table, its Arrow files."""
         if self.as_tables and any(kind == "hf-arrow" for kind, _ in self._kinds):
             return [file for kind, file in self._kinds if kind == "arrow"]
         passed_over = {file.path for kind, file in self._kinds if kind == "other"}
@@ -117,12 +117,12 @@ class Listing:
 
     @cached_property
     def _kinds(self) -> list[tuple[str, Location]]:
-        """Of those files that were looked at: a value of MAGIC or LAYOUTS, npz, csv, other."""
+        """The kinds of the inspected files: a value of MAGIC, a key of LAYOUTS, npz, csv, or other."""
         chosen = _looked_at(self.files)
         with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
             kinds = list(zip(pool.map(_kind, chosen), chosen, strict=True))
         known = {kind: file for kind, file in kinds if kind != "other"}
-        if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas, beside the data
+        if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas beside the data
             return [("other" if kind == "csv" else kind, file) for kind, file in kinds]
         return kinds
 
@@ -131,7 +131,7 @@ class Listing:
 
 
 def _looked_at(files: Sequence[Location]) -> Sequence[Location]:
-    """All files; of very many with one ending some, from the first to the last."""
+    """All files; of very many with one suffix an even sample, including the first and last."""
     ending, count = Counter(PurePath(file.name).suffix for file in files).most_common(1)[0]
     if count < 2 * LOOKED_AT:
         return files
@@ -146,11 +146,11 @@ def _kind(file: Location) -> str:
         return "npz"
     if packing_of(head):
         head = unpacked_head(file)
-        if not head.strip():  # damaged, or nothing in it: the reader says which
+        if not head.strip():  # damaged or empty: the reader reports which
             return "csv" if is_named_csv(file.name) else "lines"
     if head[:4] in MAGIC:
         return MAGIC[head[:4]]
-    if file.name.lower().endswith(SETTINGS):  # a section of TOML begins as a list of JSON does
+    if file.name.lower().endswith(SETTINGS):  # a TOML section starts like a JSON list
         return "other"
     if head.removeprefix(BOM).lstrip()[:1] in (b"{", b"["):
         return next((kind for kind, (name, word) in LAYOUTS.items() if file.name == name and word in head), "lines")
@@ -158,43 +158,43 @@ def _kind(file: Location) -> str:
 
 
 def _is_npz(head: bytes) -> bool:
-    """Whether a zip archive begins with a NumPy array, by the name of its first member."""
+    """Whether the first member of a zip archive is a .npy file."""
     length = int.from_bytes(head[26:28], "little")
     return head[:4] == b"PK\x03\x04" and head[30 : 30 + length].endswith(b".npy")
 
 
 def _layout(known: Mapping[str, Location]) -> str:
-    """The one layout that has files of several kinds, or BadData naming two of them."""
+    """The layout of a folder with several kinds of files. Raises BadData, naming two kinds, if it is none."""
     for layout in LAYOUTS:
         if layout in known:
             return layout
     manifest = next((file for file in known.values() if file.name == MANIFEST), None)
-    if manifest is not None:  # what `split` makes, for example
+    if manifest is not None:  # for example, the output of `split`
         below = manifest.url.removesuffix(f"/{MANIFEST}")
         folder = below.rpartition("/")[0]
-        fix = f"name the one that is wanted, such as {below}, or all of them: '{folder}/*'"
-        raise BadData("datasets are below this folder, and it is none itself", where=folder, fix=fix)
+        fix = f"name one of them, such as {below}, or all: '{folder}/*'"
+        raise BadData("not a dataset, but a folder that contains datasets", where=folder, fix=fix)
     return _only(known)
 
 
-# ---- by columns, by the first line, by the names in HDF5 files and archives ----
+# ---- by columns, first lines, or names in HDF5 files and archives ----
 
 
 def _only(found: Mapping[str, Location]) -> str:
-    """The one kind. Raises BadData for two: a folder may have been written to twice."""
+    """The only kind. Raises BadData for several: two programs may have written into the folder."""
     if len(found) > 1:
         (first, one), (second, other), *_ = found.items()
         words = {"parquet": "Parquet", "lines": "JSON lines", **KINDS}
         raise BadData(
             f"two formats in one folder: {words[first]} and {words[second]}",
             where=f"{one.url} and {other.url}",
-            fix="give the files of one format, as a glob or with --from, and convert the others by themselves",
+            fix="give the files of one format, as a glob or with --from, and convert the others separately",
         )
     return next(iter(found))
 
 
 def _parquet_kind(files: Sequence[Location]) -> str:
-    """By the first file, and by the last; packed ones are read as tables."""
+    """The kind by the first and last file; compressed files are read as tables."""
     if packing_of(files[0].start(4)[0]):
         return "parquet-table"
     return _only({_columns_kind(schema_of(file)): file for file in dict.fromkeys((files[0], files[-1]))})
@@ -210,9 +210,9 @@ def _columns_kind(schema: pa.Schema) -> str:
 
 
 def _lines_kind(files: Sequence[Location]) -> str:
-    """By the first line of the first file that begins with a batch: notes may lie beside recordings, or a file be empty.
+    """The kind by the first lines: "sample-batch" if any file starts with a batch, because notes or empty files may precede it.
 
-    Raises BadData where there is none, and a file that is damaged.
+    Raises BadData if none does and a file is damaged.
     """
     damaged: BadData | None = None
     starts = set[bytes]()
@@ -231,7 +231,7 @@ def _lines_kind(files: Sequence[Location]) -> str:
 
 
 def _hdf5_kind(files: Sequence[Location]) -> str:
-    """By the first file and the last ones. Raises MissingPackage without h5py."""
+    """The kind by the first and the last two files. Raises MissingPackage without h5py."""
     found: dict[str, Location] = {}
     for file in dict.fromkeys((files[0], *files[-2:])):
         with Hdf5File(file) as opened:
@@ -242,13 +242,13 @@ def _hdf5_kind(files: Sequence[Location]) -> str:
 
 
 def _npz_kind(files: Sequence[Location]) -> str:
-    """OGBench's has observations, actions and `terminals`, no `timeouts`, and something that only OGBench has: an array of its
-    own, or a file named as it names them. Without that, an archive is a flat one: nothing of it may be taken for a last row.
+    """ "ogbench" for an archive with observations, actions and `terminals`, no `timeouts`, and either an array or a file name
+    that only OGBench uses. Other archives are flat ("npz"), without OGBench's rule for the last row.
     """
     try:
         with Scope() as scope:
             names = set(NpzArchive(files[0], scope).arrays)
-    except BadData:  # whichever reader opens it says so
+    except BadData:  # the reader will report it
         return "npz"
     flat = names & {"timeouts", "next_observations"} or ("rewards" in names and "masks" not in names)
     known = names & OGBENCH_OWN or OGBENCH_NAME.search(files[0].name)
@@ -256,7 +256,7 @@ def _npz_kind(files: Sequence[Location]) -> str:
 
 
 def _arrow_kind(files: Sequence[Location], *, other: str = "arrow", damaged: str = "arrow") -> str:
-    """imitation's have the columns of trajectories, which are lists; `other` are tables. A reader says what is damaged."""
+    """ "imitation" for list columns of trajectories, else `other` for tables; `damaged` if it is unreadable."""
     try:
         schema = arrow_schema_of(files[0])
         obs, acts, terminal = (schema.field(name).type for name in ("obs", "acts", "terminal"))

@@ -1,11 +1,11 @@
-"""Memory: how much there is for data, how much of it one episode may take, and returning what is free to the system.
+"""Memory budgets: for data, for one episode, and returning free memory to the system.
 
-Arrow's own allocators keep what is freed, for speed: a conversion that makes and drops tables of all sizes comes to hold twice
-of what is in use. The package therefore asks for the C library's (`offline_cli/__init__.py`), which on Linux can return what is
-free to the system, numpy's arrays included.
+Arrow's allocators keep freed memory for speed: a conversion that creates and drops tables of all sizes ends up holding twice
+the memory in use. So the package selects the C library's allocator (`offline_cli/__init__.py`), which on Linux can return free
+memory to the system, numpy's arrays included.
 
-An episode is in memory several times while it is converted: its fragments, the joined arrays, the packed item, and what the
-Parquet writer makes of that. An episode that is too long raises, by name, before it is joined and packed.
+During conversion an episode is in memory several times: as fragments, joined arrays, packed item, and in the Parquet writer's
+buffers. An episode that is too long raises, by name, before it is joined and packed.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from offline_cli.errors import MemoryLimitExceeded
 from offline_cli.parquet.reading import MEMORY_LIMIT as MEMORY_LIMIT
 from offline_cli.spaces import Space, leaf_spaces
 
-PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table that is being written
-WRITTEN: Final = 7  # times the bytes of an episode's arrays: these, the packed item, and what the Parquet writer makes of that
+PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table being written
+WRITTEN: Final = 7  # memory for writing an episode, as a multiple of its arrays: arrays, packed item, Parquet buffers
 REWARD: Final = 8  # bytes
-NEAR: Final = 0.7  # of a limit: what is free lies in pieces, and takes as much again between two batches
-TIGHT: Final = 512 << 20  # bytes of a limit that leaves little beside the program
+NEAR: Final = 0.7  # share of the limit at which free memory is returned: it is fragmented
+TIGHT: Final = 512 << 20  # limits below this leave little memory beside the program
 ARENAS: Final = -8  # glibc's M_ARENA_MAX
-HELD: Final = 5  # times the bytes of its arrays: 256 MB took 1.4 GB with the program, and 141 MB 0.8 GB
+HELD: Final = 5  # peak memory of an episode, as a multiple of its arrays: 256 MB took 1.4 GB with the program, 141 MB 0.8 GB
 
 
 def room_for_data(memory_limit: int) -> int:
-    """Bytes of a limit on the whole process that readers may fill."""
+    """Bytes that readers may use under a limit for the whole process."""
     return max(memory_limit // 4, memory_limit - PROGRAM)
 
 
 def give_back() -> None:
-    """Return free memory to the system now: a few milliseconds."""
+    """Return free memory to the system (takes a few milliseconds)."""
     pa.system_memory_pool().release_unused()
 
 
 def give_back_near(memory_limit: int) -> None:
-    """Return free memory to the system where the process has taken most of its limit; where that is not known, never."""
+    """Return free memory to the system if the process uses most of its limit (Linux only)."""
     with suppress(OSError, ValueError, AttributeError):  # only Linux reports it
         taken = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         if taken > NEAR * memory_limit:
@@ -54,35 +54,35 @@ def give_back_near(memory_limit: int) -> None:
 
 
 def one_heap_near(memory_limit: int) -> None:
-    """Under a tight limit have all threads share one heap from now on: one of its own keeps what is freed."""
+    """Under a tight limit, make all threads share one heap: heaps per thread keep freed memory."""
     if memory_limit < TIGHT and os.name == "posix":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:  # glibc's; others have none, or ignore it
+        if mallopt is not None:  # glibc; other C libraries lack or ignore it
             mallopt(ARENAS, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimit:
-    """Bytes that the arrays of one episode may take."""
+    """The maximum bytes for the arrays of one episode."""
 
     most: int
 
     @classmethod
     def within(cls, memory_limit: int) -> EpisodeLimit:
-        """Of a process that may take `memory_limit` bytes in all."""
+        """The limit for a process that may use `memory_limit` bytes."""
         return cls(room_for_data(memory_limit) // HELD)
 
     def check(self, batch: EpisodeBatch, place: str) -> None:
-        """Raise MemoryLimitExceeded where an episode of `batch` is too large."""
+        """Raise MemoryLimitExceeded if an episode of `batch` is too large."""
         if batch.nbytes > self.most:
             self.check_steps(int(batch.lengths.max()), batch, batch.ids[int(batch.lengths.argmax())], place)
 
     def check_steps(self, steps: int, batch: EpisodeBatch, name: str, place: str) -> None:
-        """Raise MemoryLimitExceeded where `steps` steps as large as those of `batch` are too many for one episode."""
+        """Raise MemoryLimitExceeded if an episode of `steps` steps like those of `batch` is too large."""
         self._check(steps, steps * batch.nbytes // max(1, batch.num_steps), f"episode {name}", place)
 
     def check_longest(self, steps: int | None, spaces: tuple[Space | None, Space | None], place: str) -> None:
-        """Raise MemoryLimitExceeded where an episode of `steps` steps in these spaces, if they are known, is too large."""
+        """Raise MemoryLimitExceeded if an episode of `steps` steps in these spaces (if known) is too large."""
         known = [space for space in spaces if space is not None]
         if steps is not None and len(known) == len(spaces):
             leaves = [leaf for space in known for leaf in leaf_spaces(space).values()]
@@ -92,5 +92,5 @@ class EpisodeLimit:
     def _check(self, steps: int, taken: int, name: str, place: str) -> None:
         if taken > self.most:
             what = f"{name} has {steps:,} steps or more, {taken / 1e6:,.0f} MB, too many for the memory limit"
-            fix = "raise --memory-limit, or record or cut it as episodes that are truncated earlier"
+            fix = "raise --memory-limit, or split the episode into shorter, truncated ones"
             raise MemoryLimitExceeded(what, where=place, fix=fix)

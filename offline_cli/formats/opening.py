@@ -1,8 +1,8 @@
-"""Sources for places: our own datasets by their manifest, everything else by the reader that is most certain.
+"""Open sources: our own datasets by their manifest, everything else by the reader with the highest certainty.
 
 Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`) are not data.
 
-Tables in memory (frames of Polars and pandas, tables of pyarrow) are sources too (`placed`).
+In-memory tables (Polars and pandas frames, pyarrow tables) are sources too (`placed`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FOLDER: Final = "/offline-cli-frames"
 
 
 def placed(sources: Any) -> Any:
-    """`sources` with each table in memory as the URL of an Arrow file in memory, called by its content; others as they are."""
+    """Replace each in-memory table in `sources` by the URL of a memory:// Arrow file, named by its content hash."""
     if isinstance(sources, list | tuple):
         return [placed(one) for one in sources]
     if not hasattr(sources, "__arrow_c_stream__"):
@@ -57,7 +57,7 @@ OUTPUTS: Final = {
     BATCHES: ("a folder of train batches", "name the recordings that they were made from (provenance in batches.json)"),
     RUN_POLICY: ("a run of train-bc", "record with it (offline-cli record ENV --policy RUN --out D), or evaluate it"),
 }
-"""What our own commands write that is no recording, by a file of it; and what to do with it."""
+"""Our own outputs that are not recordings, by a file in them: a description, and what to do instead."""
 
 
 def open_sources(
@@ -69,12 +69,12 @@ def open_sources(
     storage_options: Mapping[str, Any] | None = None,
     drop: Iterable[str] = (),
 ) -> list[Source]:
-    """A source for each folder, and one for each group of files that follow each other, in the order given.
+    """Open one source per folder, and one per group of consecutive files, in the given order.
 
-    `apart`: each file is a source of its own. `tables`: how to read those that are tables. `drop`: leaves that are left out, by
-    dotted path (`obs.mission`). Raises StorageNotFound for missing places, NoData where nothing is found or no reader
-    recognises it, Uncommitted for a dataset whose writer has not finished, BadData for mixed or damaged files, UsageError for
-    an unknown `from_`, and for a mapping where no source is a table; BadMapping for a table that no mapping explains.
+    `apart`: each file is its own source. `tables`: options for reading tables. `drop`: leaves to drop, by dotted path
+    (`obs.mission`). Raises StorageNotFound for missing places, NoData if nothing is found or no reader recognises it,
+    Uncommitted for an unfinished dataset, BadData for mixed or damaged files, UsageError for an unknown `from_`, and for a
+    mapping without tables; BadMapping for a table without a mapping that explains it.
     """
     reader = None if from_ == AUTO else reader_named(from_)
     opening = _Opening(from_, reader, tables or TableOptions(), storage_options, frozenset(drop))
@@ -93,36 +93,36 @@ def open_sources(
     option = "--mapping" if opening.tables.mapping is not None else "--rows-as-episodes"
     if opening.is_mapped and not opening.takes_mapping:
         where = ", ".join(source.info.location for source in found)
-        raise UsageError(f"{option} is for tables, and none is here", where=where, fix=f"leave out {option}")
+        raise UsageError(f"{option} is for tables, but there is none", where=where, fix=f"remove {option}")
     return [DroppedLeaves(source, opening.drop) for source in found] if opening.drop else found
 
 
 @dataclass(slots=True)
 class _Opening:
-    """The caller's options for reading."""
+    """Opens sources with the caller's options."""
 
     from_: str
-    reader: Reader | None  # that the caller names; None: the most certain one
+    reader: Reader | None  # named by the caller; None: choose the most certain one
     tables: TableOptions
     storage_options: Mapping[str, Any] | None
     drop: frozenset[str]
-    takes_mapping: bool = False  # whether one of the readers does
+    takes_mapping: bool = False  # whether a reader used so far accepts a mapping
 
     @property
     def is_mapped(self) -> bool:
         return self.tables.mapping is not None or self.tables.rows_as_episodes
 
     def folder(self, location: Location) -> Source:
-        """A dataset of ours, or what is in a folder."""
+        """Open one of our datasets, or the files in a folder."""
         if holds_dataset(location):
             own = OwnSource.open(location, memory_limit=self.tables.memory_limit)
             if self.from_ not in (AUTO, own.info.format):
-                what = f"--from {self.from_} for a dataset of {own.info.format}"
-                raise UsageError(what, where=location.url, fix="leave out --from")
+                what = f"--from {self.from_}, but this is a dataset in the format {own.info.format}"
+                raise UsageError(what, where=location.url, fix="remove --from")
             return own
         files = [file for file in location.files() if _is_data(file, location)]
         if not files:
-            fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset that convert wrote"
+            fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset written by convert"
             raise NoData("the folder holds no data files", where=location.url, fix=fix)
         for name, (words, fix) in OUTPUTS.items():
             if any(file.path == location.join(name).path for file in files):
@@ -130,12 +130,12 @@ class _Opening:
         return self.files(files, location.url)
 
     def files(self, files: Sequence[Location], location: str) -> Source:
-        """Files that are one source."""
+        """Open files as one source."""
         listing = Listing(files, location, as_tables=self.from_ == TABLE or self.is_mapped)
         reader = self.reader or reader_for(listing)
         self.takes_mapping |= reader.takes_mapping
         context = OpenContext(listing, self.tables, self.storage_options, self.drop)
-        if reader not in OURS.values():  # what is not data to us may be data to another package
+        if reader not in OURS.values():  # plug-ins get all files: they may read what we ignore
             return PluginSource(reader.open(files, context), reader.name)
         return reader.open(files if self.reader else listing.data, context)
 
@@ -150,7 +150,7 @@ def _is_data(file: Location, folder: Location) -> bool:
 
 @dataclass(slots=True)
 class OwnSource:
-    """A committed dataset of ours; its manifest declares what foreign sources leave open."""
+    """One of our committed datasets; its manifest declares spaces, action scale and environment."""
 
     dataset: Dataset
     info: SourceInfo
@@ -162,7 +162,7 @@ class OwnSource:
 
     @classmethod
     def open(cls, location: Location, *, memory_limit: int = MEMORY_LIMIT) -> OwnSource:
-        """The dataset at `location`; `memory_limit`: see `Dataset.batches`. Raises Uncommitted, BadData, StorageError."""
+        """Open the dataset at `location`; `memory_limit`: see `Dataset.batches`. Raises Uncommitted, BadData, StorageError."""
         dataset = Dataset.open(location)
         info, counts = info_of(dataset.manifest, location.url), dataset.manifest.counts
         return cls(dataset, info, counts.episodes if info.format == "episodes" else counts.steps, memory_limit)
@@ -171,7 +171,7 @@ class OwnSource:
         """See `Source`."""
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """The episodes of its shards, whole; `rows_in` counts rows of their tables."""
+        """Whole episodes of the shards; `rows_in` counts table rows."""
         self.done = 0
         with self.scope.part() as held:
             for batch in held.enter(self.dataset.batches(memory_limit=self.memory_limit)):
@@ -185,18 +185,18 @@ class OwnSource:
         self.scope.close()
 
     def partitions(self, count: int) -> Sequence[OwnSource]:
-        """See `Source`: no episode lies in two shards."""
+        """See `Source`. Splits by shards: no episode spans two."""
         unit, dataset, parts = "episodes" if self.info.format == "episodes" else "steps", self.dataset, []
         for part in shares(dataset.shards, count):
             shards = tuple(part)
-            manifest = replace(dataset.manifest, shards=shards)  # a part goes to a worker: not with all that it does not read
+            manifest = replace(dataset.manifest, shards=shards)  # workers get only the shards they read
             own, size = replace(dataset, manifest=manifest, part=shards), sum(getattr(shard, unit) for shard in shards)
             parts.append(replace(self, dataset=own, info=replace(self.info, manifest=manifest), size=size, done=0))
         return parts
 
 
 def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
-    """What those of the places that are datasets of ours declare, before they are opened; broken ones are left to readers."""
+    """The manifests' declarations of those places that are our datasets; broken ones are skipped, readers report them."""
     for place in places:
         if place.is_dir() and holds_dataset(place):
             with suppress(BadData, StorageNotFound):
@@ -204,7 +204,7 @@ def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
 
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:
-    """What a manifest declares of the dataset at `location`."""
+    """The SourceInfo from the manifest of the dataset at `location`."""
     environment, longest = manifest.environment, manifest.statistics.get("length", {}).get("max")
     return SourceInfo(
         format=manifest.format,

@@ -1,8 +1,8 @@
-"""Parquet files as Arrow tables, in order, read ahead by a few threads; a damaged file goes to the rejects by name.
+"""Read Parquet files as Arrow tables, in order, ahead in a few threads; a damaged file is rejected by name.
 
-Files are joined into tables of some tens of thousands of rows where their columns agree, because a recorder that writes a file
-per call leaves thousands of files of a few rows, and each conversion of a column has a price of its own. A file whose columns
-may take more than `BIG` bytes is read row group by row group, in batches of bounded size.
+Small files with equal columns are joined into tables of some ten thousand rows: some recorders write thousands of files with a
+few rows each, and converting a column has a fixed cost. A file whose columns may take more than `BIG` bytes is read by row
+group, in batches of bounded size.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects
 
-WORKERS: Final[int] = choices.WORKERS  # files read at a time by default
-AHEAD = 4  # files that each of the workers may be ahead
-BIG = 64 << 20  # bytes of a file's columns, unpacked
+WORKERS: Final[int] = choices.WORKERS  # default number of files read in parallel
+AHEAD = 4  # files read ahead per worker
+BIG = 64 << 20  # decompressed bytes of a file's columns
 ROWS = 1 << 16  # rows of a joined table
 BYTES = 64 << 20  # bytes of a joined table
-PAGES = 1 << 20  # packed bytes of a column that are read at a time, of a file that is big
-GROWTH = 4  # times as many rows as the one before has each joined table, where the first is wanted soon
+PAGES = 1 << 20  # compressed bytes of a column read at a time from a big file
+GROWTH = 4  # growth factor of joined tables when the first one is kept small
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one or more files, one after the other."""
+    """Rows of consecutive files."""
 
     table: pa.Table
     files: tuple[str, ...]  # URLs
     starts: NDArray[np.int64]  # (F+1,) the rows of file f are starts[f]:starts[f+1]
-    first: int  # number, in its file, of the first row of the first file
-    nbytes: int  # of the files, as they are stored
-    lost_before: str = ""  # the file right before these rows that could not be read, or whose rest could not
+    first: int  # number of the first row in its file
+    nbytes: int  # stored bytes of the files
+    lost_before: str = ""  # the preceding file, if it or its rest was unreadable
 
     def file_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Index into `files` of each row."""
@@ -85,7 +85,7 @@ class Chunk:
 
 
 def schema_of(file: Location) -> pa.Schema:
-    """The columns of a Parquet file. Raises BadData for one that is cut or damaged."""
+    """The schema of a Parquet file. Raises BadData if it is truncated or damaged."""
     with arrow_failures(file), file.open() as stream:
         return _schema(ParquetFile(stream, pre_buffer=False), file.url)
 
@@ -95,7 +95,7 @@ def _schema(parquet: ParquetFile, url: str) -> pa.Schema:
     names = schema.names
     if len(set(names)) < len(names):
         twice = [name for name, times in Counter(names).items() if times > 1]
-        raise BadData(f"two columns are called {twice[0][:80]!r}", where=url, fix="rename one of them")
+        raise BadData(f"two columns have the name {twice[0][:80]!r}", where=url, fix="rename one of them")
     return schema
 
 
@@ -112,11 +112,11 @@ def chunks(
     on_cut: Callable[[str], None] | None = None,
     scope: Scope | None = None,
 ) -> Iterator[Chunk]:
-    """All rows of `files` in order, only those of `columns` where given; damaged files go to `rejects`.
+    """All rows of `files` in order; damaged files go to `rejects`. `columns`: to read; None: all.
 
-    `first_rows`: after so many a first chunk ends, others after ever more: a reader that stops early does not wait for
-    thousands of small files. `on_cut`: called with a file of which the rest is damaged, after the chunk of its last rows that
-    are not. `scope` owns files and threads while they are read.
+    `first_rows`: size of the first chunk; later ones grow, so that a reader that stops early does not wait for thousands of
+    small files. `on_cut`: called with a file whose rest is damaged, after the chunk with its last readable rows. `scope` owns
+    files and threads.
     """
     waiting: list[Chunk] = []
     rows = size = 0
@@ -136,7 +136,7 @@ def chunks(
 
 
 def _follows(part: Chunk, before: Chunk) -> bool:
-    """Whether both can be in one chunk: they have the same columns, also by the metadata of fields (Ray's tensors)."""
+    """Whether both can be joined: equal columns, including field metadata (Ray's tensors)."""
     same = part.table.schema.equals(before.table.schema, check_metadata=True)
     return bool(same) and not part.first and not part.lost_before
 
@@ -150,13 +150,13 @@ def _joined(parts: list[Chunk]) -> Chunk:
 def _parts(
     files: Sequence[Location], rejects: Rejects, columns: Sequence[str] | None, workers: int, scope: Scope
 ) -> Iterator[Chunk | str]:
-    """Rows of one file each; and the place of a file whose rest is damaged. The next rows, and the first of the next files, are
-    read ahead.
+    """Chunks of one file each, or the place of a file whose rest is damaged. Reads ahead the next rows, and the first rows of
+    the next files.
     """
     with scope:
-        held = scope.part()  # is closed after the threads have ended
+        held = scope.part()  # closed after the threads have ended
         pool = scope.enter(ReadingPool(min(workers, max(1, len(files)))))
-        alone = len(files) == 1  # else each thread of the pool has a file
+        alone = len(files) == 1  # otherwise the pool's threads already run in parallel
         pending = (_parts_of(file, columns, held, use_threads=alone) for file in files)
         ahead: deque[tuple[Iterator[Chunk], Future[Chunk | None]]] = deque()
         lost = ""
@@ -180,7 +180,7 @@ def _parts(
 
 
 def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use_threads: bool) -> Iterator[Chunk]:
-    """The rows of a file, all at once or, if they may take more than `BIG` bytes, batch by batch; by any thread."""
+    """The rows of a file, at once or, if they may take more than `BIG` bytes, in batches; any thread may iterate."""
     with arrow_failures(file), held.part() as opened:
         stream = opened.enter(file.open())
         source = opened.enter(arrow_file(stream))
@@ -191,7 +191,7 @@ def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use
         names = _schema(parquet, file.url).names
         wanted = None if columns is None else [name for name in names if name in columns]
         declared = sum(metadata.row_group(group).total_byte_size for group in groups)
-        # were each row all that the file declares, they might take more
+        # a row may be as large as the declared size of the whole file
         rows = total if total * max(declared, stored) <= BIG else rows_at_once(parquet, wanted, BIG)
         if rows >= total:
             if total:
@@ -199,7 +199,7 @@ def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use
             return
         first, rows = 0, min(ROWS, rows)
         for group in groups:
-            # a reader that fetches row groups ahead keeps what it has of all of them until the last one is read
+            # a reader that prefetches row groups keeps all of them until the last one is read
             parquet = ParquetFile(source, metadata=metadata, pre_buffer=False, buffer_size=PAGES)
             for batch in parquet.iter_batches(rows, [group], wanted, use_threads=threads):
                 yield _chunk(pa.Table.from_batches([batch]), file.url, stored * batch.num_rows // total, first)
@@ -207,6 +207,6 @@ def _parts_of(file: Location, columns: Sequence[str] | None, held: Scope, *, use
 
 
 def _chunk(table: pa.Table, url: str, nbytes: int, first: int = 0) -> Chunk:
-    table.validate(full=True)  # text that is not UTF-8 is the file's fault
+    table.validate(full=True)  # also checks that text is UTF-8
     plain = without_objects(table).replace_schema_metadata(None)
     return Chunk(plain, (url,), np.array([0, table.num_rows], np.int64), first, nbytes)

@@ -1,4 +1,4 @@
-"""A reader of a format: its name, whether files look like its own, and how it opens them as a source."""
+"""The interface of a format's reader: its name, a check whether files have the format, and how to open them as a source."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from offline_cli.tally import Rejects, Tally
 from offline_cli.trees import flatten
 
 NO: Final = 0.0
-LIKELY: Final = 0.5  # of tables: rows of something, which need a mapping
-SURE: Final = 1.0  # nothing else looks like this
+LIKELY: Final = 0.5  # for tables, which need a mapping
+SURE: Final = 1.0  # no other format looks like this
 
 
 @dataclass(frozen=True, slots=True)
 class OpenContext:
     """The context in which files are opened."""
 
-    listing: Listing  # of the files, which answers what they are
-    tables: TableOptions = field(default_factory=TableOptions)  # how tables are to be read
+    listing: Listing  # the files and their kind
+    tables: TableOptions = field(default_factory=TableOptions)
     storage_options: Mapping[str, Any] | None = None
-    drop: frozenset[str] = frozenset()  # leaves that the caller leaves out, by dotted path: a reader may be unable to read them
+    drop: frozenset[str] = frozenset()  # leaves to drop, by dotted path; a reader may skip them if it cannot read them
 
     @property
     def location(self) -> str:
@@ -36,28 +36,28 @@ class OpenContext:
 
 
 def never(listing: Listing) -> float:
-    """The `sniff` of a reader that has to be named."""
+    """The `sniff` of a reader that `--from auto` never selects."""
     return NO
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One format. Other packages register theirs as entry points of `offline_cli.readers`; docs/extending.md has an example."""
+    """Reads one format. Other packages register readers as entry points of `offline_cli.readers`; see docs/extending.md."""
 
-    name: str  # as `--from` takes it
-    words: str  # what it reads, for messages: "RLlib episodes in Parquet"
+    name: str  # value of `--from`
+    words: str  # the format, for messages: "RLlib episodes in Parquet"
     open: Callable[[Sequence[Location], OpenContext], Source]
-    """Opens files, in their order; notes and pictures may be among them. Raises BadData, BadMapping."""
+    """Opens files, in their order; notes and images may be among them. Raises BadData, BadMapping."""
     sniff: Callable[[Listing], float] = never
-    """From `NO` to `SURE`, how certainly files are of this format; `--from auto` takes the most certain, and of equals ours.
-    Checks content and names, imports nothing that the files name. May raise BadData for files that it knows to be damaged."""
-    takes_mapping: bool = False  # whether `--mapping` and `--rows-as-episodes` are for it
-    keeps: str = ""  # what becomes part of episodes and what does not, in a line of `convert --list-formats`
+    """Certainty, from `NO` to `SURE`, that files have this format; `--from auto` selects the highest, and ours among equals.
+    Checks content and names, imports nothing that the files name. May raise BadData for damaged files of its format."""
+    takes_mapping: bool = False  # whether it accepts `--mapping` and `--rows-as-episodes`
+    keeps: str = ""  # which data it keeps and drops, one line for `convert --list-formats`
 
 
 @dataclass(slots=True)
 class PluginSource(WrappedSource):
-    """`source`, of another package's reader `name`, whose mistakes are reported as its own."""
+    """A source of a plug-in's reader `name`, with checks that report its mistakes."""
 
     name: str
 
@@ -65,11 +65,11 @@ class PluginSource(WrappedSource):
         """Raises BadConfig for an object that is not a Source."""
         opened: Any = self.source
         if not isinstance(opened, Source):
-            what = f"the reader {self.name!r} opens a {type(opened).__name__}, which is not a Source"
+            what = f"the reader {self.name!r} returned a {type(opened).__name__}, not a Source"
             raise BadConfig(what, where=f"reader {self.name}", fix="derive it from offline_cli.formats.source.FileSource")
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`. Raises BadData for fragments of another form."""
+        """See `Source`. Raises BadData for invalid fragments."""
         for fragments in self.source.fragments(tally, rejects):
             batch: Any = getattr(fragments, "batch", None)
             if not isinstance(fragments, Fragments) or not isinstance(batch, EpisodeBatch):
@@ -78,9 +78,9 @@ class PluginSource(WrappedSource):
             for path, leaf in flatten(trees):
                 kind = getattr(getattr(leaf, "dtype", None), "kind", "")
                 if kind not in tuple("biuf") or (path == "rewards" and (kind, leaf.ndim) != ("f", 1)):
-                    raise self._bad(f"{path} that are no array of the numbers it has to hold")
+                    raise self._bad(f"{path} that is not an array of the expected numbers")
             yield fragments
 
     def _bad(self, what: str) -> BadData:
-        fix = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
+        fix = "correct the reader: see docs/extending.md for an example, episodes/batch.py for the arrays"
         return BadData(f"the reader {self.name!r} yields {what}", where=self.source.info.location, fix=fix)

@@ -1,6 +1,6 @@
-"""All readers by name: ours, those that other packages register, and those of a user's own Python file.
+"""All readers by name: ours, those of plug-ins, and those in a user's Python file.
 
-`--from auto` asks every reader how certain it is (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
+`--from auto` asks every reader for its certainty (`Reader.sniff`). No file, manifest or run folder selects a plug-in by name.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ TABLES: Final = {
     "json": "json",
     "json-array": "json",
 }
-"""The kinds that can be read as tables, by what `TableSource` calls their files."""
+"""Kinds that can be read as tables, with `TableSource`'s name for them."""
 RECIPES: Final = {"npy": "numpy-arrays", "rlds": "rlds-datasets"}
-"""Where docs/formats.md has some lines of Python for them."""
+"""Sections of docs/formats.md with Python recipes."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,12 +63,12 @@ def _open_table(files: Sequence[Location], context: OpenContext) -> Source:
 
 
 def _reader(name: str, opened: Open, keeps: str) -> Reader:
-    """Sure of the files that a listing calls by its name; of tables, and of archives that may be any, only likely."""
+    """A reader that is sure of files whose listing has its kind; only likely for tables and generic archives."""
     score, kinds = LIKELY if name in (TABLE, "npz") else SURE, TABLES if name == TABLE else (name,)
     return Reader(name, KINDS[name], opened, lambda listing: score if listing.kind in kinds else NO, name in MAPPED, keeps)
 
 
-MAPPED: Final = (TABLE, "npz", "lerobot")  # they take a mapping
+MAPPED: Final = (TABLE, "npz", "lerobot")  # readers that accept a mapping
 OURS: Final = {
     name: _reader(name, opened, keeps)
     for name, opened, keeps in (
@@ -86,21 +86,20 @@ OURS: Final = {
         ("lerobot", open_lerobot, "state, actions, rewards, ends, tasks, other numbers; not videos, images, texts"),
     )
 }
-"""Those that come with us, by name."""
+"""Our readers, by name."""
 
 
 def reader_named(name: str) -> Reader:
-    """The reader that `--from` names, but `auto`. Raises as `named_plugin` does."""
+    """The reader named by `--from`, except `auto`. Raises as `named_plugin` does."""
     return named_plugin(READERS, name, OURS, Reader, option="--from", made=input_reader, words=(AUTO,))
 
 
 def reader_for(listing: Listing) -> Reader:
-    """The reader that is most certain of the files; of equals ours.
+    """The reader with the highest certainty; ours among equals.
 
-    Raises NoData where none is, BadData for files that no reader can read, UsageError where several packages' are equally
-    certain.
+    Raises NoData if there is none, BadData for damaged files, UsageError if plug-ins of several packages are equally certain.
     """
-    damage: list[BadData | MissingPackage] = []  # another package's reader may recognise a file that is damaged to us
+    damage: list[BadData | MissingPackage] = []  # a plug-in may recognise a file that seems damaged to us
     scores: list[tuple[float, Reader, Plugin | None]] = []
     try:
         scores += [(reader.sniff(listing), reader, None) for reader in OURS.values()]
@@ -111,7 +110,7 @@ def reader_for(listing: Listing) -> Reader:
             scores.append((float(reader.sniff(listing)), reader, plugin))
         except (BadData, MissingPackage) as error:
             damage.append(error)
-        except Exception as error:  # noqa: BLE001  it is foreign code, which may raise anything
+        except Exception as error:  # noqa: BLE001  a plug-in may raise anything
             _log.warning("note: reader %r of the package %s raised %r", plugin.name, plugin.package, error)
     best = max((score for score, _, _ in scores), default=NO)
     if best <= NO:
@@ -119,15 +118,15 @@ def reader_for(listing: Listing) -> Reader:
     surest = [(reader, plugin) for score, reader, plugin in scores if score == best]
     if surest[0][1] is not None:
         rivals = {(id(reader), plugin.package): plugin for reader, plugin in surest if plugin is not None}
-        if len(rivals) > 1:  # the aliases of one package are one
+        if len(rivals) > 1:  # aliases in one package count once
             names = " and ".join(f"{one.name!r} of the package {one.package}" for one in rivals.values())
-            fix = f"say which: {' or '.join(f'--from {one.name}' for one in rivals.values())}"
-            raise UsageError(f"the readers {names} are equally sure of these files", where=listing.location, fix=fix)
+            fix = f"choose one: {' or '.join(f'--from {one.name}' for one in rivals.values())}"
+            raise UsageError(f"the readers {names} match these files equally well", where=listing.location, fix=fix)
     return surest[0][0]
 
 
 def _of_packages() -> Iterator[tuple[Reader, Plugin]]:
-    """Those of other packages; one that cannot be loaded was not named by the user, and is only logged."""
+    """The readers of plug-ins; one that cannot be loaded is only logged, because the user did not name it."""
     for registered in plugins(READERS):
         try:
             yield registered.load_as(Reader), registered
@@ -136,12 +135,12 @@ def _of_packages() -> Iterator[tuple[Reader, Plugin]]:
 
 
 def no_reader(listing: Listing) -> NoData:
-    """The error for files that no reader knows."""
+    """The error for files that no reader recognises."""
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
-    readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
-    fix = "record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)"
+    readers += [f"{one.distribution} (--from {one.name})" for one in plugins(READERS)]
+    fix = "record in one of these formats, or write a table with one row per step: Parquet, CSV or JSON lines (docs/tables.md)"
     if recipe := RECIPES.get(listing.kind):
-        fix = f"some lines of Python convert it: docs/formats.md#{recipe}; or write a table, a row a step (docs/tables.md)"
+        fix = f"convert it in Python (docs/formats.md#{recipe}), or write a table with one row per step (docs/tables.md)"
     what = f"{what}; there are readers for {', '.join(readers)}, and for our own datasets"
     return NoData(what, where=listing.location, fix=fix)

@@ -1,9 +1,9 @@
-"""The interface of every sink: a `Sink` of whole episodes, which `convert --to NAME` writes into, and its `SinkKind`.
+"""The interface of sinks: a `Sink` of whole episodes, to which `convert --to NAME` writes, and its `SinkKind`.
 
-A foreign format has its sink beside its reader, derived from `ForeignSink`; `converting/sink.py` lists all sinks by name.
+Sinks of foreign formats lie beside their readers and derive from `ForeignSink`; `converting/sink.py` lists all sinks by name.
 
-Files of arrays name leaves by path: `observations/camera/left`, parts of a Tuple by number. What a format has no place for
-is counted (`count_left_out`).
+Array files name leaves by path: `observations/camera/left`, parts of a Tuple by number. Data that a format cannot hold is
+counted (`count_left_out`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ OPTIONS: Final[Mapping[str, Any]] = {
     "overwrite": False,
     "resume": False,
 }
-"""Of `convert`, those that a sink takes or does not, with their defaults."""
+"""Options of `convert` that depend on the sink, with their defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkContext:
-    """What is known of the episodes, and required of their files, before the first is written."""
+    """Properties of the episodes, and options for their files, known before the first is written."""
 
     observation_space: Space
     action_space: Space
@@ -50,19 +50,19 @@ class SinkContext:
     provenance: Mapping[str, Any]  # sources, their formats, commands
     compression: str
     max_rows_per_file: int | None
-    tally: Tally  # for what the sink has to assume or drop
-    identity: Mapping[str, Any]  # the same for the same content: what `resume` compares, by name
+    tally: Tally  # for assumptions and dropped data
+    identity: Mapping[str, Any]  # equal for equal content, by name; `resume` compares it
     overwrite: bool
     resume: bool
     max_bytes_per_file: int = MAX_BYTES_PER_FILE  # before compression
     meanings: Meanings = NO_MEANINGS  # of columns
-    temp_dir: str | None = None  # where bytes wait that do not fit into memory; None: the system's
-    base: Base | None = None  # the dataset that is added to; only our own sinks get one
+    temp_dir: str | None = None  # folder for data that does not fit into memory; None: the system's
+    base: Base | None = None  # the dataset to append to; only for our own sinks
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a sink has committed."""
+    """The size of a committed output."""
 
     episodes: int
     steps: int
@@ -71,15 +71,15 @@ class Written:
 
 
 class Sink(Protocol):
-    """Whole episodes on their way to one place; what it opens is closed by the end of its `with`.
+    """Writes whole episodes to one target; leaving its `with` block closes everything.
 
-    Entering begins: it raises for what must not be touched. Leaving without `commit` aborts: then nothing looks complete.
-    Raises OutputExists, StorageError, BadData, UnsupportedSpace.
+    Entering starts the write, and raises for a target that may not be replaced. Leaving without `commit` aborts it, so that
+    the output does not look complete. Raises OutputExists, StorageError, BadData, UnsupportedSpace.
     """
 
     @property
     def ids_written(self) -> frozenset[str]:
-        """Ids of the episodes that `resume` found whole, which are not written again."""
+        """Ids of the complete episodes that `resume` found, which are not written again."""
 
     def __enter__(self) -> Self: ...
 
@@ -88,20 +88,20 @@ class Sink(Protocol):
     ) -> bool | None: ...
 
     def write(self, batch: EpisodeBatch) -> None:
-        """Take one or more whole episodes with new ids; their arrays may wait here, and must not change afterwards."""
+        """Write whole episodes with new ids; arrays may be buffered and must not be modified afterwards."""
 
     def rehearse(self, batch: EpisodeBatch) -> None:
-        """For a dry run: raise and count as `write` would, as far as that shows without a file, and write nothing."""
+        """Dry run: check and count as `write` does, as far as possible without a file."""
 
     def quarantine(self, rejects: list[Reject]) -> None:
-        """Keep rows that were set aside beside the episodes, and empty the list."""
+        """Store rejected rows beside the episodes, and clear the list."""
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written | Manifest:
-        """Make what was written whole and durable. `assumptions`: counts by kind; `episodes_lost`: None: not known."""
+        """Complete the output durably. `assumptions`: counts by kind; `episodes_lost`: None: unknown."""
 
 
 class ForeignSink:
-    """What sinks of foreign formats share: nothing is resumed, and rows that were set aside have no place."""
+    """Base of sinks for foreign formats, which cannot resume or store rejected rows."""
 
     ids_written: ClassVar[frozenset[str]] = frozenset()
 
@@ -110,12 +110,12 @@ class ForeignSink:
         self.episodes = self.steps = 0  # written
 
     def said_by_source(self) -> Mapping[str, Any]:
-        """What a source of the same format said of the whole (`SourceInfo.declared`); empty without one."""
+        """The metadata of a source in the same format (`SourceInfo.declared`); empty if there is none."""
         declared = self.context.provenance.get("declared", ())
         return next((one for one in declared if isinstance(one, Mapping) and one.get("format") == self.name), {})
 
     def count(self, batch: EpisodeBatch) -> None:
-        """Count what was written."""
+        """Count written episodes and steps."""
         self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
 
     def rehearse(self, batch: EpisodeBatch) -> None:
@@ -124,24 +124,24 @@ class ForeignSink:
     def quarantine(self, rejects: list[Reject]) -> None:
         """See `Sink`. Raises BadData."""
         if rejects:
-            what = f"rows were set aside, and {self.name} has no place for them"
-            raise BadData(what, where=f"--to {self.name}", fix="--on-error skip, or --to episodes")
+            what = f"rows were rejected, and {self.name} cannot store them"
+            raise BadData(what, where=f"--to {self.name}", fix="use --on-error skip, or --to episodes")
 
 
 def refuse_existing(target: Location, *, overwrite: bool, resume: bool) -> None:
-    """Raise OutputExists where something is at `target`, unless it is to be replaced or resumed."""
+    """Raise OutputExists if `target` exists, unless it is to be replaced or resumed."""
     if not (overwrite or resume) and target.exists():
-        raise OutputExists("something is here already", where=target.url, fix="give another --out, or --overwrite")
+        raise OutputExists("the output exists already", where=target.url, fix="give another --out, or --overwrite")
 
 
 def refuse_folder(target: Location, *, overwrite: bool, resume: bool) -> None:
-    """The `check` of a sink of a folder: raise OutputExists where something is, for it may hold files of others."""
+    """The `check` of sinks that write a folder: raise OutputExists if it exists, because it may hold foreign files."""
     if target.exists():
-        raise OutputExists("something is here already", where=target.url, fix="remove it, or give another --out")
+        raise OutputExists("the output exists already", where=target.url, fix="remove it, or give another --out")
 
 
 def file_check(magic: bytes, words: str) -> Callable[..., object]:
-    """The `check` of a sink of one file: with `overwrite` a file is replaced that begins with `magic`, and no other."""
+    """Make the `check` of a sink that writes one file: `overwrite` replaces only a file that starts with `magic`."""
 
     def check(target: Location, *, overwrite: bool, resume: bool) -> None:
         """Raise OutputExists."""
@@ -154,29 +154,29 @@ def file_check(magic: bytes, words: str) -> Callable[..., object]:
 
 @dataclass(frozen=True, slots=True)
 class SinkKind:
-    """One format to write. Other packages register theirs as entry points of `offline_cli.sinks`; see docs/extending.md."""
+    """An output format. Other packages register sinks as entry points of `offline_cli.sinks`; see docs/extending.md."""
 
-    name: str  # as `--to` takes it
-    words: str  # what it writes, for messages
-    open: Callable[[Location, SinkContext], Sink]  # nothing is touched before its `with`
-    check: Callable[..., object] = refuse_existing  # (target, *, overwrite, resume): raises what entering would raise
-    takes: Collection[str] = ()  # those of `OPTIONS` that it regards; others are refused
-    keeps: str = ""  # what of an episode its files hold and what not, in a line of `convert --list-formats`
+    name: str  # value of `--to`
+    words: str  # the format, for messages
+    open: Callable[[Location, SinkContext], Sink]  # nothing is written before its `with`
+    check: Callable[..., object] = refuse_existing  # (target, *, overwrite, resume): raises as entering would
+    takes: Collection[str] = ()  # supported names of `OPTIONS`; others raise UsageError
+    keeps: str = ""  # which data it keeps and drops, one line for `convert --list-formats`
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Raise UsageError for an option that is not at its default, and that the sink does not take."""
+        """Raise UsageError for a non-default option that the sink does not support."""
         for name, default in OPTIONS.items():
             if options[name] != default and name not in self.takes:
                 option = f"--{name.replace('_', '-')}"
-                what = f"{option} with the sink {self.name!r}, which does not take it"
-                raise UsageError(what, where=f"--to {self.name}", fix=f"leave out {option}")
+                what = f"the sink {self.name!r} does not support {option}"
+                raise UsageError(what, where=f"--to {self.name}", fix=f"remove {option}")
 
 
 # ---- leaves by name ----
 
 
 def named_leaves(name: str, tree: Tree, tuple_key: str = "{}") -> dict[str, Any]:
-    """The leaves of a tree by `/` paths below `name`; `tuple_key`: what a part of a Tuple is called. Raises BadData."""
+    """The leaves of a tree by `/` paths below `name`; `tuple_key`: format of the names of Tuple parts. Raises BadData."""
     if not isinstance(tree, (dict, tuple)):
         return {name: tree}
     parts = tree if isinstance(tree, dict) else {tuple_key.format(at): part for at, part in enumerate(tree)}
@@ -187,7 +187,7 @@ def named_leaves(name: str, tree: Tree, tuple_key: str = "{}") -> dict[str, Any]
 
 
 def tree_of_names(leaves: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
-    """Nested dicts of leaves by path. Raises ValueError where a path goes through another one, or has an empty part."""
+    """Nested dicts from leaves by path. Raises ValueError if one path is a prefix of another, or has an empty part."""
     tree: dict[str, Any] = {}
     for path, leaf in leaves.items():
         *above, name = path.split(separator)
@@ -201,19 +201,19 @@ def tree_of_names(leaves: Mapping[str, Any], separator: str = "/") -> dict[str, 
 
 
 def heads(names: Iterable[str]) -> set[str]:
-    """The first parts of the names."""
+    """The first components of the names."""
     return {name.partition("/")[0] for name in names}
 
 
 def checked_key(key: str, where: str) -> str:
-    """A key of a Dict that can be part of a name. Raises BadData."""
+    """Return a Dict key that is valid in a name. Raises BadData for others."""
     if "/" in key or key in ("", "."):
         fix = "rename the key in the recordings, or choose another --to"
-        raise BadData(f"a key that cannot be part of a name in this format: {key!r}", where=where, fix=fix)
+        raise BadData(f"the key {key!r} is not valid in this format", where=where, fix=fix)
     return key
 
 
-# ---- what is left out ----
+# ---- dropped data ----
 
 
 def count_left_out(
@@ -226,16 +226,16 @@ def count_left_out(
     agents: bool = False,
     extra: bool = True,
 ) -> None:
-    """Count, and name, what the episodes have and the format does not keep, which the flags say.
+    """Count data of the episodes that the format does not keep. The flags say what it keeps.
 
-    `kept`: keys of custom data that it keeps; None: it counts these itself.
+    `kept`: custom data keys that it keeps; None: the caller counts custom data.
     """
     if not ids:
         tally.assume("eps-id-not-kept", len(batch))
     if not infos and batch.infos is not None and any(batch.infos):
-        tally.drop_column(Columns.INFOS, "the format has no place for infos")
+        tally.drop_column(Columns.INFOS, "the format cannot hold infos")
     for name in () if extra else batch.extra:
-        tally.drop_column(name, "the format has no place for extra model outputs")
+        tally.drop_column(name, "the format cannot hold extra model outputs")
     if kept is not None and batch.custom_data is not None:
         known = {Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED, *kept}
         tally.assume("custom-data-not-kept", sum(not set(data) <= known for data in batch.custom_data))
@@ -248,5 +248,5 @@ def count_left_out(
 
 
 def count_finals(batch: EpisodeBatch, tally: Tally) -> None:
-    """Count the final observations that are left out, but for those that nobody recorded."""
+    """Count recorded final observations that the format does not keep."""
     tally.assume("final-observation-not-kept", int((~batch.final_obs_assumed & (batch.lengths > 0)).sum()))

@@ -1,18 +1,17 @@
-"""The interface of every reader: a `Source` of fragments of episodes, and what it declares about them.
+"""The interface of every reader: a `Source` of episode fragments, and the metadata it declares.
 
-A reader knows its bytes and nothing of ids seen elsewhere. It yields `Fragments`, whose entries are whole episodes or pieces of
-them; `converting/stitching.py` alone joins pieces. For each entry a reader states
+A reader knows only its own bytes, not the ids in other sources. It yields `Fragments`: whole episodes or parts of them, which
+only `converting/stitching.py` joins. For each fragment a reader sets
 
-* where it starts: at `t_started` of the batch, or, without timesteps, what precedes it in the source (`StartKind`);
-* `terminated` and `truncated`, only where its own last step had the flag;
-* its final observation: the last row's next observation. Where the source has none, the last observation is repeated and
-  `final_missing` is set; stitching takes the first observation of the next piece, or counts `missing-final-observation`;
-* its origin, where it is known: file and row, for messages.
+* its start: `t_started` of the batch, or, without timesteps, what precedes it in the source (`StartKind`);
+* `terminated` and `truncated`, only if its own last step had the flag;
+* its final observation: the last row's next observation. If the source has none, the last observation is repeated and
+  `final_missing` is set; the stitcher uses the first observation of the next fragment, or counts `missing-final-observation`;
+* its origin, if known: file and row, for messages.
 
-`FileSource` has what all sources that are lists of files share. docs/extending.md has a reader of another package as an
-example.
+`FileSource` is the base of sources that are lists of files. docs/extending.md shows a reader in another package.
 
-`DroppedLeaves` is a source without the leaves that `--drop` names.
+`DroppedLeaves` removes the leaves named by `--drop` from a source.
 """
 
 from __future__ import annotations
@@ -58,42 +57,42 @@ NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
 THE_SOURCE: Final = "the source"
 
-HASHED_BYTES: Final = 64 << 10  # at each end of a file
-ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
+HASHED_BYTES: Final = 64 << 10  # bytes hashed at each end of a file
+ASKED: Final = 64  # maximum number of remote files whose size is requested
 
 
 class StartKind(IntEnum):
     """Where a fragment starts (`EpisodeBatch.start_kind`)."""
 
     AT_T = 0  # at timestep `t_started`
-    UNKNOWN = 1  # it begins an episode, or continues the open one of its id: rows of another one, or none, precede it
-    CONTINUES = 2  # it continues the row right before it, of the same unfinished episode: a file ended between them
-    AFTER_END = 3  # as UNKNOWN, but the row before it is an end of its id, whose next observation is its first one
+    UNKNOWN = 1  # it starts an episode or continues the open one of its id; the previous row, if any, has another id
+    CONTINUES = 2  # it continues the previous row of the same unfinished episode, across a file boundary
+    AFTER_END = 3  # like UNKNOWN, but the previous row ends an episode of its id, with a next observation equal to its first
 
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """The places of the fragments of one batch, cheap to make for many and turned into text only for a message."""
+    """File and row of each fragment of a batch; formatted only for messages."""
 
     files: tuple[str, ...]  # URLs
     file: NDArray[np.integer[Any]]  # (E,) index into `files`
     row: NDArray[np.integer[Any]]  # (E,) first row in that file, from 0
-    in_order: NDArray[np.bool_] | None = None  # (E,) whether the rows after it are its next steps; None: rows are no steps
+    in_order: NDArray[np.bool_] | None = None  # (E,) whether its steps are consecutive rows; None: rows are not steps
 
     @classmethod
     def of_rows(cls, files: tuple[str, ...], file: NDArray[Any], row: NDArray[Any], first: NDArray[np.int64]) -> Origins:
-        """Those of runs of rows that are steps; `file`, `row` (N,): of each step, `first` (E,): of each run."""
+        """Origins of runs of step rows; `file`, `row` (N,): of each step; `first` (E,): first step of each run."""
         breaks = (np.diff(row, prepend=row[:1]) != 1) | (np.diff(file, prepend=file[:1]) != 0)
         breaks[first] = False
         return cls(files, file[first], row[first], np.add.reduceat(breaks, first) == 0)
 
     def taken(self, entries: NDArray[np.int64] | slice) -> Origins:
-        """Those of some fragments."""
+        """The origins of some fragments."""
         in_order = None if self.in_order is None else self.in_order[entries]
         return Origins(self.files, self.file[entries], self.row[entries], in_order)
 
     def compact(self) -> Origins:
-        """As compact as possible: a reading keeps one for every episode."""
+        """Use the smallest integer types: a reading keeps one entry per episode."""
         file, row = (part.astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
         return Origins(self.files, file, row, self.in_order)
 
@@ -101,7 +100,7 @@ class Origins:
         return f"{self.files[int(self.file[entry])]} row {int(self.row[entry])}"
 
     def of_step(self, entry: int, step: int) -> str:
-        """The row of one step of a fragment; the file alone, where that is not known."""
+        """The place of a step of a fragment: file and row, or only the file if the row is unknown."""
         if not step or self.in_order is None:
             return self[entry]
         file = self.files[int(self.file[entry])]
@@ -110,51 +109,51 @@ class Origins:
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """Whole episodes, or pieces of them, in the order of a source."""
+    """Whole episodes, or parts of them, in the order of a source."""
 
-    batch: EpisodeBatch  # (E,) entries; `t_started`, `start_kind` and `final_missing` say what pieces they are
-    origins: Origins | None = None  # (E,); None: not known for these
+    batch: EpisodeBatch  # (E,) fragments, described by `t_started`, `start_kind` and `final_missing`
+    origins: Origins | None = None  # (E,); None: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceInfo:
-    """What a source declares before it is read. Spaces are of one step; None: not known until read."""
+    """Metadata that a source declares before it is read. Spaces are of one step; None: unknown until read."""
 
     format: str  # `episodes`, `columns`, `rllib-episodes`, `rllib-columns`, `sample-batch`, `table`, or a plug-in's name
     location: str  # path or URL, for messages and provenance
     observation_space: Space | None = None
     action_space: Space | None = None
-    spaces_inferred: bool = False  # they were inferred by the source's writer, and give way to those of an environment
+    spaces_inferred: bool = False  # inferred by the source's writer; an environment's spaces take precedence
     action_scale: str = UNKNOWN_SCALE  # of Box actions: `env`, `normalized` or `unknown`
     meanings: Meanings = NO_MEANINGS  # of columns: names of elements, categories, units
-    environment: EnvironmentSpec | None = None  # what its episodes were played in; None: not known
-    said_by: str = THE_SOURCE  # who declares this, as text
-    longest: int | None = None  # steps of the longest episode; None: not known
-    commands: tuple[str, ...] = ()  # that made it, first to last
-    columns: Mapping[str, str] | None = None  # of a mapped table: its columns by ours, for a preview
-    declared: tuple[Mapping[str, Any], ...] = ()  # what else its files say of the whole, JSON values with their `format`
-    mappings: tuple[Mapping[str, Any], ...] = ()  # as documents: its own, of a dataset those that its sources were read by
-    manifest: Manifest | None = None  # of a dataset of ours
+    environment: EnvironmentSpec | None = None  # of its episodes; None: unknown
+    said_by: str = THE_SOURCE  # origin of these declarations, for messages
+    longest: int | None = None  # steps of the longest episode; None: unknown
+    commands: tuple[str, ...] = ()  # the commands that made it, in order
+    columns: Mapping[str, str] | None = None  # of a mapped table: source columns by our names, for a preview
+    declared: tuple[Mapping[str, Any], ...] = ()  # further metadata of its files, JSON values with their `format`
+    mappings: tuple[Mapping[str, Any], ...] = ()  # mapping documents: of a table, or of the sources of a dataset
+    manifest: Manifest | None = None  # of our own datasets
 
     @property
     def spaces(self) -> tuple[Space | None, Space | None]:
-        """Of observations and of actions."""
+        """Observation and action space."""
         return self.observation_space, self.action_space
 
     @property
     def inherited(self) -> Counter[str]:
-        """What was assumed when a dataset of ours was written, by kind, for all its episodes; lost ones are counted apart."""
+        """Assumptions made when our dataset was written, by kind, for all its episodes, without lost episodes."""
         counted = {} if self.manifest is None else self.manifest.assumptions
         return Counter({kind: times for kind, times in counted.items() if kind not in set(Lost)})
 
     def check_scale(self, said: str | None) -> None:
-        """Raise UsageError where the caller says another scale of actions than this declares."""
+        """Raise UsageError if the caller's action scale `said` contradicts the declared one."""
         if said is not None and self.action_scale not in (UNKNOWN_SCALE, said):
-            what = f"--action-scale {said}, but {self.said_by} says {self.action_scale}"
-            raise UsageError(what, where=self.location, fix="leave out --action-scale")
+            what = f"--action-scale {said}, but {self.said_by} declares {self.action_scale}"
+            raise UsageError(what, where=self.location, fix="remove --action-scale")
 
     def with_default_spaces(self, spaces: tuple[Space, Space] | None) -> SourceInfo:
-        """With `spaces` where it declares none."""
+        """Use `spaces` for spaces that it does not declare."""
         if spaces is None:
             return self
         return replace(self, observation_space=self.observation_space or spaces[0], action_space=self.action_space or spaces[1])
@@ -162,66 +161,66 @@ class SourceInfo:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How a source is going to be read, as far as the caller knows; a reader uses what it can."""
+    """Options for reading a source; a reader may ignore them."""
 
-    spaces: tuple[Space, Space] | None = None  # of the environment that the caller named: for sources without tuples or dtypes
-    workers: int = choices.WORKERS  # files read at a time
-    limit: int | None = None  # episodes that the caller will take at most
-    on_progress: OnProgress = no_progress  # is called about work before the first episode
-    memory_limit: int = MEMORY_LIMIT  # bytes that the whole process may take
+    spaces: tuple[Space, Space] | None = None  # of the caller's environment, for sources without tuples or dtypes
+    workers: int = choices.WORKERS  # files read in parallel
+    limit: int | None = None  # maximum number of episodes that the caller needs
+    on_progress: OnProgress = no_progress  # callback for work before the first episode
+    memory_limit: int = MEMORY_LIMIT  # bytes for the whole process
 
 
 @runtime_checkable
 class Source(Protocol):
-    """One place with recordings of one format, opened but not yet read. It can be read again and again."""
+    """Recordings of one format in one place, opened but not yet read. It can be read repeatedly."""
 
     @property
     def info(self) -> SourceInfo:
-        """What it declares; after `prepare`, with the spaces that it was given."""
+        """Declared metadata; after `prepare` with the given spaces."""
 
     @property
     def unit(self) -> str:
-        """What `size` and `done` count, for progress: `ROWS` or `BYTES`."""
+        """Unit of `size` and `done`, for progress: `ROWS` or `BYTES`."""
 
     @property
     def size(self) -> int | None:
-        """How much there is to read; None: finding out would take long."""
+        """Total size; None if unknown."""
 
     @property
     def done(self) -> int:
-        """How much of it has been read."""
+        """Amount read so far."""
 
     def prepare(self, options: ReadOptions) -> None:
-        """Receive the options of reading, before the first reading."""
+        """Set the read options, before the first reading."""
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Fragments in the order of the source.
+        """Iterate over fragments in source order.
 
-        Counts rows and assumptions in `tally`, and passes every bad row to `rejects`, which raises where bad rows are errors.
-        A reader does not count what depends on whole episodes. Raises BadData, UnsafeData, StorageError.
+        Counts rows and assumptions in `tally`, and passes every bad row to `rejects`, which raises under `--on-error fail`.
+        Assumptions about whole episodes are counted elsewhere. Raises BadData, UnsafeData, StorageError.
         """
 
     def partitions(self, count: int) -> Sequence[Self]:
-        """At most `count` sources that can be pickled, read by themselves, in any process, and that one after the other give
-        the same fragments, with the same counts in sum; one, itself, where it cannot be divided.
+        """Split into at most `count` picklable sources, readable in any process; together they yield the same fragments and
+        counts. A source that cannot be split returns itself.
         """
 
     def close(self) -> None:
-        """Close what unfinished readings hold open, in the calling thread; the source can be read again after.
+        """Close the files of unfinished readings, in the calling thread; the source can be read again.
 
-        A reading that ends, or fails, closes its own files. One that is dropped closes nothing: see `scopes`.
+        A finished or failed reading closes its files; an abandoned iterator leaves them open (see `scopes`).
         """
 
 
 def shares(items: Sequence[T], count: int) -> list[Sequence[T]]:
-    """At most `count` parts of `items`, one after the other, of sizes that differ by one at most; none is empty."""
+    """Split `items` into at most `count` consecutive, non-empty parts whose sizes differ by at most one."""
     count = min(count, len(items))
     edges = [len(items) * part // count for part in range(count + 1)] if count else []
     return [items[first:stop] for first, stop in pairwise(edges)]
 
 
 def source_hash(files: Sequence[Openable]) -> str:
-    """8 hex digits, of the files in order of their names."""
+    """Hash of a source's files, in the order of their names: 8 hex digits."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda file: file.url):
         with storage_failures(file.url, "reading it"), file.open() as stored:
@@ -236,7 +235,7 @@ def source_hash(files: Sequence[Openable]) -> str:
 
 @dataclass(slots=True)
 class WrappedSource:
-    """A source whose fragments are changed on their way: a `Source` without its `fragments`, all else as `source` has it."""
+    """Base of a `Source` that transforms another one's fragments; subclasses define `fragments`."""
 
     source: Source
     info = property(attrgetter("source.info"))
@@ -259,18 +258,18 @@ class WrappedSource:
 
 @dataclass(slots=True)
 class FileSource:
-    """Files in the order given, as a `Source` without its `fragments`."""
+    """Base of a `Source` over files in the given order; subclasses define `fragments`."""
 
-    format: ClassVar[str] = "files"  # its name; each class has its own
+    format: ClassVar[str] = "files"  # each subclass has its own
 
     files: Sequence[Any]  # Location or any Openable
     location: InitVar[str]
-    declared: InitVar[SourceInfo | None] = None  # None: only format and location are known
+    declared: InitVar[SourceInfo | None] = None  # None: declare only format and location
     info: SourceInfo = field(init=False)
     read_options: ReadOptions = field(default=ReadOptions(), init=False)
     unit: str = field(default=BYTES, init=False)
     done: int = field(default=0, init=False)
-    scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)  # owns what its readings hold open
+    scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)  # owns open files
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
         self.info = declared or SourceInfo(format=self.format, location=location)
@@ -284,7 +283,7 @@ class FileSource:
         return [self]
 
     def over(self, files: Sequence[Any]) -> Self:
-        """The same source with other files, which can be pickled."""
+        """A picklable copy of this source with other files."""
         other = type(self)(files, self.info.location, self.info)
         other.read_options = replace(self.read_options, on_progress=no_progress)
         return other
@@ -295,7 +294,7 @@ class FileSource:
 
     @property
     def size(self) -> int | None:
-        """Bytes of all files; None where finding out would take many requests."""
+        """Size of all files in bytes; None if it would take many requests."""
         if len(self.files) > ASKED and not self.files[0].is_local:
             return None
         total: int = sum(file.size() for file in self.files)
@@ -305,18 +304,18 @@ class FileSource:
 # ---- dropped leaves ----
 
 
-LEFT_OUT: Final = "left out by --drop"
+LEFT_OUT: Final = "dropped by --drop"
 WHOLE: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
 
 
 @dataclass(slots=True)
 class DroppedLeaves(WrappedSource):
-    """`source` without the leaves at some dotted paths, such as `obs.mission`; a `Source`."""
+    """A `Source` without the leaves at some dotted paths, such as `obs.mission`."""
 
     names: frozenset[str]
 
     def __post_init__(self) -> None:
-        """Raises UsageError for what every episode needs."""
+        """Raises UsageError for columns that every episode needs."""
         needed = sorted(self.names.intersection(WHOLE))
         if needed:
             fix = "name a part of it: --drop obs.PART"
@@ -333,14 +332,14 @@ class DroppedLeaves(WrappedSource):
         )
 
     def prepare(self, options: ReadOptions) -> None:
-        """See `Source`. Spaces of an environment have the leaves, and are not for a reader of the others."""
+        """See `Source`. Removes the leaves from the environment's spaces too."""
         pair = options.spaces
         if pair is not None:
             pair = _space(pair[0], Columns.OBS, self.names), _space(pair[1], Columns.ACTIONS, self.names)
         self.source.prepare(replace(options, spaces=pair))
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`. Raises UsageError, once the first fragments are read, for a leaf that is not there."""
+        """See `Source`. Raises UsageError at the first fragments for a leaf that does not exist."""
         is_known = False
         for fragments in self.source.fragments(tally, rejects):
             batch = fragments.batch
@@ -352,7 +351,7 @@ class DroppedLeaves(WrappedSource):
             unknown = self.names.difference(found, tally.dropped_columns)
             if unknown and not is_known:
                 what = f"there is no {' and no '.join(sorted(unknown))}"
-                raise UsageError(what, where="--drop", fix=f"what can be left out: {', '.join(there)[:1000]}")
+                raise UsageError(what, where="--drop", fix=f"droppable names: {', '.join(there)[:1000]}")
             is_known = True
             kept = replace(
                 batch,
@@ -379,8 +378,8 @@ def _space(space: Space | None, path: str, names: frozenset[str]) -> Any:
 
 
 def _kept(parts: Mapping[str, Any], path: str, names: frozenset[str]) -> Mapping[str, Any]:
-    """Raises UsageError where nothing is left."""
+    """The parts that are not dropped. Raises UsageError if nothing is left."""
     kept = {key: part for key, part in parts.items() if f"{path}.{key}" not in names}
     if parts and not kept:
-        raise UsageError(f"nothing of {path} would be left", where="--drop", fix="leave one of them in")
+        raise UsageError(f"nothing of {path} would be left", where="--drop", fix="keep at least one part")
     return kept

@@ -1,10 +1,10 @@
-"""Rows of steps, as arrays, to a batch of fragments: which agent's rows they are, which flags end an episode, where it is cut.
+"""Convert arrays of step rows to a batch of fragments: by agent, end flags, and where episodes are split.
 
-Rows are cut where the id changes, after an end flag, where a timestep does not follow the one before, and where a file ends,
-unless the observations chain over it. Of flags that differ none is chosen silently.
+Rows are split where the id changes, after an end flag, where a timestep does not follow the previous one, and at the end of a
+file, unless the observations chain across it. Contradicting flags are counted.
 
-Replay buffers (stable-baselines3, d3rlpy) keep choices, rewards and flags as (N, 1). A declared space decides which shape its
-leaf has; without one, whole numbers (N, 1) as actions are choices.
+Replay buffers (stable-baselines3, d3rlpy) store discrete actions, rewards and flags as (N, 1). A declared space sets the shape
+of its leaf; without one, integer actions (N, 1) are discrete.
 """
 
 from __future__ import annotations
@@ -25,50 +25,50 @@ from offline_cli.trees import Tree, equal_values, flatten, map_leaves
 
 
 def choices(actions: Tree) -> Tree:
-    """Actions without a declared space: whole numbers (N, 1) become (N,), the shape of Discrete."""
+    """Actions without a declared space: integers (N, 1) become (N,), the shape of Discrete."""
     return map_leaves(lambda leaf: leaf.reshape(-1) if leaf.dtype.kind in "iu" and leaf.shape[1:] == (1,) else leaf, actions)
 
 
 def as_shape(leaf: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """A leaf (N, ...) of one number a step in the shape of its space, () or (1,); any other leaf as it is."""
+    """Reshape a leaf with one number per step to its space's shape, () or (1,); other leaves are unchanged."""
     return leaf.reshape(len(leaf), *shape) if {leaf.shape[1:], shape} == {(), (1,)} else leaf
 
 
 def one_number_each(values: NDArray[Any], name: str, *, where: str, fix: str) -> NDArray[Any]:
-    """Rewards or flags as (N,), from (N,) or (N, 1). Raises BadEpisode for any other shape, and for what is no number."""
+    """Rewards or flags as (N,), from (N,) or (N, 1). Raises BadEpisode for other shapes and non-numeric values."""
     if values.dtype.kind not in "biuf" or values.shape[1:] not in ((), (1,)):
         raise BadEpisode(f"{name} are {values.dtype} of shape {list(values.shape)}", where=where, fix=fix)
     return np.asarray(values.reshape(-1))
 
 
-NO_MODULE: Final = "default_policy"  # RLlib's names for what a recording leaves out
+NO_MODULE: Final = "default_policy"  # RLlib's names for a missing module or agent
 NO_AGENT: Final = "default_agent"
 
 Pair = tuple[str | None, str | None]  # agent, module
 
 LEGACY: Final = (Columns.DONES, "done")
 END_FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, *LEGACY)
-"""Every column that may mark an end."""
+"""All columns that may mark an end."""
 
 
 def agent_episode_id(eps_id: Any, module: str | None, agent: Any) -> str:
-    """The id of one agent's episode, where several agents share `eps_id`."""
+    """The id of an agent's episode if several agents share `eps_id`."""
     return f"{eps_id}-{NO_MODULE if module is None else module}-{NO_AGENT if agent is None else agent}"
 
 
 @dataclass(slots=True)
 class SharedIds:
-    """Distinguishes the agents of one source, whatever part of it has been seen.
+    """Gives agents that share an `eps_id` distinct ids.
 
-    Where the first rows have an `eps_id` of several agents, every id of the source names its agent. Where that is seen only
-    later, ids passed on already stay as they are, and the further agents of an `eps_id` get names.
+    If the first rows contain an `eps_id` of several agents, every id of the source includes its agent. If that appears only
+    later, earlier ids stay, and only further agents of an `eps_id` get ids with their names.
     """
 
-    name_all: bool | None = None  # whether every id names its agent; None: the first rows decide
-    _owners: dict[str, Pair] = field(default_factory=dict)  # whose the plain id is
+    name_all: bool | None = None  # whether every id includes its agent; None: the first rows decide
+    _owners: dict[str, Pair] = field(default_factory=dict)  # which agent has the plain id
 
     def named(self, keys: Keys) -> Keys:
-        """`keys` with an id of its own for each of them."""
+        """`keys` with a unique id for each."""
         pairs = list(zip(keys.agent_ids, keys.module_ids, strict=True))
         if self.name_all is None:
             self.name_all = len(set(keys.eps_ids)) < len(keys.eps_ids)
@@ -85,7 +85,7 @@ class SharedIds:
 
 
 def chained(obs: Tree, next_obs: Tree) -> NDArray[np.bool_]:
-    """(N-1,) whether the observation that row i led to is the one that row i + 1 acted on; both trees have N rows."""
+    """(N-1,) whether row i's next observation equals the observation of row i + 1; both trees have N rows."""
     theirs = dict(flatten(next_obs))
     return np.asarray(np.logical_and.reduce([equal_rows(leaf[1:], theirs[path][:-1]) for path, leaf in flatten(obs)]))
 
@@ -97,10 +97,10 @@ def equal_rows(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """(N,) terminateds and truncateds of the flags among `columns`.
+    """(N,) terminateds and truncateds from the end flags among `columns`.
 
-    Counts the terminations that only `dones` marks (`dones-as-terminateds`), and the steps where it contradicts the flags
-    beside it (`dones-disagree`).
+    Counts terminations marked only by `dones` (`dones-as-terminateds`), and steps where it contradicts the other flags
+    (`dones-disagree`).
     """
     read = {name: np.asarray(columns[name]).astype(np.bool_) for name in END_FLAGS if name in columns}
     none = np.zeros(rows, np.bool_)
@@ -118,13 +118,13 @@ def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> t
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """What names the episode of each row: distinct keys, and for each row which one it has."""
+    """The episode key of each row: distinct keys, and each row's index into them."""
 
     code: NDArray[np.int64]  # (N,) index into the tuples
     eps_ids: tuple[str, ...]
     agent_ids: tuple[str | None, ...]
     module_ids: tuple[str | None, ...]
-    multi_agent_ids: tuple[str | None, ...] | None = None  # None: no episode is shared by several agents
+    multi_agent_ids: tuple[str | None, ...] | None = None  # None: no multi-agent episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,33 +140,33 @@ class SourceRows:
     truncateds: NDArray[np.bool_]  # (N,)
     t: NDArray[np.int64] | None  # (N,)
     extra: Mapping[str, Tree]  # leaves (N, ...)
-    infos: Sequence[Mapping[str, Any]] | None = None  # (N,) of the observation that each step led to
+    infos: Sequence[Mapping[str, Any]] | None = None  # (N,) of each step's next observation
     reset_infos: Sequence[Mapping[str, Any]] | None = None  # (N,) used at first steps
-    file: NDArray[np.int64] | None = None  # (N,) a number that changes where a file ends, or rows between two were lost
-    follows: bool = False  # the first row stands right after an unfinished row of the same key
-    where: Callable[[int], str] | None = None  # the place of a row, in words; None: the episode and its step tell it
-    final_assumed: NDArray[Any] | None = None  # (N,) whether a last row's `next_obs` is none that was recorded
+    file: NDArray[np.int64] | None = None  # (N,) changes at the end of a file, and where rows were lost
+    follows: bool = False  # the first row directly follows an unfinished row of the same key
+    where: Callable[[int], str] | None = None  # formats the place of a row; None: use episode and step
+    final_assumed: NDArray[Any] | None = None  # (N,) whether a last row's `next_obs` was not recorded
 
 
 def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[np.int64]:
-    """(N,) numbers of steps within their episode. Raises BadEpisode, naming the row, for one that is not a number from 0 on."""
-    with np.errstate(invalid="ignore"):  # what does not fit is found right here
+    """(N,) timesteps as integers. Raises BadEpisode, naming the row, for a negative or fractional one."""
+    with np.errstate(invalid="ignore"):  # invalid values are detected below
         steps = values.astype(np.int64)
         bad = np.flatnonzero((steps != values) | (steps < 0))
     if len(bad):
         row = int(bad[0])
         raise BadEpisode(
-            f"column {Columns.T} holds {values[row]}, not the number of a step",
+            f"column {Columns.T} holds {values[row]}, not a timestep",
             where=where(row),
-            fix="count the steps of an episode from 0, or leave the column out where rows are in order",
+            fix="count the steps of an episode from 0, or remove the column if the rows are in order",
         )
     return steps
 
 
 def fragments_of_rows(rows: SourceRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
-    """A batch with one entry per run of rows, and (E,) the first row of each; counts joints and broken chains.
+    """A batch with one fragment per run of rows, and (E,) the first row of each; counts joints and broken chains.
 
-    `lost`: ids of episodes known to have lost rows, whose chains are broken for that reason and are not counted.
+    `lost`: ids of episodes known to have lost rows, whose broken chains are not counted.
     """
     ended, code = rows.terminateds | rows.truncateds, rows.keys.code
     same_key = code[1:] == code[:-1]
@@ -224,7 +224,7 @@ def _batch(rows: SourceRows, first: NDArray[np.int64], start_kind: NDArray[np.ui
 
 
 def with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """(N+E, ...) the observations acted on, and after those of each run the row of `final` (N, ...) of its last step."""
+    """(N+E, ...) the observations acted on, followed in each run by the row of `final` (N, ...) of its last step."""
     return np.insert(acted, starts[1:], final[starts[1:] - 1], axis=0)
 
 

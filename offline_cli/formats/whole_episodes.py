@@ -1,9 +1,9 @@
-"""Files of whole episodes: the one loop over them for all formats of other programs but RLlib's and tables.
+"""Read files of whole episodes: the shared loop for all foreign formats except RLlib's and tables.
 
-A format reads one episode, or a block of flat arrays, as an `EpisodeBatch`. Batches of one structure are joined, for later
-steps take whole arrays.
+A format reads one episode, or a block of flat arrays, as an `EpisodeBatch`. Batches of one structure are joined, because later
+stages work on whole arrays.
 
-Flat arrays have a row a step, several episodes in each: D4RL's in HDF5, OGBench's in NumPy archives.
+Flat arrays have one row per step and hold several episodes: D4RL's in HDF5, OGBench's in NumPy archives.
 """
 
 from __future__ import annotations
@@ -31,55 +31,55 @@ from offline_cli.trees import Tree, flatten, map_leaves
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """The name, type and shape of one array."""
+    """Name, dtype and shape of a stored array."""
 
-    name: str  # its path, `/` between parts
-    dtype: np.dtype[Any] | None  # of its numbers; None: it holds none that are read
+    name: str  # its path, separated by `/`
+    dtype: np.dtype[Any] | None  # None: not numeric, not read
     shape: tuple[int, ...]
-    said: str  # what it holds, for messages: a dtype, or text
+    said: str  # its type, for messages: a dtype, or text
 
     @property
     def row_bytes(self) -> int:
-        """Of one row; 0 without numbers."""
+        """Bytes per row; 0 if not numeric."""
         return 0 if self.dtype is None else math.prod(self.shape[1:]) * self.dtype.itemsize
 
     @property
     def nbytes(self) -> int:
-        """Of all rows."""
+        """Bytes of all rows."""
         return self.row_bytes * (self.shape[0] if self.shape else 1)
 
     def has_rows(self, rows: int) -> bool:
-        """Whether it has a number, or an array of numbers, for each of `rows` rows."""
+        """Whether it has a number, or a numeric array, for each of `rows` rows."""
         return self.dtype is not None and self.shape[:1] == (rows,)
 
     def why_no_column(self, rows: int) -> str:
-        """Why it is no column of `rows` rows: for its shape, or else for what it holds."""
+        """Why it is not a column of `rows` rows: its shape, or its type."""
         if self.shape[:1] != (rows,):
-            return f"of shape {list(self.shape)}, and not one value for each of {rows:,} rows"
-        return f"{self.said} of shape {list(self.shape)}, and not a number, or an array of numbers, a row"
+            return f"shape {list(self.shape)}, not one value for each of {rows:,} rows"
+        return f"{self.said} of shape {list(self.shape)}, not a number or numeric array per row"
 
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
-FIX: Final = "write the episode again, or leave it out with --on-error skip"
+FIX: Final = "write the episode again, or skip it with --on-error skip"
 
 Reads = Iterable[tuple[Sequence[int], Callable[[], EpisodeBatch]]]
-"""Of the episodes of a file, one or some at a time: their numbers or rows in it, and what reads them, which raises BadData."""
+"""Episodes of a file, one or several at a time: their numbers or first rows, and a reading function (raises BadData)."""
 
 
 @dataclass(slots=True)
 class EpisodeFiles(FileSource):
-    """Files of episodes, in the order given. A format derives its source from it, and says how a file is read."""
+    """Base of a source over files of whole episodes, in the given order; formats define `episodes`."""
 
-    rows_are_steps: ClassVar[bool] = False  # whether the numbers of `Reads` are those of first steps, and not of episodes
+    rows_are_steps: ClassVar[bool] = False  # whether the numbers in `Reads` are rows of first steps instead of episode numbers
     drop: frozenset[str] = field(default=frozenset(), kw_only=True)  # see `OpenContext`
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
-        """A generator of those of a file; `prefix`: how their ids begin, `held` owns what is opened. Raises BadData."""
+        """Generate the episodes of a file. `prefix`: of their ids; `held`: owns opened files. Raises BadData."""
         raise NotImplementedError
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`: whole episodes, many at a time."""
+        """See `Source`. Yields batches of whole episodes."""
         self.done, start = 0, source_hash(self.files)
         for number, file in enumerate(self.files):
             prefix = f"{start}-" if len(self.files) == 1 else f"{start}-{number}-"
@@ -88,7 +88,7 @@ class EpisodeFiles(FileSource):
         self.done = self.size or self.done
 
     def joined(self, episodes: Reads, url: str, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Episodes in their order, those of one structure together; one that cannot be read goes to `rejects`."""
+        """Join consecutive episodes of one structure; unreadable ones go to `rejects`."""
         held, numbers, size = list[EpisodeBatch](), list[int](), 0
         for rows, read in _until_damage(episodes, rejects):
             tally.rows_in += 0 if self.rows_are_steps else len(rows)
@@ -118,7 +118,7 @@ class EpisodeFiles(FileSource):
 
 
 def _until_damage(episodes: Reads, rejects: Rejects) -> Reads:
-    """Those of a file, of which the rest may be damaged."""
+    """Iterate over `episodes` until the file is damaged, which is rejected."""
     found = iter(episodes)
     while True:
         try:
@@ -137,7 +137,7 @@ def _reject(error: BadData, rejects: Rejects) -> None:
 
 
 def why_left_out(values: NDArray[Any] | list[str], rows: int) -> str:
-    """Why values are no column of so many rows of numbers; "" where they are one."""
+    """Why values are not a numeric column of `rows` rows; "" if they are."""
     stored = StoredArray("", None, (len(values),), "text")
     if isinstance(values, np.ndarray):
         stored = StoredArray("", values.dtype, values.shape, str(values.dtype))
@@ -157,27 +157,28 @@ def whole_episode(
     extra: Mapping[str, Tree] | None = None,
     **more: Any,
 ) -> EpisodeBatch:
-    """An episode of T steps from arrays (T, ...), and `obs` (T+1, ...).
+    """Build an episode of T steps from arrays (T, ...), and `obs` (T+1, ...).
 
-    With `next_obs` (T, ...), `obs` has T rows, and the last one of `next_obs` follows them; `obs` itself in its place says that
-    nobody recorded it. `more`: further fields of an EpisodeBatch. Raises BadEpisode for arrays of other rows, and for texts.
+    With `next_obs` (T, ...), `obs` has T rows, followed by the last row of `next_obs`; pass `obs` itself as `next_obs` if the
+    last observation was not recorded. `more`: further fields of EpisodeBatch. Raises BadEpisode for a wrong number of rows,
+    and for text.
     """
     columns = {Columns.OBS: obs, Columns.ACTIONS: actions, **(extra or {})}
     for path, leaf in (*flatten(columns), (Columns.REWARDS, rewards)):
         if not isinstance(leaf, np.ndarray):
-            fix = f"leave it out: convert ... --drop {path}" if "." in path else FIX
-            raise BadEpisode(f"{path} is no array of numbers, and episodes hold nothing else", where=where, fix=fix)
+            fix = f"drop it: convert ... --drop {path}" if "." in path else FIX
+            raise BadEpisode(f"{path} is not a numeric array", where=where, fix=fix)
     if next_obs is not None:
         try:
             columns[Columns.OBS] = map_leaves(_followed, obs, next_obs)
         except ValueError as error:
-            raise BadEpisode(f"next observations of another form: {error}", where=where, fix=FIX) from error
+            raise BadEpisode(f"observations and next observations differ in form: {error}", where=where, fix=FIX) from error
     numbers = one_number_each(rewards, Columns.REWARDS, where=where, fix=FIX)
     steps = len(numbers)
     for path, leaf in flatten(columns):
         wanted = steps + (path.partition(".")[0] == Columns.OBS)
         if leaf.ndim == 0 or len(leaf) != wanted:
-            what = f"{path} of shape {list(leaf.shape)} with {steps} rewards: {wanted} rows wanted, last observation included"
+            what = f"{path} has shape {list(leaf.shape)} for {steps} rewards: expected {wanted} rows, with the last observation"
             raise BadEpisode(what, where=where, fix=FIX)
     return EpisodeBatch(
         ids=(name,),
@@ -194,7 +195,7 @@ def whole_episode(
 
 
 def _followed(acted: Any, after: Any) -> Any:
-    """(T+1, ...). Raises ValueError where the two differ in form."""
+    """`acted` and the last row of `after`, (T+1, ...). Raises ValueError if they differ in form."""
     if (acted.dtype, acted.shape) != (getattr(after, "dtype", None), getattr(after, "shape", None)):
         raise ValueError(f"{getattr(after, 'dtype', 'text')} for {acted.dtype} {list(acted.shape)}")
     return np.concatenate([acted, after[-1:]])
@@ -205,7 +206,7 @@ def _followed(acted: Any, after: Any) -> Any:
 
 OBS, ACTIONS, REWARDS, TERMINALS = "observations", "actions", "rewards", "terminals"
 NEXT, TIMEOUTS = "next_observations", "timeouts"
-BLOCK: Final = 32 << 20  # bytes of rows that are read at a time
+BLOCK: Final = 32 << 20  # bytes of rows read at a time
 
 
 class FlatArrays(Protocol):
@@ -215,13 +216,13 @@ class FlatArrays(Protocol):
     row_bytes: int  # of one row of all arrays
 
     def episodes(self, begin: int, stop: int, ids: tuple[str, ...]) -> EpisodeBatch:
-        """Episodes [begin, stop), by these ids; they are asked for one block after the other. Raises BadData."""
+        """Read episodes [begin, stop) with these ids; blocks are requested in order. Raises BadData."""
 
 
 def blocks(flat: FlatArrays, prefix: str) -> Reads:
-    """The episodes of a file, as many at a time as fit into `BLOCK`, or a single one; `prefix`: how their ids begin.
+    """The episodes of a file, in blocks of up to `BLOCK` bytes, at least one; `prefix`: of their ids.
 
-    What is wrong with a block ends the file, because arrays are read on from where the last one ended.
+    A bad block ends the file, because arrays are read sequentially.
     """
     starts, rows, begin = flat.starts, max(1, BLOCK // max(1, flat.row_bytes)), 0
     while begin < len(starts) - 1:
@@ -235,23 +236,23 @@ def blocks(flat: FlatArrays, prefix: str) -> Reads:
 
 
 def narrow(rewards: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
-    """As float32, as other programs write them, where that changes none."""
+    """Rewards as float32, which other programs write, if that is exact."""
     with np.errstate(over="ignore"):
         cast = rewards.astype(np.float32)
     return cast if np.array_equal(cast.astype(np.float64), rewards, equal_nan=True) else rewards
 
 
 class FlatSteps:
-    """Steps of batches as arrays by name. `next_observations` keep the final observation of each episode: they are for files
-    in which each of these was recorded.
+    """Converts batches to step arrays by name. `next_observations` keep each episode's final observation; write them only if
+    all were recorded.
     """
 
     def __init__(self, tally: Tally) -> None:
-        self._tally, self._finals = tally, Tally()  # the second counts the final observations that are known
-        self._are_known = True  # all of them
+        self._tally, self._finals = tally, Tally()  # the second counts recorded final observations
+        self._are_known = True  # whether all were recorded
 
     def arrays(self, batch: EpisodeBatch, extra: Mapping[str, Tree]) -> dict[str, NDArray[Any]]:
-        """Those of a batch; an extra output whose name is taken is left out."""
+        """The arrays of a batch; an extra output whose name is taken is dropped."""
         count_finals(batch, self._finals)
         self._are_known &= not batch.final_obs_assumed.any()
         terminateds, truncateds = batch.step_flags()
@@ -267,7 +268,7 @@ class FlatSteps:
         }
 
     def are_finals_known(self) -> bool:
-        """Whether `next_observations` are to be written; to be asked once, at the end: it counts what is not kept."""
+        """Whether to write `next_observations`; call it once, at the end: it counts the observations that are not kept."""
         if not self._are_known:
             self._tally.add(self._finals)
         return self._are_known

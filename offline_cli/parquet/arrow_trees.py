@@ -1,8 +1,8 @@
-"""Trees of arrays as Arrow columns and back; types come from the space or the array's dtype, never from values.
+"""Convert trees of arrays to Arrow columns and back; types come from the space or the array's dtype, never from values.
 
-Scalar leaves are primitive columns, 1-D leaves fixed_size_list, 2-D and more arrow.fixed_shape_tensor; Dict is a struct by key,
-Tuple a struct by '0', '1', ... whose field carries a mark, so that it is read back as a tuple. Leaves without elements, which
-Parquet cannot hold, and nulls raise. Everything moves as whole buffers.
+Scalar leaves are primitive columns, 1-D leaves fixed_size_list, 2-D and more arrow.fixed_shape_tensor; a Dict is a struct by
+key, a Tuple a struct by '0', '1', ... with a mark in its field's metadata. Leaves without elements, which Parquet cannot hold,
+and nulls raise. Data moves as whole buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from offline_cli.errors import UnsupportedSpace
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree
 
-MARK = {b"offline_cli": b"tuple"}  # on the field of a struct that stands for a tuple
+MARK = {b"offline_cli": b"tuple"}  # field metadata of a struct that represents a tuple
 FIX = "use the episodes format, which stores any array"
 
 
@@ -31,9 +31,9 @@ def space_field(name: str, space: Space, *, where: str = "") -> Any:
 
 
 def tree_field(name: str, tree: Tree, *, where: str = "", like: Space | None = None) -> Any:
-    """The column (pa.Field) called `name` for leaves (N, ...) of `tree`, in their own dtypes. Raises UnsupportedSpace.
+    """The column (pa.Field) called `name` for leaves (N, ...) of `tree`, with their dtypes. Raises UnsupportedSpace.
 
-    `like`: a space in whose order the parts of a Dict come, where it has the same parts; without one they come sorted.
+    `like`: a space that sets the order of a Dict's parts, if it has the same parts; otherwise they are sorted.
     """
     path = f"{where}.{name}" if where else name
     parts: Any = like.spaces if isinstance(like, (spaces.Dict, spaces.Tuple)) else {}
@@ -50,15 +50,15 @@ def tree_field(name: str, tree: Tree, *, where: str = "", like: Space | None = N
 
 def _struct(name: str, fields: Sequence[Any], path: str, metadata: dict[bytes, bytes] | None = None) -> Any:
     if not fields:
-        raise UnsupportedSpace("a Dict or Tuple without parts has no column", where=path, fix=FIX)
+        raise UnsupportedSpace("an empty Dict or Tuple cannot be a column", where=path, fix=FIX)
     return pa.field(name, pa.struct(fields), metadata=metadata)
 
 
 def _leaf_type(dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Any:
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
-        raise UnsupportedSpace(f"values of type {dtype} have no column", where=path, fix=FIX)
+        raise UnsupportedSpace(f"values of type {dtype} cannot be a column", where=path, fix=FIX)
     if 0 in shape:
-        raise UnsupportedSpace(f"arrays of shape {shape} have no elements, hence no column", where=path, fix=FIX)
+        raise UnsupportedSpace(f"arrays of shape {shape} have no elements and cannot be a column", where=path, fix=FIX)
     element = pa.from_numpy_dtype(dtype.newbyteorder("="))
     if not shape:
         return element
@@ -66,7 +66,7 @@ def _leaf_type(dtype: np.dtype[Any], shape: tuple[int, ...], path: str) -> Any:
 
 
 def is_numeric(kind: Any) -> bool:
-    """Whether `from_arrow` makes numbers or bools of an Arrow type (pa.DataType): what `tree_field` gives, and nothing else."""
+    """Whether `from_arrow` supports an Arrow type (pa.DataType): numbers and bools, in the types of `tree_field`."""
     if pa.types.is_struct(kind):
         return bool(kind.num_fields) and all(is_numeric(kind.field(i).type) for i in range(kind.num_fields))
     if isinstance(kind, pa.FixedShapeTensorType) or pa.types.is_fixed_size_list(kind):
@@ -78,7 +78,7 @@ def is_numeric(kind: Any) -> bool:
 
 
 def to_arrow(tree: Tree, kind: Any) -> Any:
-    """Leaves (N, ...) of `tree` as one pa.Array of type `kind`; memory is shared where it is contiguous."""
+    """Leaves (N, ...) of `tree` as one pa.Array of type `kind`; contiguous arrays are not copied."""
     if pa.types.is_struct(kind):
         fields = [kind.field(i) for i in range(kind.num_fields)]
         parts = tree if isinstance(tree, tuple) else [tree[field.name] for field in fields]
@@ -94,7 +94,7 @@ def to_arrow(tree: Tree, kind: Any) -> Any:
 
 
 def from_arrow(array: Any, field: Any) -> Tree:
-    """Leaves (N, ...) of a pa.Array, as `field` describes it. Raises ValueError where a value is null."""
+    """Leaves (N, ...) of a pa.Array of type `field`. Raises ValueError for null values."""
     kind = field.type
     if array.null_count:
         raise ValueError(f"{array.null_count} values of column {field.name!r} are null")
@@ -114,7 +114,7 @@ def from_arrow(array: Any, field: Any) -> Tree:
 def _numbers(array: Any, field: Any) -> NDArray[Any]:
     if array.null_count:
         raise ValueError(f"{array.null_count} elements in column {field.name!r} are null")
-    if pa.types.is_boolean(array.type) and len(array):  # Arrow makes bytes of bits one by one
+    if pa.types.is_boolean(array.type) and len(array):  # Arrow unpacks bits one by one
         bits = np.frombuffer(array.buffers()[1], np.uint8)[array.offset // 8 : (array.offset + len(array) + 7) // 8]
         first = array.offset % 8
         return np.unpackbits(bits, bitorder="little")[first : first + len(array)].view(np.bool_)
@@ -123,7 +123,7 @@ def _numbers(array: Any, field: Any) -> NDArray[Any]:
 
 
 def without_dictionaries(table: Any, names: Collection[str] | None = None) -> Any:
-    """A pa.Table with values, in columns `names` or all, where it has numbers and a dictionary: chunks may have others."""
+    """Decode dictionary-encoded columns (`names`, or all) of a pa.Table: chunks may have different dictionaries."""
     for place, field in enumerate(table.schema):
         if (names is None or field.name in names) and pa.types.is_dictionary(field.type):
             kind, column = field.type.value_type, table.column(place)

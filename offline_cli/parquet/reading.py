@@ -1,21 +1,20 @@
-"""One Parquet file, read so that what it holds can do no harm; shards of ours row group by row group.
+"""Read Parquet files safely; our own shards row group by row group.
 
-Page checksums are verified. Whatever the Parquet reader raises on a broken file becomes BadData that names the shard. Nothing
-here asks Arrow's Python for a column chunk (`row_group.column(i)`): it does not catch C++ exceptions, and one changed byte in a
-footer would abort the process.
+Page checksums are verified. Any exception of the Parquet reader on a broken file becomes BadData that names the shard. Never
+call pyarrow's `row_group.column(i)`: it does not catch C++ exceptions, and one changed byte in a footer aborts the process.
 
-**Arrow's own threads** release a Python file some time after the caller has its result; one that does so while the interpreter
-shuts down aborts the process. So Arrow opens files of this machine itself (`arrow_file`), and reads any other without its
-threads. Of a remote shard the client reads ahead, unless few of its columns are wanted.
+**Arrow's threads** release a Python file some time after the caller has its result; if that happens during interpreter
+shutdown, the process aborts. So Arrow opens local files itself (`arrow_file`), and reads others without threads. The client
+reads ahead in a remote shard, unless only a few columns are needed.
 
-**Registered types.** Arrow passes the metadata of a file's columns to a type that a package has registered, and lets any
-exception of the type through. Ray 2.49 to 2.54 wrote pickles there, and load them; later versions refuse them, and so whole
-recordings. So `ParquetFile` lets none of Ray's types see the metadata: such columns are their storage, as where Ray is not
-imported. In Arrow files Ray unpickles an object as soon as its value becomes a Python object: `without_objects` gives bytes.
+**Registered types.** Arrow passes column metadata to extension types that a package has registered, and propagates their
+exceptions. Ray 2.49 to 2.54 writes pickles there and loads them; later versions raise, which makes whole recordings unreadable.
+So `ParquetFile` hides the metadata from Ray's types: such columns appear as their storage type, as without Ray. In Arrow files
+Ray unpickles an object as soon as its value becomes a Python object; `without_objects` returns bytes instead.
 
-**What a file unfolds to.** 800 bytes can stand for 200 MiB, and the sizes in the file (of encoded pages) do not show it. So
-files of strangers are read in batches of rows that follow from what the first rows take (`rows_at_once`); of our own datasets
-the batches of each row group have to fit into the memory limit.
+**Decompression.** 800 bytes can expand to 200 MiB, and the sizes in the file (of encoded pages) do not show it. So foreign
+files are read in batches sized by the memory of the first rows (`rows_at_once`); each row group of our own datasets must fit
+into the memory limit.
 """
 
 from __future__ import annotations
@@ -40,39 +39,39 @@ from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 
-MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # bytes that reading may take by default
-READING: Final = 3  # times what a row group takes once read: texts are collected in memory that doubles while they are copied
-FIRST_ROWS: Final = 64  # that tell what rows take
-ROWS: Final = 1 << 16  # of a shard that are read at once
+MEMORY_LIMIT: Final = byte_size(TABLE_MEMORY_LIMIT, option="--memory-limit")  # default memory limit of reading, in bytes
+READING: Final = 3  # peak memory of reading a row group, as a multiple of its size: text buffers double while they are copied
+FIRST_ROWS: Final = 64  # rows that estimate the memory per row
+ROWS: Final = 1 << 16  # rows of a shard per batch
 OBJECTS: Final = "ray.data.arrow_pickled_object"
 EXTENSION_NAME: Final = b"ARROW:extension:name"
-MAKER: Final = "__arrow_ext_deserialize__"  # what Arrow calls to make a type of metadata
-REGISTERING: Final = ("ray.data", "ray.air.util")  # packages of Ray's, now and until 2.54, that register types
-SCHEMA, HIDDEN = b"ARROW:schema", b"ARROW:-chema"  # a key that Arrow looks for in a footer, and one that it does not
-RAYS, PLAIN = b"ray.data.arrow_", b"RAY.data.arrow_"  # of one length: the schema says how long its parts are
+MAKER: Final = "__arrow_ext_deserialize__"  # Arrow calls it to build a type from metadata
+REGISTERING: Final = ("ray.data", "ray.air.util")  # Ray's packages that register types, now and until 2.54
+SCHEMA, HIDDEN = b"ARROW:schema", b"ARROW:-chema"  # the footer key that Arrow looks for, and a replacement
+RAYS, PLAIN = b"ray.data.arrow_", b"RAY.data.arrow_"  # equal lengths: the schema stores the length of its parts
 MAGIC: Final = b"PAR1"  # at both ends of a Parquet file
 TAIL: Final = 8  # bytes after a footer: its length, and `MAGIC`
 FIX: Final = "restore the file from a copy, or write the dataset again from its source"
-OTHER_SHARD: Final = "shard-hash"  # the code of the problem
-SMALL: Final = 8 << 20  # bytes of a remote file that is fetched at once
-CHUNK: Final = 4 << 20  # bytes that are hashed at once
+OTHER_SHARD: Final = "shard-hash"  # problem code
+SMALL: Final = 8 << 20  # remote files up to this size are fetched in one request
+CHUNK: Final = 4 << 20  # bytes hashed at a time
 
 
 # ---- registered types ----
 
 
 class ParquetFile(pq.ParquetFile):  # type: ignore[misc]  # pyarrow has no types
-    """The same, whatever is registered; page checksums are verified."""
+    """pq.ParquetFile, unaffected by Ray's registered types; verifies page checksums."""
 
     def __init__(self, source: Any, *, metadata: Any = None, **options: Any) -> None:
-        """See pq.ParquetFile. Raises what Arrow raises."""
+        """See pq.ParquetFile. Raises Arrow's exceptions."""
         if metadata is None and any(name in sys.modules for name in REGISTERING):
             metadata = _metadata(source)
         super().__init__(source, metadata=metadata, **{"page_checksum_verification": True, **options})
 
 
 def _metadata(source: Any) -> Any:
-    """Its pq.FileMetaData without names of Ray's types in the schema; None where there is no footer (Arrow says more)."""
+    """The pq.FileMetaData with Ray's type names hidden; None without a footer (then Arrow raises a better error)."""
     at = source.tell()
     try:
         end = source.seek(0, 2)
@@ -85,14 +84,14 @@ def _metadata(source: Any) -> Any:
         footer = bytes(source.read(size))
     finally:
         source.seek(at)
-    told = (_parsed(footer.replace(SCHEMA, HIDDEN)).metadata or {}).get(HIDDEN, b"")
+    encoded = (_parsed(footer.replace(SCHEMA, HIDDEN)).metadata or {}).get(HIDDEN, b"")
     try:
-        schema = base64.b64decode(told)
+        schema = base64.b64decode(encoded)
     except binascii.Error as error:
-        raise pa.ArrowInvalid(f"a schema that cannot be read: {error}") from error
-    if base64.b64encode(schema) != told:
-        raise pa.ArrowInvalid("a schema that cannot be read: it is not in base64")
-    return _parsed(footer.replace(told, base64.b64encode(schema.replace(RAYS, PLAIN))) if RAYS in schema else footer)
+        raise pa.ArrowInvalid(f"the Arrow schema cannot be read: {error}") from error
+    if base64.b64encode(schema) != encoded:
+        raise pa.ArrowInvalid("the Arrow schema cannot be read: it is not base64")
+    return _parsed(footer.replace(encoded, base64.b64encode(schema.replace(RAYS, PLAIN))) if RAYS in schema else footer)
 
 
 def _parsed(footer: bytes) -> Any:
@@ -101,7 +100,7 @@ def _parsed(footer: bytes) -> Any:
 
 @contextmanager
 def extension_failures() -> Iterator[None]:
-    """Within it, what a registered type raises of the metadata in a file becomes pa.ArrowInvalid."""
+    """Convert exceptions of registered types, raised for a file's metadata, to pa.ArrowInvalid."""
     try:
         yield
     except Exception as error:
@@ -114,7 +113,7 @@ def extension_failures() -> Iterator[None]:
 
 
 def without_objects(data: Any) -> Any:
-    """A table or record batch with bytes in place of pickled objects, of whose type the fields' metadata tells."""
+    """A table or record batch with bytes in place of pickled objects; field metadata keeps the type's name."""
     fields = [_plain(field) for field in data.schema]
     if all(plain is field for plain, field in zip(fields, data.schema, strict=True)):
         return data
@@ -122,7 +121,7 @@ def without_objects(data: Any) -> Any:
 
 
 def _plain(field: Any) -> Any:
-    """The field itself where it holds no objects."""
+    """The field with bytes in place of objects; the same object if it has none."""
     types, kind = pa.types, field.type
     if isinstance(kind, pa.BaseExtensionType):
         if kind.extension_name != OBJECTS:
@@ -142,23 +141,23 @@ def _plain(field: Any) -> Any:
     return field.with_type(pa.large_list(plain[0]) if types.is_large_list(kind) else pa.list_(plain[0]))
 
 
-# ---- what a file unfolds to ----
+# ---- decompressed size ----
 
 
 def rows_at_once(parquet: ParquetFile, columns: Sequence[str] | None, nbytes: int) -> int:
-    """How many rows of `columns` (None: of all) take about `nbytes` in memory, by the first ones. Raises what Arrow raises."""
+    """Estimate from the first rows how many rows of `columns` (None: all) take `nbytes`. Raises Arrow's exceptions."""
     first = next(parquet.iter_batches(FIRST_ROWS, columns=columns, use_threads=False), None)
     return 1 if first is None else max(1, nbytes * first.num_rows // max(1, first.nbytes))
 
 
-# ---- shards of ours ----
+# ---- our shards ----
 
 
 class OpenShard(ParquetFile):
-    """A Parquet file, and the stream that it is read from; a context manager that closes both. Raises what Arrow raises."""
+    """A Parquet file and its stream; a context manager that closes both. Raises Arrow's exceptions."""
 
     def __init__(self, stream: BinaryIO, files: ExitStack) -> None:
-        """`files`: holds `stream` open."""
+        """`files`: owns `stream`."""
         source = files.enter_context(arrow_file(stream))
         self.stream, self._files = stream, files
         self.is_threaded = threads_may_read(source)
@@ -173,9 +172,9 @@ class OpenShard(ParquetFile):
 
 
 def opened(location: Location, *, size: int | None = None, ahead: bool = True) -> OpenShard:
-    """The Parquet file at a location, to be entered. `size`: the bytes it must have; None: any. `ahead`: see Location.open.
+    """Open a shard, to be entered. `size`: its required size in bytes; None: any. `ahead`: see Location.open.
 
-    Raises BadData where the shard is missing, has another size, or is not Parquet.
+    Raises BadData if the shard is missing, has another size, or is not Parquet.
     """
     with ExitStack() as stack:
         try:
@@ -184,7 +183,7 @@ def opened(location: Location, *, size: int | None = None, ahead: bool = True) -
             raise _bad("the shard is missing, or the dataset was replaced after it was opened", location) from err
         have = stream.seek(0, io.SEEK_END)
         if size is not None and have != size:
-            raise _bad(f"the shard has {have} bytes, its manifest says {size}", location)
+            raise _bad(f"the shard has {have} bytes, but the manifest says {size}", location)
         stream.seek(0)
         if not location.is_local and have <= SMALL:
             stream = stack.enter_context(io.BytesIO(stream.read()))
@@ -195,7 +194,7 @@ def opened(location: Location, *, size: int | None = None, ahead: bool = True) -
 
 
 def arrow_file(stream: Any) -> AbstractContextManager[Any]:
-    """What Arrow should read in place of `stream`, an open file: the same bytes, opened by Arrow; or `stream`."""
+    """The same file opened by Arrow, to be read in place of `stream`; `stream` itself if that is impossible."""
     if isinstance(stream, io.BytesIO):
         return pa.BufferReader(stream.getvalue())  # type: ignore[no-any-return]  # pyarrow has no types
     if isinstance(getattr(stream, "raw", None), io.FileIO) and isinstance(stream.name, str):
@@ -204,7 +203,7 @@ def arrow_file(stream: Any) -> AbstractContextManager[Any]:
 
 
 def threads_may_read(source: Any) -> bool:
-    """Whether Arrow's threads may read `source`."""
+    """Whether Arrow's threads can safely read `source`."""
     return isinstance(source, (pa.OSFile, pa.BufferReader))
 
 
@@ -219,8 +218,9 @@ def read_row_groups(
     memory_limit: int = MEMORY_LIMIT,
     groups: Sequence[int] | None = None,
 ) -> Iterator[Any]:
-    """The pa.Table of each row group of an opened shard of ours, in order; None: of all. Raises BadData, StorageError,
-    MemoryLimitExceeded.
+    """The pa.Table of each row group of one of our shards, in order. `groups`: their numbers; None: all.
+
+    Raises BadData, StorageError, MemoryLimitExceeded.
     """
 
     def read(group: int) -> Any:
@@ -231,7 +231,7 @@ def read_row_groups(
                 taken += READING * batch.nbytes
                 if taken > memory_limit:
                     limit = f"{memory_limit / 2**20:,.1f} MiB"
-                    what = f"reading row group {group} takes more than the memory limit of {limit}"
+                    what = f"reading row group {group} exceeds the memory limit of {limit}"
                     raise MemoryLimitExceeded(what, where=location.url, fix="raise --memory-limit")
             return pa.Table.from_batches(batches) if batches else file.read_row_groups([group], columns)
 
@@ -240,17 +240,17 @@ def read_row_groups(
 
 @contextmanager
 def _parquet_failures(location: Location) -> Iterator[None]:
-    """Within it, errors of Arrow about the bytes raise BadData, errors of storage StorageError."""
+    """Convert Arrow's errors about the bytes to BadData, and storage failures to StorageError."""
     try:
         with storage_failures(location.url, "reading it"):
             try:
                 with extension_failures():
                     yield
             except OSError as err:
-                if err.errno is not None:  # Arrow's own complaints about bytes are OSErrors without a number
+                if err.errno is not None:  # Arrow reports bad bytes as OSErrors without errno
                     raise
                 raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
-    except (pa.ArrowException, UnicodeDecodeError) as err:  # names of columns are text, or should be
+    except (pa.ArrowException, UnicodeDecodeError) as err:  # a column name may be invalid UTF-8
         raise _bad(f"the shard cannot be read as Parquet: {err}", location) from err
 
 
@@ -259,13 +259,13 @@ def _bad(what: str, location: Location) -> BadData:
 
 
 def dropping(shard: Location) -> str:
-    """The command that leaves out the broken shards of the dataset that `shard` is one of."""
+    """The command that drops the broken shards of this shard's dataset."""
     folder = shard.url.rpartition("/data/")[0]
     return f"offline-cli repair {shlex.quote(folder) if folder else 'D'} --drop-broken"
 
 
 def fingerprint(location: Location) -> tuple[int, str]:
-    """Bytes and sha256 (hex) of a file, as its storage has them, past any cache. Raises StorageNotFound, StorageError."""
+    """Size and sha256 (hex) of a file, bypassing the cache. Raises StorageNotFound, StorageError."""
     digest, size = hashlib.sha256(), 0
     with location.without_cache.open() as file, storage_failures(location.url, "reading it"):
         while chunk := file.read(CHUNK):

@@ -1,8 +1,7 @@
-"""One Parquet file, written so that it exists only when whole.
+"""Write a Parquet shard atomically.
 
-A thread encodes and compresses tables while the caller prepares the next. An exception in it is raised by one of the next
-tables, or at the end. Floats are stored plain, text and integers with a dictionary; `item` and infos never have one. Every page
-carries a checksum.
+A thread encodes and compresses a table while the caller prepares the next; its exceptions are raised by a later call. Floats
+are stored plain, text and integers with a dictionary, except `item` and infos. Every page carries a checksum.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 
-BLOCK_BYTES: Final = 8 << 20  # of raw arrays in a row group, about
+BLOCK_BYTES: Final = 8 << 20  # approximate raw bytes of a row group
 COMPRESSIONS: Final[tuple[str, ...]] = get_args(Compression)
-LONG: Final = (Columns.ITEM, Columns.INFOS, Columns.RESET_INFOS)  # texts and bytes that seldom repeat
-BUFFER: Final = 4 << 20  # bytes of a shard that are written at once: each page by itself would wait for Python's lock
+LONG: Final = (Columns.ITEM, Columns.INFOS, Columns.RESET_INFOS)  # texts and bytes that rarely repeat
+BUFFER: Final = 4 << 20  # bytes per write: writing page by page would wait for the GIL each time
 
 
 def check_compression(name: str) -> str:
-    """`name`, if Parquet files can be compressed that way; else raises UsageError."""
+    """Return `name`, or raise UsageError if Parquet has no such compression."""
     if name not in COMPRESSIONS:
-        raise UsageError(f"no compression is called {name!r}", where="--compression", fix=f"one of {', '.join(COMPRESSIONS)}")
+        raise UsageError(f"unknown compression {name!r}", where="--compression", fix=f"use one of {', '.join(COMPRESSIONS)}")
     return name
 
 
 class ShardWriter:
-    """A shard being written; ended by exactly one of `commit` and `discard`. Raises StorageError, some tables later."""
+    """Writes one shard; call exactly one of `commit` and `discard`. StorageErrors may be raised some tables later."""
 
     def __init__(self, target: Location, schema: Any, *, folder: Location, compression: str) -> None:
         """`schema`: a pa.Schema. `folder`: the dataset folder."""
@@ -61,21 +60,21 @@ class ShardWriter:
         self._coming = self._pool.submit(self._append, [table])
 
     def _append(self, tables: list[Any]) -> None:
-        """The one pa.Table there, which is let go, in one chunk: pages depend on chunks."""
+        """Write the only pa.Table in `tables`, combined into one chunk: pages depend on chunks. Drops the reference to it."""
         table = tables.pop().combine_chunks()
-        is_small = table.nbytes <= 2 * BLOCK_BYTES  # unlike one of a single long episode, or of images
+        is_small = table.nbytes <= 2 * BLOCK_BYTES  # unlike a single long episode, or images
         rows = table.num_rows if is_small else int(table.num_rows * BLOCK_BYTES / table.nbytes)
         self._parquet.write_table(table, row_group_size=max(1, rows))
         self._sink.flush()
 
     def settle(self) -> None:
-        """Wait for all tables, so that `commit` takes only a moment. Raises what writing them raised."""
+        """Wait until all tables are written, so that `commit` is quick. Raises the errors of writing them."""
         if self._coming is not None:
-            self._coming.result()  # which stays if it failed, or if we are interrupted
+            self._coming.result()  # kept if it failed, or on an interrupt
             self._coming = None
 
     def commit(self) -> tuple[int, str]:
-        """Publish the shard under its name, footer included; its bytes and sha256."""
+        """Write the footer and publish the shard; return its size and sha256."""
         self.settle()
         self._pool.give_up()
         self._close()
@@ -83,12 +82,12 @@ class ShardWriter:
         return self._file.bytes, self._file.sha256
 
     def discard(self) -> None:
-        """Discard the shard, without waiting for a storage."""
+        """Discard the shard without waiting for the storage."""
         try:
             self._pool.give_up()
-        finally:  # a second Ctrl-C too
+        finally:  # also on a second Ctrl-C
             self._file.discard()
-            with suppress(pa.ArrowException, OSError):  # after a failed write it may raise once more
+            with suppress(pa.ArrowException, OSError):  # may raise again after a failed write
                 self._close()
 
     def _close(self) -> None:
@@ -98,7 +97,7 @@ class ShardWriter:
 
 
 def _options(schema: Any, compression: str) -> dict[str, Any]:
-    """What pq.ParquetWriter takes, for a pa.Schema."""
+    """Options of pq.ParquetWriter for a pa.Schema."""
     return {
         "compression": compression,
         "use_dictionary": [path for field in schema for path in _repeating(field.type, field.name) if path not in LONG],
@@ -109,9 +108,9 @@ def _options(schema: Any, compression: str) -> dict[str, Any]:
 
 
 def _repeating(kind: Any, path: str) -> Iterator[str]:
-    """Paths of Parquet columns worth a dictionary: text and integers, wherever they are.
+    """Paths of Parquet columns to dictionary-encode: text and integers, at any depth.
 
-    Parquet has no 8-bit numbers: an image's bytes take four each. As indices into a dictionary they take one again.
+    Parquet has no 8-bit integers: a pixel takes 4 bytes, as an index into a dictionary only one.
     """
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type

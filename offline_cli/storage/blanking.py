@@ -1,8 +1,7 @@
-"""Blanks secrets in command lines, URLs and error texts of clients, by the names beside them.
+"""Redact secrets in command lines, URLs and clients' error texts, recognised by the names of their options or keys.
 
-More people may read what is kept of a command (a manifest's provenance, a writer's note) and what an error says than may read
-the storage. docs/storage.md lists the names. A plural of things that are counted (`max_tokens`) and a plain `key` are not
-secrets.
+Manifests, writers' notes and error messages may be read by people without access to the storage. docs/storage.md lists the
+names. Counted plurals (`max_tokens`) and a plain `key` are not secrets.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _SECRET: Final = re.compile(
     r"|service|session|shared|signing|storage|aws)_key(?:_|$)"
 )
 _OPTION, _ENV_KWARGS, _WRAPPER = "--storage-option", "--env-kwargs", "--wrapper"
-_SHORTEST: Final = 6  # letters of a text that is blanked wherever it stands: a shorter one is part of other words
-_PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # words of gcsfs, and files
-_PASSWORDS: Final = (  # groups: what stays, the password
+_SHORTEST: Final = 6  # minimum length of a secret that is redacted anywhere: shorter ones occur within other words
+_PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # gcsfs keywords, and files
+_PASSWORDS: Final = (  # groups: the part that stays, the password
     re.compile(rf"\b((?:{'|'.join(sorted(BUCKETS))})://)(?!arn:)[^/@:\s]*:([^\s'\"]*)@"),  # keys have slashes
     re.compile(r"(://)[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@"),
-    re.compile(r"(://)(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@"),  # a port and a path are no password
+    re.compile(r"(://)(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@"),  # not a port and a path
 )
 _IN_CONNECTION_STRING: Final = re.compile(r"\b((?:AccountKey|SharedAccessSignature)=)([^;\s'\"]+)", re.IGNORECASE)
 _IN_QUERY: Final = re.compile(r"([?&#]([\w.%-]+)=)([^&#\s'\"]+)")
@@ -40,16 +39,16 @@ _IN_JSON: Final = re.compile(r"""((["'])([\w.-]+)\2\s*:\s*(["']))((?:(?!\4)[^\\]
 _FOLDERS: Final = re.compile(
     r"(^|[\s=:,;'\"(\[{])(?:file://)?(?:[A-Za-z]:[\\/]|/)(?![\\/\s])(?:[^'\"\\/]+[\\/]+)+(?=[^'\"\\/])"  # names may hold spaces
 )
-_LINES: Final = frozenset({"command", "commands"})  # keys of command lines, as a shell takes them
+_LINES: Final = frozenset({"command", "commands"})  # keys whose texts are shell command lines
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a value of this name is secret, however the words of the name are joined."""
+    """Whether a value with this name is secret, in any naming style (camelCase, kebab-case, ...)."""
     return _SECRET.search(re.sub(r"[^a-z0-9]+", "_", _CAMEL.sub("_", name).lower())) is not None
 
 
 def blanked(text: str) -> str:
-    """`text` without passwords in URLs, secret parts of query strings and of JSON, and keys of connection strings."""
+    """`text` with passwords in URLs, secrets in query strings and JSON, and keys of connection strings redacted."""
     for pattern in (*_PASSWORDS, _IN_CONNECTION_STRING):
         text = pattern.sub(rf"\1{BLANK}{'@' if pattern in _PASSWORDS else ''}", text)
     text = _IN_QUERY.sub(lambda found: found[1] + BLANK if _is_secret_in_query(found[2]) else found[0], text)
@@ -57,14 +56,14 @@ def blanked(text: str) -> str:
 
 
 def _is_secret_in_query(name: str) -> bool:
-    return name.lower() == "key" or looks_secret(name)  # Google's services take one of that name
+    return name.lower() == "key" or looks_secret(name)  # Google's services take their API key as `key`
 
 
 # ---- values ----
 
 
 def blanked_values(value: Any) -> Any:
-    """Plain JSON values with `***` for the value of such a key; booleans and null stay, because they reveal nothing."""
+    """JSON values with `***` for values of secret keys; booleans and null stay, because they reveal nothing."""
     if isinstance(value, Mapping):
         return {key: BLANK if _is_secret(key, part) else blanked_values(part) for key, part in value.items()}
     return [blanked_values(part) for part in value] if isinstance(value, list) else value
@@ -75,7 +74,7 @@ def _is_secret(key: Any, value: Any) -> bool:
 
 
 def blanked_keys(value: Any, within: str = "") -> list[str]:
-    """Dotted names of the keys whose values `blanked_values` has blanked out."""
+    """Dotted names of the keys whose values `blanked_values` has redacted."""
     if isinstance(value, list):
         return [name for part in value for name in blanked_keys(part, within)]
     found: list[str] = []
@@ -86,7 +85,7 @@ def blanked_keys(value: Any, within: str = "") -> list[str]:
 
 
 def blanked_call(text: str) -> str:
-    """`package.module:Class:key=value,...` with `***` for the values of such keys; unchanged where there is none."""
+    """`package.module:Class:key=value,...` with `***` for values of secret keys."""
     name, arguments, _ = call_of(text)
     known = blanked_values(arguments)
     if known == arguments:
@@ -95,17 +94,17 @@ def blanked_call(text: str) -> str:
 
 
 def without_folders(value: Any, *, is_line: bool = False, mark: str = "") -> Any:
-    """Plain JSON values without the folders of this machine: `/home/me/a.csv`, wherever it stands in a text, becomes `a.csv`.
+    """JSON values without local folders: `/home/me/a.csv`, anywhere in a text, becomes `a.csv`.
 
-    Relative paths and URLs stay as they were given. `is_line`: texts are command lines, as those under _LINES are. `mark`:
-    what is left in the folders' place.
+    Relative paths and URLs stay. `is_line`: texts are command lines, as under the keys _LINES. `mark`: the replacement for the
+    folders.
     """
     if isinstance(value, Mapping):
         return {key: without_folders(part, is_line=key in _LINES, mark=mark) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [without_folders(part, is_line=is_line, mark=mark) for part in value]
     if isinstance(value, str) and is_line:
-        with suppress(ValueError):  # a caller's own, with a quote that does not end
+        with suppress(ValueError):  # unbalanced quotes in a caller's text
             return shlex.join(map(without_folders, shlex.split(value)))
     return _FOLDERS.sub(rf"\1{mark}", value) if isinstance(value, str) else value
 
@@ -114,19 +113,19 @@ def without_folders(value: Any, *, is_line: bool = False, mark: str = "") -> Any
 
 
 def this_command() -> str:
-    """The command to record where a program calls us: its own arguments are private."""
+    """The command to record for calls from Python: the program's own arguments are private."""
     return "offline_cli, called from Python"
 
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:
-    """The words of a command line without the values of storage options, of options whose names look secret and of arguments
-    of environments, which a manifest stores elsewhere; and without what `blanked` blanks out.
+    """A command line with the values of storage options, secret options and environment arguments redacted, and what `blanked`
+    redacts. A manifest stores environment arguments elsewhere.
     """
     return tuple(f"{lead}{_blanked(option, value)}" for lead, option, value in _words(args))
 
 
 def _words(args: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Each word: what comes before its value (`--option=`), the option that the value is of (or none), and the value."""
+    """Split each word: prefix (`--option=`), the option that its value belongs to (or ''), and the value."""
     option = ""
     for arg in args:
         name, mark, value = arg.partition("=")
@@ -155,9 +154,7 @@ def _blanked(option: str, value: str) -> str:
 
 
 def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
-    """The values of options whose names say that they are secret, keys in connection strings, and passwords in URLs; the
-    longest first.
-    """
+    """The secrets in a command line: values of secret options, keys in connection strings, passwords in URLs; longest first."""
     found = set[str]()
     for _, option, value in _words(args):
         if option == _OPTION:
@@ -175,7 +172,7 @@ def secrets_among(args: Sequence[str]) -> tuple[str, ...]:
 
 
 def _under(name: str, value: Any) -> Iterator[str]:
-    """Texts whose names look secret, however deep."""
+    """Texts under secret names, at any depth."""
     if isinstance(value, str) and value and looks_secret(name) and not _PLAIN_VALUE.fullmatch(value):
         yield value
     for key, part in value.items() if isinstance(value, dict) else ():
@@ -185,7 +182,7 @@ def _under(name: str, value: Any) -> Iterator[str]:
 
 
 def _of_json(text: str) -> Any:
-    """The value of an option's text where it is JSON: clients get it, and may repeat it."""
+    """An option's value parsed as JSON, or None: clients get the parsed value and may repeat it in errors."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

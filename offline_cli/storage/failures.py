@@ -1,11 +1,11 @@
-"""Requests to a storage: a bounded wait around each, and every failure in one language.
+"""Storage requests: a time limit around each, and translation of every failure into our errors.
 
-Clients retry by themselves, some of them for minutes, and s3fs waits forever where a server stops reading, whatever its
-timeouts say. So each request moves a bounded number of bytes, runs in a thread of its own, and is waited for a limited time.
-An abandoned request is not cancelled: its thread stays until the client returns, and never keeps the process alive.
+Clients retry by themselves, some for minutes, and s3fs waits forever if a server stops reading, in spite of its timeouts. So
+each request moves a bounded number of bytes, runs in its own daemon thread, and is awaited for a limited time. An abandoned
+request is not cancelled: its thread runs until the client returns, but never keeps the process alive.
 
-A provider's error codes are looked up in its record (`providers.py`), in the whole chain of causes. Any other error keeps its
-own words. Around other code only the system's errors (OSError) are the storage's: bugs stay what they are.
+Error codes are looked up in the provider's record (`providers.py`), along the whole chain of causes. Other errors keep their
+text. Around other code, only OSErrors count as storage failures: bugs stay ordinary exceptions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from offline_cli.storage.blanking import blanked
 from offline_cli.storage.local_files import FULL
 from offline_cli.storage.providers import CODES, Fault, provider_at
 
-SECONDS: Final = 60.0  # that a request may take by default; clients recover from a short outage in up to 20
-REQUEST_BYTES: Final = 16 << 20  # that a request moves at most: 280 kB/s are enough
+SECONDS: Final = 60.0  # default time limit of a request; clients recover from a short outage in up to 20 s
+REQUEST_BYTES: Final = 16 << 20  # maximum per request: 280 kB/s are enough for the default limit
 PATHS: Final = (FileExistsError, IsADirectoryError, NotADirectoryError)
-REPORTED: Final = 5.0  # seconds after which a wait is noted
-NOTICED: Final = 0.1  # seconds within which a wait ends that is stopped
+REPORTED: Final = 5.0  # seconds after which a wait is logged
+NOTICED: Final = 0.1  # seconds between two checks for a stop
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _stops = threading.local()
 
 
 class NoAnswer(TimeoutError):
-    """A request that took longer than it may; `seconds` is how long that was."""
+    """A request exceeded its time limit of `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"no answer within {seconds:g} s")
@@ -52,7 +52,7 @@ class Stopped(Exception):
 
 
 def wait_for(request: Callable[[], T], url: str, seconds: float) -> T:
-    """What `request()` returns, or raises. Raises NoAnswer where that takes longer than `seconds`; Stopped."""
+    """Run `request` in a thread; return or raise its result. Raises NoAnswer after `seconds`, Stopped if cancelled."""
     stop: threading.Event | None = getattr(_stops, "event", None)
     answer: futures.Future[T] = futures.Future()
     threading.Thread(target=_answer, args=(answer, request), name="offline-cli-storage", daemon=True).start()
@@ -65,19 +65,19 @@ def wait_for(request: Callable[[], T], url: str, seconds: float) -> T:
             raise NoAnswer(seconds)
         if waited >= REPORTED and not is_noted:
             is_noted = True
-            _log.warning("note: %s: no answer for %.0f s; the client tries again, for %.0f s in all", url, waited, seconds)
+            _log.warning("note: %s: no answer for %.0f s; the client keeps trying, for up to %.0f s", url, waited, seconds)
     return answer.result()
 
 
 def _answer(answer: futures.Future[T], request: Callable[[], T]) -> None:
     try:
         answer.set_result(request())
-    except BaseException as error:  # noqa: BLE001  raised again by whoever waits
+    except BaseException as error:  # noqa: BLE001  raised again in `wait_for`
         answer.set_exception(error)
 
 
 class ReadingPool(futures.ThreadPoolExecutor):
-    """Threads whose waits for a storage end when the pool is left: by Ctrl-C, an error, or a caller that has seen enough."""
+    """A thread pool that cancels its threads' storage waits on exit: on Ctrl-C, an error, or an early end of reading."""
 
     def __init__(self, threads: int) -> None:
         self._stop = threading.Event()
@@ -87,7 +87,7 @@ class ReadingPool(futures.ThreadPoolExecutor):
         self.give_up()
 
     def give_up(self) -> None:
-        """Wait until no call is running; those that have not begun are cancelled."""
+        """Cancel pending calls, and wait for running ones."""
         self._stop.set()
         self.shutdown(wait=True, cancel_futures=True)
 
@@ -97,7 +97,7 @@ class ReadingPool(futures.ThreadPoolExecutor):
 
 @contextmanager
 def storage_failures(url: str, doing: str) -> Iterator[None]:
-    """Within it, errors of the system (OSError) raise StorageError, or StorageNotFound, naming `url` and what was done."""
+    """Convert OSErrors in the block to StorageError or StorageNotFound, naming `url` and the action `doing`."""
     try:
         yield
     except OSError as err:
@@ -105,10 +105,10 @@ def storage_failures(url: str, doing: str) -> Iterator[None]:
 
 
 def asked(request: Callable[[], T], url: str, doing: str, seconds: float) -> T:
-    """What `request()` to a client gives within a limited time.
+    """Return the result of a client's `request` within a time limit.
 
-    Raises StorageError, or StorageNotFound, for whatever goes wrong; UsageError for an option that the client does not take,
-    which it may say as late as at its first request.
+    Raises StorageError or StorageNotFound for any failure; UsageError for an option that the client does not accept, which
+    some clients report only at the first request.
     """
     try:
         with storage_failures(url, doing):
@@ -117,19 +117,19 @@ def asked(request: Callable[[], T], url: str, doing: str, seconds: float) -> T:
         raise
     except Exception as err:
         if isinstance(err, TypeError) and "unexpected keyword" in str(err):
-            fix = "leave the option out, or look up its name in the client's documentation"
-            raise UsageError(f"the storage does not take an option: {_text(err)}", where=url, fix=fix) from err
+            fix = "remove the option, or look up its name in the client's documentation"
+            raise UsageError(f"the storage client does not accept an option: {_text(err)}", where=url, fix=fix) from err
         raise _explained(err, url, doing) or StorageError(f"{doing} failed: {_text(err)}", where=url, fix=_fix(url)) from err
 
 
 def no_bucket(url: str) -> StorageNotFound:
-    """The error of a place whose bucket does not exist."""
+    """The error for a missing bucket."""
     what, fix = Fault.NO_BUCKET.value
     return StorageNotFound(what.format(**_names(url)), where=url, fix=fix)
 
 
 def _explained(error: Exception, url: str, doing: str) -> StorageError | None:
-    """`error` translated by the provider's codes, naming `url`; None where its codes are unknown."""
+    """Translate `error` by the providers' error codes; None if its codes are unknown."""
     found = ((CODES[code], one) for one in causes(error) for code in _codes(one) if code in CODES)
     fault, cause = next(found, (None, None))
     if fault is None:
@@ -138,22 +138,22 @@ def _explained(error: Exception, url: str, doing: str) -> StorageError | None:
         return no_bucket(url)
     what, fix = fault.value
     lines = str(cause).strip().splitlines()
-    said = f" ({blanked(lines[0])[:300]})" if lines else ""
-    return StorageError(f"{doing} failed: {what}{said}", where=url, fix=fix.format(**_names(url)))
+    detail = f" ({blanked(lines[0])[:300]})" if lines else ""
+    return StorageError(f"{doing} failed: {what}{detail}", where=url, fix=fix.format(**_names(url)))
 
 
 def _codes(error: Any) -> Iterator[str]:
-    """The names of `error` in its provider's records, the most specific first, HTTP status last."""
+    """The error codes of `error`, the most specific first, HTTP status last."""
     response = getattr(error, "response", None)
-    told = response if isinstance(response, dict) else {}  # botocore's
-    yield str(told.get("Error", {}).get("Code", ""))
+    answer = response if isinstance(response, dict) else {}  # botocore
+    yield str(answer.get("Error", {}).get("Code", ""))
     for name in ("error_code", "code"):  # azure; gcsfs
         value = getattr(error, name, None)
         if value is not None and not callable(value):
             yield str(getattr(value, "value", value))
     yield type(error).__name__
     status = getattr(error, "status_code", getattr(response, "status_code", ""))  # of httpx's answer
-    yield str(told.get("ResponseMetadata", {}).get("HTTPStatusCode", status))
+    yield str(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", status))
 
 
 def _names(url: str) -> dict[str, str]:
@@ -170,7 +170,9 @@ def _of_os_error(err: OSError, url: str, doing: str) -> StorageError:
         return StorageNotFound(f"{url} does not exist", where=url, fix=fix)
     if err.errno in FULL:
         return StorageError(f"{doing} failed: no space left", where=url, fix="free some space, or write to another place")
-    place = url if err.filename is None or str(err.filename) == url else f"{url} ({err.filename})"  # a folder above, say
+    place = (
+        url if err.filename is None or str(err.filename) == url else f"{url} ({err.filename})"
+    )  # for example, a parent folder
     denied = isinstance(err, PermissionError)
     what = "access denied: no permission" if denied else err.strerror or _text(err)
     fix = "check permissions, or credentials" if denied else "name another path" if isinstance(err, PATHS) else _fix(url)
@@ -184,5 +186,5 @@ def _fix(url: str) -> str:
 
 
 def _text(err: Exception) -> str:
-    said = " ".join(str(err).split())
-    return f"{type(err).__name__}: {blanked(said)}" if said else type(err).__name__
+    text = " ".join(str(err).split())
+    return f"{type(err).__name__}: {blanked(text)}" if text else type(err).__name__

@@ -1,7 +1,7 @@
-"""From a URL, or a filesystem object that a program hands over, to an fsspec filesystem and a path in it; and `--cache DIR`.
+"""Resolve a URL or a caller's filesystem object to an fsspec filesystem and a path; and `--cache DIR`.
 
-URLs that cannot be meant are refused before a client is made: clients take what stands before `@` for a part of the bucket's
-name and repeat it in their errors, list every bucket where none is named, and take `s3:/bucket` for a folder of this machine.
+Malformed URLs are rejected before a client is created: clients treat text before `@` as part of the bucket name and repeat it
+in errors, list all buckets if none is named, and take `s3:/bucket` for a local folder.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from offline_cli.storage.providers import BUCKETS, CACHE, CACHE_SIZE, HERE, PROV
 
 ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|hf|https?):/?(?!/).*", re.DOTALL)
 FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
-COPY: Final = re.compile(r"[0-9a-f]{64}")  # the name of a file in the cache
-SIZE: Final = 10 << 30  # bytes that copies may take by default
+COPY: Final = re.compile(r"[0-9a-f]{64}")  # name of a cached file
+SIZE: Final = 10 << 30  # default cache size in bytes
 
 
 def filesystem_at(
     text: str, options: Mapping[str, Any] | None, *, beside: list[str], time_limit: float
 ) -> tuple[Any, str, str]:
-    """The filesystem of a URL, the path in it, and the URL for people to read. Raises as `open_location` does."""
+    """The filesystem of a URL, the path in it, and the URL for messages. Raises as `open_location` does."""
     check_url(text)
     scheme, shown = get_protocol(text), blanked(text)
     provider_of(scheme).prepare(options or {})
@@ -48,7 +48,7 @@ def filesystem_at(
         text = f"file://{unquote(found[2], errors='surrogateescape')}"
     try:
         fsspec.get_filesystem_class(scheme)
-        # Google's and Azure's look for credentials, on the network too
+        # Google's and Azure's clients look for credentials, also on the network
         fs, path = asked(lambda: url_to_fs(text, **own), shown, "opening the storage", time_limit)
         if pin := provider_of(scheme).pin:
             path = asked(lambda: pin(fs, path), shown, "looking up its revision", time_limit)
@@ -64,31 +64,31 @@ def filesystem_at(
 
 
 def check_url(text: str) -> None:
-    """Raise UsageError for a URL that must be a mistake, and for a chain (`zip://a::s3://...`)."""
+    """Raise UsageError for malformed URLs, and for chained ones (`zip://a::s3://...`)."""
     scheme, mark, rest = text.partition("://")
     if mark and "::" in text and not rest.startswith("arn:"):
         fix = "name the file itself, or copy and unpack it first"
-        raise UsageError("a chain of URLs, with ::, cannot be opened", where=blanked(text), fix=fix)
+        raise UsageError("chained URLs (::) are not supported", where=blanked(text), fix=fix)
     provider = provider_of(scheme)
     if mark and (noun := provider.container):
         bucket = rest.partition("/")[0]
         has_at = "@" in bucket and not provider.account_after_at
         if not bucket or has_at or (":" in bucket and not bucket.startswith("arn:")):
-            what = f"a URL of {scheme}:// begins with the name of a {noun}: no user, password or port goes there"
-            fix = f"{scheme}://{noun}/path, and for credentials set {provider.set_up}"
+            what = f"a {scheme}:// URL must start with the name of a {noun}, without user, password or port"
+            fix = f"write {scheme}://{noun}/path; for credentials set {provider.set_up}"
             raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
     elif match := ONE_SLASH.fullmatch(text):
-        fix = f"{match[1]}:// with two slashes, or ./{match[1]}:... for a place of this machine"
-        raise UsageError(f"{match[1]}:// has lost a slash: this is no URL", where=blanked(text), fix=fix)
+        fix = f"write {match[1]}:// with two slashes, or ./{match[1]}:... for a local path"
+        raise UsageError(f"{match[1]}:// lacks a slash", where=blanked(text), fix=fix)
     elif (found := FILE.fullmatch(text)) and (host := (found[1] or "").rpartition("@")[2].lower()) not in ("", "localhost"):
-        fix = f"file:///{host}{found[2]} with three slashes, or the place's path on this machine"
-        raise UsageError(f"a file of another machine: this URL names the host {host}", where=blanked(text), fix=fix)
+        fix = f"write file:///{host}{found[2]} with three slashes, or a local path"
+        raise UsageError(f"the file URL names another host, {host}", where=blanked(text), fix=fix)
 
 
 def quiet_clients() -> None:
-    """Keep what clients log off stderr, including tracebacks of every retry, unless logging is configured.
+    """Keep clients' log records, such as tracebacks of retries, off stderr unless logging is configured.
 
-    Without any handler Python writes warnings to stderr; handlers that a program installs get the records as usual.
+    Without a handler Python writes warnings to stderr; handlers that a program installs still get the records.
     """
     for log in map(logging.getLogger, {"asyncio"}.union(*(one.client for one in PROVIDERS))):
         if not any(isinstance(handler, logging.NullHandler) for handler in log.handlers):
@@ -99,11 +99,11 @@ def quiet_clients() -> None:
 
 
 def place_in(filesystem: Any, path: str) -> tuple[Any, str, str]:
-    """A filesystem that a program hands over as an fsspec one, `path` as it spells it, and a URL for people to read.
+    """Convert a caller's filesystem object: the fsspec filesystem, `path` in its spelling, and a URL for messages.
 
-    `path` is relative to what the filesystem shows: to the base path of a `pyarrow.fs.SubTreeFileSystem`. A disk of this
-    machine, however it is wrapped, becomes fsspec's local filesystem, whose files are written by rename, which `pyarrow.fs`
-    cannot promise. Raises UsageError for other objects.
+    `path` is relative to the filesystem's root, such as the base path of a `pyarrow.fs.SubTreeFileSystem`. A local disk,
+    however wrapped, becomes fsspec's local filesystem: its files are written by rename, which `pyarrow.fs` does not guarantee.
+    Raises UsageError for other objects.
     """
     if isinstance(filesystem, arrow_fs.SubTreeFileSystem):
         return place_in(filesystem.base_fs, f"{filesystem.base_path.rstrip('/')}/{path.lstrip('/')}")
@@ -117,15 +117,15 @@ def place_in(filesystem: Any, path: str) -> tuple[Any, str, str]:
     if isinstance(filesystem, fsspec.AbstractFileSystem):
         inner = str(filesystem._strip_protocol(path))
         return filesystem, inner, path if isinstance(filesystem, LocalFileSystem) else str(filesystem.unstrip_protocol(inner))
-    fix = "give a filesystem of fsspec or pyarrow.fs"
+    fix = "pass a filesystem of fsspec or pyarrow.fs"
     raise UsageError(f"{type(filesystem).__name__} is not a filesystem", where=path, fix=fix)
 
 
 class _ArrowFiles(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
-    """The same, with listings that every filesystem of `pyarrow.fs` answers alike.
+    """ArrowFSWrapper with listings that behave the same on every `pyarrow.fs` filesystem.
 
-    Of a folder that is not there Google's says so by an OSError without a number, and names no folder that has no object of
-    its own: so what is below one is listed at once.
+    Google's raises an OSError without errno for a missing folder, and omits folders without an object of their own; so the
+    content below a folder is listed at once.
     """
 
     def ls(self, path: str, detail: bool = False, **_: Any) -> list[Any]:
@@ -144,27 +144,27 @@ class _ArrowFiles(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
         return [self._make_entry(entry) for entry in self.fs.get_file_info(selector)]
 
 
-# ---- copies of remote files ----
+# ---- cache of remote files ----
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCopies:
-    """The folder, and the bytes that copies may take there. A copy belongs to the version of the file that the storage reports
-    (ETag, generation), which is asked each time.
+    """A local cache of remote files, of at most `size` bytes. Each read asks the storage for the file's version (ETag,
+    generation), and uses a copy only for the same version.
     """
 
     folder: str
     size: int
 
     def open(self, filesystem: Any, path: str) -> BinaryIO:
-        """The copy of a file of `filesystem`, made where there is none of its version. Raises what clients raise, OSError."""
+        """Open the cached copy of a file; download it if its version is not cached. Raises the client's exceptions, OSError."""
         copies = WholeFileCacheFileSystem(fs=filesystem, cache_storage=self.folder, check_files=True, expiry_time=None)
-        with FileLock(os.path.join(self.folder, "lock")):  # fsspec writes a copy under its final name
+        with FileLock(os.path.join(self.folder, "lock")):  # fsspec writes a copy directly under its final name
             copies.load_cache()
             there = (entry for entry in os.scandir(self.folder) if COPY.fullmatch(entry.name))
             kept = [(entry.stat(), entry.path) for entry in there if entry.is_file(follow_symlinks=False)]
             excess = filesystem.info(path)["size"] + sum(stat.st_size for stat, _ in kept) - self.size
-            for stat, copy in sorted(kept, key=lambda one: one[0].st_mtime):  # the least recently used first
+            for stat, copy in sorted(kept, key=lambda one: one[0].st_mtime):  # least recently used first
                 if excess > 0:
                     excess -= stat.st_size
                     os.remove(copy)
@@ -174,17 +174,17 @@ class LocalCopies:
 
 
 def cache_of(options: Mapping[str, Any] | None) -> LocalCopies | None:
-    """Where copies of remote files are kept, by storage options; None: nowhere.
+    """The cache set by the storage options, or None.
 
-    Raises UsageError for values that are not a local folder and a number of bytes, StorageError where it cannot be made.
+    Raises UsageError unless they are a local folder and a number of bytes, StorageError if the folder cannot be created.
     """
     folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
     if folder is None:
         return None
     if not isinstance(folder, (str, os.PathLike)) or "://" in str(folder) or not isinstance(size, int) or size <= 0:
-        fix = "--cache with a folder of this machine, and --cache-size with bytes, such as 50GiB"
-        raise UsageError(f"no cache of {size!r} bytes can be in {folder!r}", where="--cache", fix=fix)
+        fix = "give --cache a local folder, and --cache-size a size such as 50GiB"
+        raise UsageError(f"invalid cache: {size!r} bytes in {folder!r}", where="--cache", fix=fix)
     place = os.path.abspath(os.path.expanduser(folder))
-    with storage_failures(place, "making the cache"):
+    with storage_failures(place, "creating the cache"):
         os.makedirs(place, exist_ok=True)
     return LocalCopies(place, size)

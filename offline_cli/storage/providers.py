@@ -1,9 +1,8 @@
-"""Storage providers: one record each, with all that differs between S3, Google Cloud Storage, Azure and others; and the options
-of their clients (`--storage-option`), checked by name before any request. Any other filesystem that fsspec has is plain.
+"""Storage providers (S3, Google Cloud Storage, Azure and others): one record for each, and checks of `--storage-option` names.
 
-One set of options serves all places of a command: each place gets those that it takes, and an option that no place takes is an
-error. Three are ours, and every place takes them: `time_limit`, the seconds that a request may take; `cache`, a folder of this
-machine that keeps copies of remote files; and `cache_size`, its limit in bytes.
+All locations of a command share one set of options: each gets those that its client accepts, and an option that no client
+accepts is an error. Three are ours and valid everywhere: `time_limit`, seconds per request; `cache`, a local folder for copies
+of remote files; and `cache_size`, its limit in bytes. Other fsspec filesystems use the defaults of `Provider`.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
 
 
 class Fault(Enum):
-    """The meaning of a provider's error: what is wrong, and what to do. `{set_up}`: how its credentials are given."""
+    """The meaning of a provider's error: what is wrong, and what to do. `{set_up}`: how to set its credentials."""
 
-    NO_BUCKET = ("the {container} {bucket!r} does not exist", "check its name, or make it first")
+    NO_BUCKET = ("the {container} {bucket!r} does not exist", "check its name, or create it first")
     NO_CREDENTIALS = ("no credentials were found", "set {set_up}")
     DENIED = ("access was denied", "check credentials and permissions, or use others: set {set_up}")
     UNREACHABLE = ("the storage cannot be reached, or is overloaded", "check the network and the endpoint, then try again")
-    CHANGED = ("the file changed while it was read", "run the command again once nobody writes there")
+    CHANGED = ("the file changed while it was read", "run the command again when nobody writes to the file")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Provider:
-    """Everything about one kind of storage that is not the same for all; the defaults are those of a plain fsspec client."""
+    """The properties of one kind of storage; the defaults describe a plain fsspec client."""
 
     name: str
     schemes: tuple[str, ...]  # of its URLs
@@ -57,10 +56,10 @@ class Provider:
 
 
 def _without_question_of_bucket(options: Mapping[str, Any]) -> None:
-    """Keep gcsfs from asking what kind of bucket this is where the endpoint is not Google's, which takes it a minute.
+    """Stop gcsfs from querying the bucket type if the endpoint is not Google's: it waits a minute for an answer.
 
-    It asks over gRPC, which other servers do not answer, unless configured before it is imported. What the user has set
-    stays.
+    The query uses gRPC, which other servers do not support. The setting must precede the import of gcsfs; the user's own
+    setting is kept.
     """
     if options.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST"):
         os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
@@ -156,7 +155,7 @@ _HTTP: Final = Provider(
     ("http", "https"),
     client=frozenset({"aiohttp", "fsspec", "requests", "urllib3"}),
     has_folders=False,
-    faults={  # of any storage
+    faults={  # also for other storage
         Fault.DENIED: "401 403",
         Fault.UNREACHABLE: "429 500 502 503 504 ClientConnectorError ClientConnectorDNSError",
     },
@@ -169,13 +168,13 @@ PROVIDERS: Final = (
     Provider("obs", ("obs",), has_folders=False),
 )
 CODES: Final = {code: fault for one in PROVIDERS for fault, codes in one.faults.items() for code in codes.split()}
-"""Of all together, as one provider wraps the client of another."""
+"""Of all providers together: one provider's client may wrap another's."""
 BUCKETS: Final = frozenset(scheme for one in PROVIDERS if one.container for scheme in one.schemes)
-"""Schemes of URLs that begin with the name of a bucket, or container."""
+"""Schemes whose URLs start with a bucket or container name."""
 
 
 def provider_of(scheme: str) -> Provider:
-    """The provider of a scheme; a plain one for those that only fsspec knows."""
+    """The provider of a scheme; a default record for schemes that only fsspec knows."""
     return next((one for one in PROVIDERS if scheme in one.schemes), Provider(scheme, (scheme,)))
 
 
@@ -189,9 +188,9 @@ def provider_at(url: str) -> Provider:
 
 
 def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
-    """Those of `options` that the client for `url` takes.
+    """The `options` that the client for `url` accepts.
 
-    `beside`: the other places that `options` are for. Raises UsageError for one that no client of them takes.
+    `beside`: other locations that share the options. Raises UsageError for an option that none of their clients accepts.
     """
     given = {name: value for name, value in (options or {}).items() if name not in OURS}
     if not given:
@@ -203,15 +202,15 @@ def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable
     known = frozenset[str]().union(*(names or () for names in takes))
     unknown = [] if None in takes else [name for name in given if name not in known]
     if unknown:
-        what = f"the storage takes no option {unknown[0]!r}"
-        fix = f"it takes {', '.join(sorted(known | OURS))}; others are for places such as s3://, gs:// and az://"
+        what = f"the storage has no option {unknown[0]!r}"
+        fix = f"use {', '.join(sorted(known | OURS))}; s3://, gs:// and az:// have further options"
         raise UsageError(what, where=f"--storage-option {unknown[0]} for {', '.join(schemes)}", fix=fix)
     return given if takes[0] is None else {name: value for name, value in given.items() if name in takes[0]}
 
 
 @cache
 def _names_of_client(scheme: str) -> frozenset[str] | None:
-    """Names of the options for places of a scheme; None where only the client knows them."""
+    """Option names of the client for a scheme; None if only the client knows them."""
     import inspect
 
     import fsspec

@@ -1,17 +1,16 @@
-"""Files that get their name whole or not at all, and small ones that are created only where there is none.
+"""Atomic file writes, and creation of small files only if they do not exist.
 
-`StagedFile`, by kind of storage; bytes are counted and hashed on their way:
+`StagedFile` counts and hashes the bytes; how it stages them depends on the storage:
 
-* Clients of fsspec: their `autocommit=False`, in blocks of `BLOCK` bytes, each one bounded request: a multipart upload on S3, a
-  resumable one on Google Cloud Storage, staged blocks on Azure. `open_uploads` lists what a killed process left on S3, which
-  bills for it until it is aborted; the others drop incomplete uploads by themselves.
-* Local: a `_part-` file in the dataset folder, then a rename (fsspec's own staging is in the machine's temporary folder).
-* `pyarrow.fs` and memory://: bytes wait in a temporary file until `commit`: these streams can only be closed, which publishes
-  what was written.
+* fsspec clients: `autocommit=False`, in blocks of `BLOCK` bytes, each one bounded request: a multipart upload on S3, a
+  resumable one on Google Cloud Storage, staged blocks on Azure. `open_uploads` lists uploads that a killed process left on S3,
+  which bills for them until they are aborted; the other stores drop incomplete uploads by themselves.
+* Local: a `_part-` file in the dataset folder, then a rename (fsspec stages in the system's temporary folder).
+* `pyarrow.fs` and memory://: a temporary file until `commit`, because these streams can only be closed, which publishes them.
 
-`create_only`: of many concurrent tries, one succeeds. Local: a hard link to the whole file, or O_EXCL on disks without.
-Providers that declare it (`creates_only`): the client's `mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand,
-which two can pass at once.
+`create_only`: one of several concurrent calls succeeds. Local: a hard link to the complete file, or O_EXCL without hard links.
+Providers with `creates_only`: the client's `mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand, which is open
+to races.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from typing import Any, Final
 from offline_cli.errors import StorageError, StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import PART_PREFIX, sync_names
-from offline_cli.storage.locations import BLOCK, Location  # S3 takes 10,000 parts of a file, of at least 5 MiB
+from offline_cli.storage.locations import BLOCK, Location  # S3 allows 10,000 parts of at least 5 MiB
 
 WRITING: Final = "writing"
 
 
 class StagedFile(io.RawIOBase):
-    """A file-like object for writing; exactly one of `commit` and `discard` ends it. Raises StorageError throughout."""
+    """A writable file that `commit` publishes and `discard` drops; call exactly one of them. All methods raise StorageError."""
 
     def __init__(self, target: Location, *, folder: Location) -> None:
-        """`folder`: the dataset folder, where a local file may be until it is whole."""
+        """`folder`: the dataset folder, which holds the `_part-` file of a local target."""
         super().__init__()
         self.target = target
         self.bytes = 0
@@ -60,7 +59,7 @@ class StagedFile(io.RawIOBase):
         return self._sha256.hexdigest()
 
     def write(self, data: Any) -> int:
-        """Append bytes; their number. Into a discarded file they go nowhere: Parquet's writer still sends its footer."""
+        """Append bytes; return their number. A discarded file ignores them: the Parquet writer still sends its footer."""
         if self._discarded:
             return len(data)
         assert self._stage is not None, "the file was committed or discarded"
@@ -76,25 +75,25 @@ class StagedFile(io.RawIOBase):
         return self.bytes
 
     def close(self) -> None:
-        """Nothing: `commit` and `discard` end the file."""
+        """Do nothing: `commit` and `discard` end the file."""
 
     def writable(self) -> bool:
         """True."""
         return True
 
     def commit(self) -> None:
-        """Publish the file under its name, whole."""
+        """Publish the complete file under its name."""
         assert self._stage is not None, "the file was committed or discarded"
         with _writing_failures(self.target):
             self._stage.commit()
         self._stage = None
 
     def discard(self) -> None:
-        """Discard the file; a second time, or after `commit`, nothing happens."""
+        """Discard the file; no effect after `commit` or a second time."""
         stage, self._stage = self._stage, None
         if stage is not None:
             self._discarded = True
-            with storage_failures(self.target.url, "removing what was written"):
+            with storage_failures(self.target.url, "removing the incomplete file"):
                 stage.discard()
 
 
@@ -110,7 +109,7 @@ def _writing_failures(target: Location, doing: str = WRITING) -> Iterator[None]:
 
 
 def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
-    """Write `data` to `target`, replacing what is there in one step. Raises StorageError."""
+    """Write `data` to `target`, replacing it atomically. Raises StorageError."""
     is_small = len(data) <= BLOCK and not target.is_arrow
     if is_small and (target.is_in_bucket or target.is_memory):  # one request instead of an upload's three
         with _writing_failures(target):
@@ -126,12 +125,12 @@ def write_whole(target: Location, data: bytes, *, folder: Location) -> None:
 
 
 def part_name(name: str) -> str:
-    """A name for a file that is to be called `name`: different for each writer, as one may write while another wakes up."""
+    """A temporary name for the file `name`, unique per writer: a stalled writer may wake up while another writes."""
     return f"{PART_PREFIX}{secrets.token_hex(4)}-{name}"
 
 
 class _LocalStage:
-    """A file beside, then a rename."""
+    """A `_part-` file, then a rename."""
 
     def __init__(self, target: Location, folder: Location) -> None:
         self._final, self._part = target.path, folder.join(part_name(target.name)).path
@@ -140,20 +139,20 @@ class _LocalStage:
 
     def commit(self) -> None:
         self._file.flush()
-        os.fsync(self._file.fileno())  # a rename may reach the disk before the bytes do
+        os.fsync(self._file.fileno())  # a rename may reach the disk before the bytes
         self._file.close()
         os.replace(self._part, self._final)
-        sync_names(os.path.dirname(self._final) or ".")  # old shards may go only once the new manifest cannot
+        sync_names(os.path.dirname(self._final) or ".")  # old shards may be removed only once the new manifest is durable
 
     def discard(self) -> None:
-        with suppress(OSError):  # closing flushes, which fails again on a full disk
+        with suppress(OSError):  # closing flushes, which fails on a full disk
             self._file.close()
         with suppress(FileNotFoundError):  # interrupted after the rename
             os.remove(self._part)
 
 
 class _UploadStage:
-    """An upload by a client of fsspec."""
+    """An upload through an fsspec client."""
 
     def __init__(self, target: Location, folder: Location) -> None:
         block = {"block_size": BLOCK} if target.is_in_bucket else {}
@@ -164,7 +163,7 @@ class _UploadStage:
 
     def write(self, data: memoryview) -> None:
         self._waiting += data
-        while len(self._waiting) >= BLOCK:  # parts of one size, which Cloudflare's R2 asks for
+        while len(self._waiting) >= BLOCK:  # Cloudflare R2 requires parts of equal size
             self._send()
 
     def _send(self) -> None:
@@ -182,12 +181,12 @@ class _UploadStage:
             if not self._target.provider.forgets_uploads:
                 self._target.ask("aborting the upload", self._file.discard)
         finally:
-            with suppress(AttributeError):  # read-only in some filesystems, which need none of this
-                self._file.closed = True  # else the garbage collector would close it, and closing uploads what is left
+            with suppress(AttributeError):  # read-only in filesystems that do not need this
+                self._file.closed = True  # otherwise the garbage collector closes it, which uploads the rest
 
 
 class _WaitingStage:
-    """A temporary file that is uploaded as a whole."""
+    """A temporary file, uploaded on commit."""
 
     def __init__(self, target: Location, folder: Location) -> None:
         self._target = target
@@ -204,19 +203,19 @@ class _WaitingStage:
             self._target.ask(WRITING, stream.close)
         except BaseException:
             if not was_there:
-                with suppress(StorageError):  # the failure itself is reported
+                with suppress(StorageError):  # the first failure is reported
                     self._target.remove()
             raise
         self._waiting.close()
 
 
-# ---- only where there is none ----
+# ---- exclusive creation ----
 
 
 def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
-    """Write `data`, which nobody else would write, to `target`; False where something is there already.
+    """Create `target` with `data`, which must be unique to this caller; return False if it exists already.
 
-    `folder`: the dataset folder, where a local file may be until it is whole. Raises StorageError.
+    `folder`: the dataset folder, which holds the `_part-` file of a local target. Raises StorageError.
     """
     creates_only = target.is_local or (target.provider.creates_only and not target.is_arrow)
 
@@ -231,7 +230,7 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         except OSError:
             if target.is_local or not target.exists():
                 raise
-            return False  # refused without a usable message: radosgw does
+            return False  # radosgw rejects it without a usable message
         return True
 
     if not creates_only and target.exists():
@@ -259,12 +258,12 @@ def _link(final: str, part: str, data: bytes) -> None:
     try:
         sync_names(os.path.dirname(final) or ".")
     except OSError:
-        os.remove(final)  # the caller learns that it was not created
+        os.remove(final)  # the caller is told that it was not created
         raise
 
 
 def whole_file(place: Location) -> bytes | None:
-    """The bytes at `place`, in one request, so that they are of one moment; None where there is nothing.
+    """Read a file in one request, so that it is consistent; None if it does not exist.
 
     Raises StorageError; BadData for a pipe or a device.
     """
@@ -274,28 +273,28 @@ def whole_file(place: Location) -> bytes | None:
         return None
 
 
-# ---- uploads that were never completed ----
+# ---- incomplete uploads ----
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """One upload to S3 that is not complete, as a killed process leaves them: nobody sees it, and S3 bills for it."""
+    """An incomplete upload to S3, left by a killed process: no listing shows it, but S3 bills for it."""
 
-    target: Location  # the name that it would get
-    names: dict[str, str]  # by which S3 knows it
+    target: Location
+    names: dict[str, str]  # its identifiers in S3's API
     begun: str  # ISO time, from the store
 
     def abort(self) -> None:
-        """Drop what was uploaded; one that is gone already is no error. Raises StorageError."""
+        """Abort the upload if it still exists. Raises StorageError."""
         with suppress(StorageNotFound):
             self.target.ask("aborting an upload", partial(self.target.fs.call_s3, "abort_multipart_upload", **self.names))
 
     def __str__(self) -> str:
-        return f"{self.target.url} (upload begun at {self.begun})"
+        return f"{self.target.url} (upload started at {self.begun})"
 
 
 def open_uploads(folder: Location) -> list[Upload]:
-    """The first 1,000 of files in `folder`; none where the client cannot list any. Raises StorageError."""
+    """The first 1,000 incomplete uploads below `folder`; empty if the client cannot list them. Raises StorageError."""
     if not hasattr(folder.fs, "call_s3"):
         return []
     bucket, key, _ = folder.fs.split_path(folder.path)

@@ -283,7 +283,7 @@ class TestWhileSomebodyIsAtWork:
             writer.write(folder.batch.select(slice(0, 3)))
             before = folder.bytes()
             for dry_run in (False, True):
-                with pytest.raises(Locked, match="another writer is at work") as caught:
+                with pytest.raises(Locked, match="another writer is writing here") as caught:
                     folder.repair(dry_run=dry_run)
             assert caught.value.exit_code == 5
             assert "wait for it" in caught.value.fix

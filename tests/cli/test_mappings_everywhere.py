@@ -155,4 +155,4 @@ def test_a_mapping_is_for_the_tables_among_the_sources(call_json: Call, robot: P
     code, told = call_json(command, tmp_path / "D", tmp_path / "later.csv", "--out", tmp_path / "out", *mapping, *more)
     assert (code, told.get("episodes")) == (0, 6), told
     code, told = call_json(command, tmp_path / "D", "--out", tmp_path / "other", *mapping, *more)
-    assert (code, told["error"]["what"]) == (2, "--mapping is for tables, and none is here")
+    assert (code, told["error"]["what"]) == (2, "--mapping is for tables, but there is none")

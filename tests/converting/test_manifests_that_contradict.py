@@ -88,7 +88,7 @@ def test_counts_that_the_shards_do_not_bear_out_are_refused(tmp_path: Path, form
 @pytest.mark.parametrize("format", ["episodes", "columns"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_spaces_that_the_values_do_not_fit_are_refused(tmp_path: Path, format: str, name: str) -> None:
-    refused(edited(written(tmp_path / "D", format), SHAPES[name]), tmp_path / "out", "manifest|source says")
+    refused(edited(written(tmp_path / "D", format), SHAPES[name]), tmp_path / "out", "manifest|source declares")
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -56,6 +56,6 @@ def test_a_value_outside_the_environment_s_choices_is_blamed_on_its_own_episode(
         }
     )
     pq.write_table(steps, tmp_path / "steps.parquet")
-    with pytest.raises(SpaceMismatch, match="--env CartPole-v1 says") as caught:
+    with pytest.raises(SpaceMismatch, match="--env CartPole-v1 declares") as caught:
         convert(tmp_path / "steps.parquet", tmp_path / "out", env="CartPole-v1")
     assert caught.value.where.endswith("episode c, step 1")

@@ -110,7 +110,7 @@ def test_what_a_sink_raises_aborts_and_is_told_with_its_package(
 
 def test_an_interruption_aborts_and_does_not_promise_what_only_our_datasets_do(diary: Any, table: Path, tmp_path: Path) -> None:
     diary.raising = "write", KeyboardInterrupt()
-    with pytest.raises(Interrupted, match="what was written is incomplete"):
+    with pytest.raises(Interrupted, match="the output is incomplete"):
         convert(table, tmp_path / "out", to="diary")
     assert diary.calls[-1] == ("abort",)
 
@@ -132,7 +132,7 @@ def test_an_option_that_the_sink_does_not_take_is_refused_by_name_before_anythin
         option,
         *([] if value is True else [value]),
     )
-    assert (code, found["error"]["what"]) == (2, f"{option} with the sink 'diary', which does not take it")
+    assert (code, found["error"]["what"]) == (2, f"the sink 'diary' does not support {option}")
 
 
 # ---- names ----

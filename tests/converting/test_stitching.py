@@ -146,7 +146,7 @@ def test_fragments_that_overlap_and_disagree_are_refused() -> None:
 
 
 def test_a_late_part_of_an_episode_that_was_whole_before_is_refused_and_says_so() -> None:
-    with pytest.raises(BadEpisode, match="whole before these steps, which repeat a part of it") as caught:
+    with pytest.raises(BadEpisode, match="complete before these steps, which repeat a part of it") as caught:
         stitch(fragment("a", 0, 4, end="terminated"), fragment("a", 2, 2, end="terminated"))
     assert caught.value.where == "file-1"
 
@@ -160,7 +160,7 @@ def test_an_unfinished_episode_becomes_a_truncated_one_and_is_counted() -> None:
 
 
 def test_a_gap_names_the_episode_and_the_timesteps() -> None:
-    with pytest.raises(BadEpisode, match="episode a cannot be put together: timesteps 2 to 3 are missing"):
+    with pytest.raises(BadEpisode, match="episode a cannot be stitched: timesteps 2 to 3 are missing"):
         stitch(fragment("a", 0, 2), fragment("a", 4, 1, end="terminated"))
 
 
@@ -213,7 +213,7 @@ def test_parts_of_different_structure_are_no_episode(on_error: str) -> None:
     other = replace(other, obs=other.obs[:, :1])
     parts = fragment("a", 0, 2), other, fragment("b", 0, 1, end="terminated")
     if on_error == "fail":
-        with pytest.raises(BadEpisode, match="of another structure: obs is"):
+        with pytest.raises(BadEpisode, match="another structure: obs is"):
             stitch(*parts)
     else:
         whole, stitcher = stitch(*parts, on_error="skip")

@@ -61,7 +61,7 @@ def set_at(document: dict[str, Any], path: str, value: Any) -> None:
         ("format", "rows", "format: "),
         ("complete", 1, "complete: "),
         ("action_scale", None, "action_scale"),
-        ("observation_space", None, "columns need an observation_space"),
+        ("observation_space", None, "columns needs an observation_space"),
         ("observation_space", {"type": "Text"}, "observation_space: "),
         ("observation_space", {"type": "Box", "shape": [4]}, "observation_space: "),
         ("environment", {"id": "", "kwargs": {}}, "environment"),

@@ -57,7 +57,7 @@ def test_anybodys_manifest_makes_no_dataset(tmp_path: Path) -> None:
     app = tmp_path / "app"
     app.mkdir()
     (app / "manifest.json").write_text(json.dumps({"name": "my app", "version": "1.0", "format": "web"}))
-    refused(app, match="manifest.json is in it")
+    refused(app, match="but manifest.json")
 
 
 @pytest.mark.parametrize("name", ["data", "quarantine", "manifest.json"])
@@ -72,4 +72,4 @@ def test_links_under_a_datasets_names_are_refused(dataset: Path, tmp_path: Path,
 
 def test_copies_of_shards_in_a_folder_of_their_own_are_refused_and_stay(dataset: Path) -> None:
     shutil.copytree(dataset / "data", dataset / "data" / "keep")
-    refused(dataset, match="1 files that no dataset put there")
+    refused(dataset, match="1 files that belong to no dataset")

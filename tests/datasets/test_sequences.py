@@ -70,7 +70,7 @@ def test_what_chooses_no_episode_is_an_error(shards: Dataset) -> None:
             shards[which]
     wrong: list[Any] = ["0", 1.5, True, [True, False], [[1]], [0.5]]
     for which in wrong:
-        with pytest.raises(TypeError, match="chosen by"):
+        with pytest.raises(TypeError, match="index episodes by"):
             shards[which]
 
 

@@ -133,8 +133,8 @@ def damaged(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
         ("rewards", [1.0, None, 1.0], "'rewards' are null"),
         ("eps_id", ["a", None, "b"], "'eps_id' are null"),
         ("obs", [None, [0.0] * 4, [0.0] * 4], "'obs' are null"),
-        ("infos", ["{}", "[1]", "{}"], "no JSON object"),
-        ("infos", ["{}", "{", "{}"], "no JSON object"),
+        ("infos", ["{}", "[1]", "{}"], "not a JSON object"),
+        ("infos", ["{}", "{", "{}"], "not a JSON object"),
     ],
 )
 def test_rows_that_make_no_episodes_are_refused(make_batch: Make, name: str, values: list[Any], what: str) -> None:

@@ -57,7 +57,7 @@ def test_nothing_is_there_unless_all_is_written(make_batch: Make, tmp_path: Path
         write_dataset(make_batch(), tmp_path / "D")
     with pytest.raises(RuntimeError):
         write_dataset(failing(), tmp_path / "D", overwrite=True)
-    with pytest.raises(BadEpisode, match="two episodes are called 'episode-0'"):
+    with pytest.raises(BadEpisode, match="two episodes have the id 'episode-0'"):
         write_dataset([make_batch(), make_batch()], tmp_path / "E")
     assert not (tmp_path / "E").exists()
 
@@ -65,12 +65,12 @@ def test_nothing_is_there_unless_all_is_written(make_batch: Make, tmp_path: Path
 def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch()
     unknown = replace(batch, observation_space=None)
-    with pytest.raises(BadConfig, match="do not say their spaces"):
+    with pytest.raises(BadConfig, match="have no spaces"):
         write_dataset(unknown, tmp_path / "D")
     with pytest.raises(NoData, match="no episodes to write"):
         write_dataset([], tmp_path / "D")
     other = replace(make_batch(first_id=9), action_space=spaces.Discrete(7))
-    with pytest.raises(BadEpisode, match=r"action_space Discrete\(7\), and Discrete\(3\) before"):
+    with pytest.raises(BadEpisode, match=r"action_space is Discrete\(7\), but Discrete\(3\) in earlier"):
         write_dataset([batch, other], tmp_path / "D")
     assert not (tmp_path / "D").exists()
     assert write_dataset(
@@ -80,7 +80,7 @@ def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_pat
         write_dataset(batch, tmp_path / "E", format="rows")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="overwite"):
         write_dataset(batch, tmp_path / "E", overwite=True)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="columns follow from the spaces"):
+    with pytest.raises(UsageError, match="the columns format needs both spaces"):
         DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)
 
 

@@ -49,7 +49,7 @@ def test_observations_and_steps_line_up() -> None:
     [
         ({"starts": np.array([0, 2, 5])}, "starts has 3"),
         ({"starts": np.array([0, 3, 2, 5])}, "starts decrease"),
-        ({"obs": {"x": np.zeros(5)}}, r"obs\.x has 5 rows, 8 wanted"),
+        ({"obs": {"x": np.zeros(5)}}, r"obs\.x has 5 rows instead of 8"),
         ({"rewards": np.zeros(8)}, "rewards has 8"),
         ({"agent_ids": ("a",)}, "agent_ids has 1"),
     ],

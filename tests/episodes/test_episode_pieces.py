@@ -70,7 +70,7 @@ def test_chunks_join_whichever_of_them_is_numpyized(nested: Make, first: bool, s
     ("change", "message"),
     [
         ({"id_": "other"}, "of episode other"),
-        ({"t_started": 5}, "from timestep 5 on"),
+        ({"t_started": 5}, "at timestep 5"),
         ({"observations": [9, 9]}, "first observation"),
         ({"extra_model_outputs": {"x": [1]}}, "extra model outputs"),
     ],

@@ -88,7 +88,7 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_text_among_the_observations_is_left_out_on_request_and_named(name: str, tmp_path: Path) -> None:
     result = convert(SOURCES[name](tmp_path / "S"), tmp_path / "D", drop=["obs.mission"], action_scale="env")
-    assert result.dropped_reasons["obs.mission"] == "left out by --drop"
+    assert result.dropped_reasons["obs.mission"] == "dropped by --drop"
     stream, batch = read(tmp_path / "D")
     assert stream.action_space == spaces.Discrete(3)
     obs: Any = batch.obs

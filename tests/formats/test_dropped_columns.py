@@ -30,7 +30,7 @@ def lines(path: Path, **more: Any) -> str:
     return str(path)
 
 
-NOTE = {"note": "text, and not numbers"}
+NOTE = {"note": "text, not numbers"}
 RECURRENT = {
     "unroll_id": "which piece of sampling a row came from: the order of rows says the same",
     "seq_lens": "one row for each sequence, and not for each step",
@@ -42,7 +42,7 @@ RECURRENT = {
     ("source", "names"),
     [
         (lambda folder: columns(folder / "a.parquet", note=["x"] * 3), NOTE),
-        (lambda folder: columns(folder / "a.parquet", infos=[1, 2, 3]), {"infos": "int64, and neither JSON nor dicts"}),
+        (lambda folder: columns(folder / "a.parquet", infos=[1, 2, 3]), {"infos": "int64, neither JSON nor dicts"}),
         (lambda folder: lines(folder / "a.jsonl", note="x"), NOTE),
         (lambda folder: str(SAMPLES / "recurrent.json"), RECURRENT),
     ],
@@ -61,5 +61,5 @@ def test_what_is_dropped_is_named_with_the_reason(source: Any, names: dict[str, 
 def test_a_check_names_the_columns_that_reading_drops(tmp_path: Path) -> None:
     found = validate(columns(tmp_path / "a.parquet", note=["x"] * 3))
     (note,) = [problem for problem in found.problems if problem.code == "assumption"]
-    assert "dropped-column 1 (note: text, and not numbers)" in note.what
+    assert "dropped-column 1 (note: text, not numbers)" in note.what
     assert note.details["dropped_columns"] == NOTE

@@ -91,9 +91,9 @@ def test_a_struct_of_bytes_and_path_is_named_with_a_dot_and_gray_has_no_channels
     [
         (b"GIF89a" + bytes(40), "neither PNG nor JPEG"),
         (encoded(PIXELS[0])[:-30], "damaged"),
-        (encoded(PIXELS[0][:4]), "an image of 4 x 4 pixels, and the column holds images of 5 x 4"),
+        (encoded(PIXELS[0][:4]), "an image of 4 x 4 pixels, but the column's images are 5 x 4"),
         (png(60_000, 60_000), "declares 60,000 x 60,000 pixels, more than"),
-        (png(4, 5, bits=16), "16 bits a channel"),
+        (png(4, 5, bits=16), "16 bits per channel"),
         (None, "has no value"),
     ],
     ids=["another form", "cut", "another size", "bomb", "16 bits", "missing"],

@@ -62,7 +62,7 @@ def test_trajectories_are_what_imitations_own_reader_gives(name: str, tmp_path: 
 def test_infos_of_jsonpickle_are_left_out_by_name(tmp_path: Path) -> None:
     assert convert([str(TESTDATA / "continuous")], str(tmp_path / "plain")).dropped_columns == ()  # all of them are empty
     result = convert([str(TESTDATA / "discrete")], str(tmp_path / "infos"))
-    assert result.dropped_reasons == {"infos": "texts of jsonpickle, which are never decoded"}
+    assert result.dropped_reasons == {"infos": "jsonpickle text, which is never decoded"}
 
 
 @pytest.mark.parametrize("change", [{"acts": [[0.0, 0.0]]}, {"rews": [1.0]}, {"obs": None}, {"terminal": None}], ids=str)

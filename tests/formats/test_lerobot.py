@@ -76,7 +76,7 @@ def test_frames_are_what_lerobots_own_reader_gives(layout: str, tmp_path: Path, 
 
 def test_a_dataset_written_back_is_the_same_episodes_by_the_same_ids(tmp_path: Path) -> None:
     before = convert([str(TESTDATA / "v30")], str(tmp_path / "ours"))
-    assert before.dropped_reasons == {"observation.images.side": "video, and not numbers"}
+    assert before.dropped_reasons == {"observation.images.side": "video, not numbers"}
     assert before.assumptions == {"dones-as-terminateds": 2, "dropped-column": 1, "missing-final-observation": 3}
     result = convert([str(tmp_path / "ours")], str(tmp_path / "theirs"), to="lerobot")
     assert result.assumptions == before.assumptions  # finals repeat what was there

@@ -48,8 +48,8 @@ def refused(read: Read, source: Path | str, mapping: str | None, kind: type[Offl
         ("e1,soon,1.5,1,0,1,0", "column t holds 'soon', not a number"),
         ("e1,1,1.5,1,0,1,maybe", "column d holds 'maybe', not a flag: 0 or 1, true or false, yes or no"),
         (",1,1.5,1,0,1,0", "column ep has no value"),
-        ("e1,1,1.5,1,0,1", "a row of 6 cells under 7 columns"),
-        ('"e1,1",1,1.5,1,0,1,0,0', "a row of 8 cells under 7 columns"),
+        ("e1,1,1.5,1,0,1", "the row has 6 cells, but there are 7 columns"),
+        ('"e1,1",1,1.5,1,0,1,0,0', "the row has 8 cells, but there are 7 columns"),
     ],
 )
 def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, read_table: Read, write_lines: Write) -> None:
@@ -141,7 +141,7 @@ def test_text_without_categories_is_refused_with_the_categories_to_write(read_ta
     stream, _ = read_table(write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy", "view", "never"]\n')
     assert stream.action_space == spaces.Discrete(3)
     error = refused(read_table, write_lines("a.jsonl", *lines), mapping + '[categories]\nevent = ["buy"]\n')
-    assert error.what == "column event holds 'view', which is none of its [categories]"
+    assert error.what == "column event holds 'view', which is not one of its [categories]"
 
 
 def test_numbers_missing_among_extras_are_nan_and_counted(read_table: Read, write_lines: Write) -> None:
@@ -158,7 +158,7 @@ def test_infos_that_are_no_objects_are_refused_by_row_and_their_episode_is_set_a
     lines = [f"{HEADER},i", *(f"{row}," for row in rows())]
     lines[5] += "{'lives': 1}"
     error = refused(read_table, write_lines("a.csv", *lines), mapping)
-    assert error.what.startswith("column i is not JSON")
+    assert error.what.startswith("column i is not a JSON object")
     assert error.where.endswith("row 4")
     _, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
     assert theirs(batch) == {"e0", "e2"}
@@ -279,4 +279,4 @@ def test_ids_as_actions_are_counted_unless_categories_number_them(
     assert batch.actions.ravel().tolist() == [n % 12 for n in range(40)]
     error = refused(read_table, path, f'{mapping}[categories]\nitem_id = ["1000"]\n')
     assert "1001" in error.what
-    assert "which is none of its [categories]" in error.what
+    assert "which is not one of its [categories]" in error.what

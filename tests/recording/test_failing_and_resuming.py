@@ -54,7 +54,7 @@ def test_an_environment_that_raises_loses_no_whole_episode_and_can_be_gone_on_wi
     ("how", "told"),
     [
         ("exits", r"SystemExit\(5\)"),
-        ("shape", r"shape \(2,\), and the space says \(3,\)"),
+        ("shape", r"shape \(2,\), but the space has shape \(3,\)"),
         ("four", r"expected 5, got 4"),
     ],
 )

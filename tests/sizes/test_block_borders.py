@@ -135,5 +135,5 @@ def test_a_broken_line_costs_the_episodes_that_have_steps_in_it_whichever_line_i
         assert_same_episodes(without(found, cut), without(source.batch, lost))
         after = -stop % LENGTH  # of the episode that goes on after the line
         assert (counts.rows_in, counts.set_aside) == (lines, 1 + (after if stop < ROWS else 0))
-        with pytest.raises(BadData, match=r"not whole JSON|JSON"):
+        with pytest.raises(BadData, match=r"not complete JSON|JSON"):
             read(source)

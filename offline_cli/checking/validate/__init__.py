@@ -1,4 +1,4 @@
-"""Every check of data that we know, for recordings and datasets alike; nothing is changed."""
+"""`validate`: all checks of recordings and datasets; changes nothing."""
 
 from offline_cli.checking.validate.findings import CODES, Problem, Severity, Validation
 from offline_cli.checking.validate.validating import validate

@@ -1,15 +1,15 @@
-"""Every problem that `validate` can report, and what it found: one entry for each code and source.
+"""The problems that `validate` can report, and its findings: one entry for each code and source.
 
-`ListeningTally` and `ListeningRejects` report what reading otherwise counts silently, with its places, and never stop at a bad
-row.
+`ListeningTally` and `ListeningRejects` report, with places, the assumptions and bad rows that reading otherwise only counts,
+and never stop at a bad row.
 
 A problem has a code, a meaning, a remedy and a severity:
 
-* `error`: some command would refuse the data, or would learn from numbers that nobody recorded.
-* `warning`: reading repairs or tolerates it, and the result may not be what the user thinks it is.
-* `note`: worth knowing; no dataset is worse for it.
+* `error`: a command would reject the data, or would learn from invalid numbers.
+* `warning`: reading repairs or tolerates it, and the result may not be what the user expects.
+* `note`: worth knowing, but harmless.
 
-docs/validate.md is this table for people, and a test keeps the two equal.
+docs/validate.md documents this table, and a test keeps the two equal.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ GAPS: Final = "warning in tables, and datasets made of them, where such a gap is
 class Code(NamedTuple):
     """One kind of problem."""
 
-    severity: Severity  # the usual one
-    unit: str  # one of what is counted
+    severity: Severity  # the default
+    unit: str  # singular noun of the counted things
     meaning: str  # after a number and its unit: "3 episodes: ..."
     fix: str
-    otherwise: str = ""  # when a check says another severity
+    otherwise: str = ""  # when a check uses another severity
 
 
 CODES: Final[dict[str, Code]] = {
@@ -119,32 +119,32 @@ CODES: Final[dict[str, Code]] = {
 }
 
 
-PLACES: Final = 10  # shown of each problem
+PLACES: Final = 10  # places shown for each problem
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
-"""Assumptions that other checks report themselves."""
+"""Assumptions that other checks report."""
 LASTING: Final = frozenset(
     {"broken-chain", "dones-disagree", "gap-in-t", "missing-final-observation", "missing-rewards", T_FALLS, UNFINISHED}
 )
-"""Assumptions that are problems of the dataset, too, that was written by them."""
+"""Assumptions that remain problems of the dataset written with them."""
 RENAMED: Final[dict[str, tuple[str, Severity]]] = {
-    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, where the gap is left open
+    "gap-in-t": ("gap-in-episode", "warning"),  # in tables, which keep the gap
     "duplicate-row": ("repeated-steps", "note"),
 }
-"""Assumptions that are problems of another name."""
+"""Assumptions that are reported under another code."""
 KEYS: Final = ("code", "severity", "where", "what", "fix", "count", "source", "details")
 
 
 @dataclass(slots=True)
 class Found:
-    """Occurrences of one kind of problem, as a check finds them."""
+    """Occurrences of one kind of problem, reported by a check."""
 
     code: str  # of CODES
     times: int = 1
-    places: Iterable[str] = ()  # in words; as many are drawn as are shown
-    episodes: Iterable[str] = ()  # ids of all that are concerned
-    severity: Severity | None = None  # None: the usual one
-    example: str = ""  # describes the first one
-    fix: str = ""  # empty: that of the code
+    places: Iterable[str] = ()  # as text; consumed only as far as shown
+    episodes: Iterable[str] = ()  # ids of all affected episodes
+    severity: Severity | None = None  # None: the code's default
+    example: str = ""  # describes the first occurrence
+    fix: str = ""  # empty: the code's fix
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -157,15 +157,15 @@ class Found:
 class Problem:
     """One kind of problem in one source."""
 
-    source: str  # the folder, files or URL that was given
-    code: str  # docs/validate.md lists them
+    source: str  # folder, files or URL
+    code: str  # see docs/validate.md
     severity: Severity
-    count: int = 0  # of what: see the code
+    count: int = 0  # in the code's unit
     places: list[str] = field(default_factory=list)  # the first 10
-    episodes: dict[str, None] = field(default_factory=dict)  # ids of those concerned, as far as they are known
-    example: str = ""  # the first one, as text
-    remedy: str = ""  # in place of that of the code
-    more: dict[str, Any] = field(default_factory=dict)  # `inherited`: how many a dataset has from what it was made from
+    episodes: dict[str, None] = field(default_factory=dict)  # ids of affected episodes, where known
+    example: str = ""  # the first occurrence, as text
+    remedy: str = ""  # replaces the code's fix
+    more: dict[str, Any] = field(default_factory=dict)  # `inherited`: the number that a dataset has from its sources
 
     @property
     def where(self) -> str:
@@ -181,12 +181,12 @@ class Problem:
 
     @property
     def fix(self) -> str:
-        """What to do."""
+        """The remedy."""
         return self.remedy or CODES[self.code].fix
 
     @property
     def details(self) -> dict[str, Any]:
-        """Places, ids of episodes where they are known, and more."""
+        """Places, ids of episodes if known, and further details."""
         episodes = {"episodes": list(self.episodes)} if self.episodes else {}
         return {"places": self.places, **episodes, **self.more}
 
@@ -197,19 +197,19 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """All problems of one or more sources, and what was checked."""
+    """All problems of one or more sources, and the amount of checked data."""
 
     problems: tuple[Problem, ...]  # by source, worst first
     sources: tuple[str, ...]
     formats: tuple[str, ...]  # of the sources that could be opened
-    episodes: int  # whole ones, duplicates left out
+    episodes: int  # whole episodes, without duplicates
     steps: int
-    rows: int  # of tables, lines of JSON, packed episodes
-    deep: bool  # the rows set aside were read too
-    strict: bool  # warnings count as failures
+    rows: int  # table rows, JSON lines, packed episodes
+    deep: bool  # whether quarantined rows were read too
+    strict: bool  # whether warnings count as failures
     seconds: float
-    agents: Mapping[str, int] = field(default_factory=dict)  # episodes by agent id, where they have one
-    modules: Mapping[str, int] = field(default_factory=dict)  # and by module id
+    agents: Mapping[str, int] = field(default_factory=dict)  # episodes by agent id, if any
+    modules: Mapping[str, int] = field(default_factory=dict)  # episodes by module id, if any
 
     @property
     def counts(self) -> dict[Severity, int]:
@@ -219,7 +219,7 @@ class Validation:
 
     @property
     def passed(self) -> bool:
-        """Whether there is no error, and under `strict` no warning either."""
+        """Whether there are no errors, and under `strict` no warnings."""
         return not self._failing()
 
     def _failing(self) -> list[Problem]:
@@ -227,14 +227,14 @@ class Validation:
         return [problem for problem in self.problems if problem.severity in failing]
 
     def check(self) -> None:
-        """Raise InvalidData unless `passed`; it names the worst, and its `result` is `as_dict()`."""
+        """Raise InvalidData unless `passed`; it names the worst problem, and its `result` is `as_dict()`."""
         if failing := self._failing():
             worst, more = failing[0], len(failing) - 1
             what = f"{worst.code}: {worst.what}" + (f" (and {more} more problem{'s' * (more > 1)})" if more else "")
             raise InvalidData(what, where=worst.where, fix=worst.fix, result=self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
+        """Plain values, with the keys of `--json`."""
         known = {one.name: getattr(self, one.name) for one in fields(self)}
         agents = {name: dict(found) for name in ("agents", "modules") if (found := known.pop(name))}
         lists = {name: list(known[name]) for name in ("sources", "formats")}
@@ -244,13 +244,13 @@ class Validation:
 
 
 class Findings:
-    """What was found so far."""
+    """Collects problems by source and code."""
 
     def __init__(self) -> None:
         self._problems: dict[tuple[str, str], Problem] = {}  # by source and code
 
     def add(self, source: str, found: Found) -> None:
-        """Count what was found in `source`; of two severities of one code the worse stays."""
+        """Add occurrences in `source`; if severities differ, the worse one is kept."""
         severity = found.severity or CODES[found.code].severity
         entry = self._problems.setdefault((source, found.code), Problem(source, found.code, severity))
         entry.severity = min(entry.severity, severity, key=SEVERITIES.index)
@@ -261,19 +261,21 @@ class Findings:
         entry.episodes.update(dict.fromkeys(found.episodes))
 
     def add_error(self, source: str, error: OfflineCliError, code: str, count: int = 1) -> None:
-        """Count an error that reading raised, or passed on, by its own code, else by `code`."""
+        """Add an error of reading under its own problem code, or else under `code`."""
         named = str(error.details.get(PROBLEM, error.code))
         code = named if named in CODES else code
         found = Found(code, count, [error.where], example=error.what_in_one_line, fix=error.fix)
-        self.add(source, replace(found, example="", fix="") if code == OTHER_SHARD else found)  # whose text advises to validate
+        self.add(
+            source, replace(found, example="", fix="") if code == OTHER_SHARD else found
+        )  # its text advises to run validate
 
     def has(self, source: str, *codes: str) -> bool:
-        """Whether any of these was found in `source`; without codes, whether any error was."""
+        """Whether `source` has any of these problems; without codes, whether it has any error."""
         found = [one for one in self._problems.values() if one.source == source]
         return any(one.code in codes if codes else one.severity == "error" for one in found)
 
     def problems(self, sources: Iterable[str]) -> tuple[Problem, ...]:
-        """All of them, by source in that order, the worst first."""
+        """All problems, in the order of `sources`, worst first."""
         order, codes = {source: i for i, source in enumerate(sources)}, list(CODES)
 
         def rank(one: Problem) -> tuple[int, int, int]:
@@ -283,13 +285,13 @@ class Findings:
 
 
 class ListeningTally(Tally):
-    """Reports each assumption that has a code of its own, and keeps the rest by source."""
+    """Reports each assumption that has its own code, and collects the rest by source."""
 
     def __init__(self, findings: Findings) -> None:
         super().__init__()
         self._findings = findings
-        self._counted: dict[str, Counter[str]] = {}  # by source: what is reported at the end
-        self._dropped: dict[str, dict[str, str]] = {}  # by source: columns that were left out, and why
+        self._counted: dict[str, Counter[str]] = {}  # by source: assumptions to report at the end
+        self._dropped: dict[str, dict[str, str]] = {}  # by source: reasons by dropped column
 
     def assume(self, kind: str, times: int = 1, *, places: Callable[[], Iterable[str]] | None = None) -> None:
         """Count and report."""
@@ -303,7 +305,7 @@ class ListeningTally(Tally):
             self._counted.setdefault(self.location, Counter())[kind] += times
 
     def inherit(self, source: str, counts: Mapping[str, int]) -> None:
-        """Report what dataset `source` was written by, as its manifest counts it, as it was reported of its own source."""
+        """Report the assumptions in the manifest of dataset `source` as if reading its source."""
         for kind in LASTING & counts.keys():
             code, severity = RENAMED.get(kind, (kind, None))
             more: dict[str, Any] = {"example": "counted when it was written", "details": {"inherited": counts[kind]}}
@@ -311,12 +313,12 @@ class ListeningTally(Tally):
         self._counted.setdefault(source, Counter()).update({kind: counts[kind] for kind in counts.keys() - LASTING})
 
     def _placed(self, places: Callable[[], Iterable[str]] | None) -> Iterator[str]:
-        """The places, with that of the source before those that name an episode only."""
+        """The places, prefixed by the source if they name only an episode."""
         for place in () if places is None else places():
             yield f"{self.location}, {place}" if place.startswith("episode ") else place
 
     def drop_column(self, name: str, reason: str) -> None:
-        """Count, and keep the name by source."""
+        """Count the column, and keep its name by source."""
         known = name in self.dropped_columns
         super().drop_column(name, reason)
         if not known:
@@ -328,7 +330,7 @@ class ListeningTally(Tally):
         self._findings.add(self.location, Found("duplicate-episode", 1, self._placed(lambda: [place()])))
 
     def tell_counted(self) -> None:
-        """Report the other assumptions as one note for each source; columns that were left out by name."""
+        """Report the other assumptions as one note for each source, with the names of dropped columns."""
         for source, counts in self._counted.items():
             if kinds := {kind: count for kind, count in sorted(counts.items()) if count > 0}:
                 dropped = self._dropped.get(source, {}) if DROPPED in kinds else {}
@@ -339,14 +341,14 @@ class ListeningTally(Tally):
 
 
 class ListeningRejects(Rejects):
-    """Skips bad rows, and reports each error: rows that cannot be read by row, episodes that cannot be put together once."""
+    """Skips bad rows and reports each error: unreadable rows one by one, each broken episode once."""
 
     def __init__(self, findings: Findings, tally: Tally) -> None:
         super().__init__(OnError.SKIP)
         self._findings, self._tally = findings, tally
 
     def add(self, error: BadData | UnsupportedSpace, *, raw: Any = b"", rows: int = 1) -> None:
-        """Count and report; several parts of one refused episode come with one error."""
+        """Count and report; the parts of a rejected episode share one error."""
         is_new = error is not self._last and ANOTHER_PART not in error.details
         super().add(error, rows=rows)
         if is_new:

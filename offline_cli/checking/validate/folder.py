@@ -1,8 +1,8 @@
-"""Checks of a dataset folder around its episodes: commit, manifest, shards, and what else is in it.
+"""Checks of a dataset folder except its episodes: commit, manifest, shards, and other files.
 
-Shards are read afterwards as any recording is (`formats/`), and not by the dataset's own reader, which stops at the first
-fault: so gaps, chains and unreadable rows in a dataset are reported one by one. A shard that differs from its manifest entry is
-reported once, and not read.
+Shards are read later like foreign recordings (`formats/`), not by the dataset's reader, which stops at the first fault; so
+gaps, broken chains and unreadable rows are reported one by one. A shard that contradicts its manifest entry is reported once
+and not read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from offline_cli.storage.staging import open_uploads
 from offline_cli.tally import Lost
 
 SPOILING: Final = ("duplicate-episode", "zero-length-episode", "unfinished-episode", "repeated-steps", "incomplete-episode")
-"""Beside errors, what leaves something out of the figures, so that they differ for a reason that is reported already."""
+"""Problems, besides errors, that make the counts differ from the manifest; they are already reported."""
 
 
 @dataclass(slots=True)
@@ -43,20 +43,20 @@ class OwnFolder:
     location: Location
     findings: Findings
     memory_limit: int = MEMORY_LIMIT
-    manifest: Manifest | None = None  # None: there is none that can be read
-    readable: list[Location] = field(default_factory=list)  # shards that are worth reading
+    manifest: Manifest | None = None  # None: missing or unreadable
+    readable: list[Location] = field(default_factory=list)  # shards to read
 
     def _add(self, code: str, places: Sequence[str], **more: Any) -> None:
         self.findings.add(self.location.url, Found(code, more.pop("times", len(places)), places, **more))
 
     def check(self, *, deep: bool, on_progress: OnProgress, allow_lost: bool = False) -> None:
-        """Report what is wrong with the folder, and find the shards to read."""
+        """Report the problems of the folder, and find the shards to read."""
         try:
             self.manifest = Dataset.open(self.location).manifest
         except Uncommitted as error:
-            said = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # which the code's text includes
-            self._add("uncommitted", [error.where], example=said, fix=error.fix)
-            try:  # that of the dataset that was being overwritten
+            detail = error.what.removeprefix(NOT_FINISHED).lstrip(":, ")  # the code's text says it already
+            self._add("uncommitted", [error.where], example=detail, fix=error.fix)
+            try:  # the manifest of a dataset that was being overwritten
                 self.manifest = Manifest.read(self.location) if self.location.join(MANIFEST).exists() else None
             except BadData as broken:
                 self._broken_manifest(broken)
@@ -86,7 +86,7 @@ class OwnFolder:
             self._add("leftover-file", halves)
 
     def _leftovers(self) -> None:
-        """Uploads that were never completed, and files of rows set aside that cannot be read."""
+        """Report incomplete uploads, and unreadable files of rejected rows."""
         for upload in open_uploads(self.location.join(DATA)):
             self._add("leftover-file", [str(upload)])
         for file in quarantine_files(self.location).values():
@@ -98,7 +98,7 @@ class OwnFolder:
                 self._add("damaged-quarantine", [file.url], example=error.what)
 
     def _facts(self, manifest: Manifest, *, allow_lost: bool) -> None:
-        """The manifest by itself."""
+        """Report problems that the manifest itself shows."""
         place, aside = [self.location.url], quarantine_files(self.location)
         if not manifest.complete:
             self._add("incomplete-dataset", place, fix="" if UNFINISHED_WRITING in manifest.provenance else REPAIRED_FIX)
@@ -111,7 +111,7 @@ class OwnFolder:
             self._add("quarantined-rows", [aside[number].url for number in sorted(aside)])
 
     def _shards(self, manifest: Manifest, on_progress: OnProgress) -> None:
-        """Find those that are as the manifest has them."""
+        """Report shards that contradict the manifest, and collect the others."""
         spaces, declared = (manifest.observation_space, manifest.action_space), not manifest.spaces_inferred
         reader = row_format(manifest.format, *spaces, declared=declared, memory_limit=self.memory_limit)
         hashed, total = 0, sum(shard.bytes for shard in manifest.shards)
@@ -132,14 +132,14 @@ class OwnFolder:
                 self._open(place, shard, reader)
 
     def _open(self, place: Location, shard: Shard, reader: RowFormat) -> None:
-        """Compare rows and columns of a shard with what the manifest says."""
+        """Compare rows and columns of a shard with the manifest."""
         try:
             with opened(place) as file:
                 if file.metadata.num_rows != shard.rows:
-                    what = f"the shard has {file.metadata.num_rows} rows, its manifest says {shard.rows}"
+                    what = f"the shard has {file.metadata.num_rows} rows, but the manifest says {shard.rows}"
                     raise BadData(what, where=place.url, fix="compare with a copy, or rebuild the manifest with repair")
                 reader.check_columns(file, place)
-                if not self.readable:  # one writer wrote all: what the first episodes say of spaces, they all say
+                if not self.readable:  # all shards have one writer: checking the spaces of the first episodes is enough
                     next(reader.read(file, place), None)
         except BadData as error:
             self.findings.add_error(self.location.url, error, "unreadable-file")
@@ -147,7 +147,7 @@ class OwnFolder:
             self.readable.append(place)
 
     def source(self) -> Source | None:
-        """The shards worth reading, as a source; None where there is none."""
+        """The readable shards as a source, or None."""
         found = self.manifest
         if found is None or not self.readable:
             return None
@@ -155,7 +155,7 @@ class OwnFolder:
         return kind(self.readable, self.location.url, info_of(found, self.location.url))
 
     def compare(self, seen: EpisodeStatistics) -> None:
-        """Report where the figures of all episodes are not the manifest's, unless something was left out of them."""
+        """Report counts that differ from the manifest, unless a reported problem explains the difference."""
         manifest, source = self.manifest, self.location.url
         if manifest is None or self.findings.has(source) or self.findings.has(source, *SPOILING):
             return

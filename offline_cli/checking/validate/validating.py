@@ -1,8 +1,8 @@
-"""`validate`: every check over every source, in one pass. Only wrong usage raises; faults of data are its result.
+"""`validate`: run all checks on all sources in one pass. Only wrong usage raises; problems of the data are the result.
 
-Data is read as `convert` reads it (readers, stitching), with `--on-error skip`, and with a tally and rejects that listen. So
-whatever would be dropped, repaired or refused on converting is reported. All sources together are one recording: an episode may
-span them, and ids must be unique in all.
+Data is read as `convert` reads it (readers, stitching), with `--on-error skip` and a reporting tally and rejects. So everything
+that conversion would drop, repair or reject is reported. All sources form one recording: an episode may span them, and ids must
+be unique.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def validate(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> Validation:
-    """Every problem of `sources`: datasets, committed or not, and recordings of any known format.
+    """Report all problems of `sources`: datasets, committed or not, and recordings in any known format.
 
     With `strict`, warnings are failures too (`Validation.passed`, `.check()`). Problems are returned, not raised. Raises
     UsageError, BadMapping, StorageNotFound, StorageError, UnknownEnvironment.
@@ -75,15 +75,15 @@ def validate(
     places = expand(sources, storage_options)
     if not places:
         raise NoData("no source was given", where="the sources", fix="name a folder, a file or a URL")
-    for is_folder, group in groupby(places, key=Location.is_dir):  # as `open_sources` groups files that follow each other
+    for is_folder, group in groupby(places, key=Location.is_dir):  # consecutive files form one source, as in `open_sources`
         for members in [[place] for place in group] if is_folder else [list(group)]:
             place = members[0]
             if is_folder and holds_dataset(place):
                 folder = folders[place.url] = OwnFolder(place, findings, tables.memory_limit)
                 folder.check(deep=options["deep"], on_progress=on_progress, allow_lost=options["allow_lost"])
                 if folder.manifest is not None and from_ not in ("auto", folder.manifest.format):
-                    what = f"--from {from_} for a dataset of {folder.manifest.format}"
-                    raise UsageError(what, where=place.url, fix="leave out --from")
+                    what = f"--from {from_}, but this is a dataset in the format {folder.manifest.format}"
+                    raise UsageError(what, where=place.url, fix="remove --from")
                 sources_of[place.url] = folder.source()
                 continue
             try:
@@ -121,7 +121,7 @@ def validate(
 
 
 def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress: OnProgress) -> Tally:
-    """The one pass over all sources that can be read; what it counted."""
+    """Read and check all readable sources in one pass; return the tally."""
     tally = ListeningTally(findings)
     try:
         tally.location = next(iter(checked), "")
@@ -132,14 +132,14 @@ def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress
         checked[tally.location].see(batch)
     for source in checked.values():
         source.finish()
-    for name, source in checked.items():  # now that its figures are compared, which a problem of its own would spoil
+    for name, source in checked.items():  # after the counts are compared, because reported problems prevent that
         tally.inherit(name, source.info.inherited)
     tally.tell_counted()
     return tally
 
 
 class _CheckedSource(WrappedSource):
-    """A source with the checks of its whole episodes. An error about its data is reported, and ends this source only."""
+    """A source with checks of its whole episodes. A data error is reported, and ends only this source."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class _CheckedSource(WrappedSource):
         env_spaces: tuple[Space, Space] | None,
         scale: str | None,
     ) -> None:
-        """`structures`: of all sources; `folder`: where it is a dataset of ours; `env_spaces`: those of `--env`; `scale`: of
-        actions, as the caller gives it.
+        """`structures`: shared by all sources; `folder`: for our own datasets; `env_spaces`: of `--env`; `scale`: the caller's
+        action scale.
         """
         super().__init__(source)
         self.info.check_scale(scale)
@@ -163,7 +163,7 @@ class _CheckedSource(WrappedSource):
         self._dimensions, self._resets, self._statistics = Dimensions(), Resets(), EpisodeStatistics()
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """As the source's own."""
+        """See `Source`. Reports BadData instead of raising it."""
         tally.location = self._name
         try:
             for fragments in self.source.fragments(tally, rejects):
@@ -188,7 +188,7 @@ class _CheckedSource(WrappedSource):
             seen(batch)
 
     def _begin(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
-        """Look at what the first episodes show of all."""
+        """Check properties of the source at its first episodes."""
         if self._inferred or None in spaces:
             self._add([self._of_source("spaces-inferred")])
         floats = any(np.issubdtype(leaf.dtype, np.floating) for leaf in leaves(batch.actions))
@@ -201,7 +201,7 @@ class _CheckedSource(WrappedSource):
             self._add([self._of_source("mixed-action-scales", mixed)])
 
     def _add(self, found: Iterable[Found]) -> None:
-        """Report problems, whose places name no source yet."""
+        """Report problems, adding the source to their places."""
         for one in found:
             one.places = (place if place == self._name else f"{self._name}, {place}" for place in one.places)
             self._findings.add(self._name, one)
@@ -210,7 +210,7 @@ class _CheckedSource(WrappedSource):
         return Found(code, 1, [self._name], example=example)
 
     def finish(self) -> None:
-        """Report what only all episodes together show."""
+        """Report problems that depend on all episodes."""
         if not self._has_any and not self._findings.has(self._name):
             self._add([self._of_source("no-episodes")])
         self._add(self._dimensions.problems(self.info.meanings))
@@ -222,7 +222,7 @@ class _CheckedSource(WrappedSource):
             self._add([Found(kind.value, int(np.count_nonzero(marked)), places)])
 
 
-# ---- what episodes must share to be one dataset ----
+# ---- structures that all episodes must share ----
 
 
 class _First(NamedTuple):
@@ -235,18 +235,18 @@ class _First(NamedTuple):
 
 
 class Structures:
-    """Compares every batch with the first of its source, and of all sources."""
+    """Compares every batch with the first of its source, and with the first of all sources."""
 
     def __init__(self, *, by_env: bool) -> None:
-        """`by_env`: an environment is named, so that the spaces that sources and episodes declare do not count."""
+        """`by_env`: the caller named an environment, so declared spaces are ignored."""
         self._by_env = by_env
-        self._first_of: dict[str, tuple[dict[str, str], Spaces]] = {}  # by source, with the spaces that its episodes declare
+        self._first_of: dict[str, tuple[dict[str, str], Spaces]] = {}  # by source, with the spaces declared by its episodes
         self._first: _First | None = None
         self._scale: tuple[str, str] | None = None
 
     def problems(self, source: str, batch: EpisodeBatch, spaces: Spaces, *, declared: bool, inferred: bool) -> Iterator[Found]:
-        """How `batch` differs. `spaces`: those of its source, or else its own; `declared`: the source has both, and shapes are
-        compared with those instead; `inferred`: they were inferred.
+        """Report how `batch` differs. `spaces`: of its source, or else its own; `declared`: the source declares both, so shapes
+        are compared with them elsewhere; `inferred`: they were inferred.
         """
         shaped, extra = shapes(batch), extra_kinds(batch)
         mine = {**({} if declared else shaped), **_dtypes(batch)}
@@ -271,13 +271,13 @@ class Structures:
             yield Found.of_all("mixed-spaces", batch, other)
 
     def other_scale(self, source: str, scale: str) -> str:
-        """How the scale of a source with Box actions differs from the first such one's, as text."""
+        """Describe how the scale of a source with Box actions differs from that of the first such source."""
         self._scale = self._scale or (source, scale)
         return "" if scale == self._scale[1] else f"{scale}, before {self._scale[1]} in {self._scale[0]}"
 
 
 def _other_spaces(mine: Spaces, first: Spaces, *, known: bool = False) -> str:
-    """How two pairs of spaces differ, as text; `known`: only where both are."""
+    """Describe how two pairs of spaces differ; `known`: compare only spaces that are not None."""
     for one, other in zip(mine, first, strict=True):
         if not (known and (one is None or other is None)) and not same_space(one, other):
             return f"{describe(one)}, before {describe(other)}"

@@ -1,12 +1,11 @@
-"""Checks of values, whole arrays at a time: NaN, infinities, spaces, dtypes, flags, dimensions without information.
+"""Vectorized checks of values: NaN, infinities, spaces, dtypes, flags, constant dimensions.
 
-* Spaces are those of `--env` where it is given, else those that the source declares, else those that the episodes do. Where no
-  space is known, nothing lies outside (`spaces-inferred`).
-* A Box has no tolerance: one step beyond its bound is outside. NaN and infinities have codes of their own.
-* A Box action outside its space is an error where the scale is said to be the environment's, and a warning otherwise: raw
-  outputs of a policy may lie there. A Box observation is a warning: what was seen was seen. A category that does not exist is
-  an error in both.
-* Actions of the scale `normalized` lie in [-1, 1] where their Box has a bound on every side and holds floats.
+* Spaces come from `--env`, else from the source, else from the episodes. Without a space, no value is outside
+  (`spaces-inferred`).
+* Box bounds are exact, without tolerance. NaN and infinities have their own codes.
+* A Box action outside its space is an error for the scale `env`, otherwise a warning: raw policy outputs may exceed the bounds.
+  A Box observation outside is a warning. A nonexistent category is an error in both.
+* Actions of the scale `normalized` lie in [-1, 1] if their Box is bounded and has floats.
 """
 
 from __future__ import annotations
@@ -30,29 +29,27 @@ from offline_cli.trees import flatten
 
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
-NOT_NORMALIZED: Final = (
-    "convert with --action-scale env, where they are in the environment's units; otherwise clip them to [-1, 1]"
-)
+NOT_NORMALIZED: Final = "convert with --action-scale env if they are in the environment's units; otherwise clip them to [-1, 1]"
 
 
 class BadRows:
-    """Rows with bad values among those of one tree, by problem."""
+    """Rows of a tree with bad values, by problem."""
 
     def __init__(self, batch: EpisodeBatch, starts: NDArray[np.int64], meanings: Meanings) -> None:
-        """`starts` (E+1,): rows of each episode; those of observations, or of steps."""
+        """`starts` (E+1,): first row of each episode, for observations or for steps."""
         self._batch, self._starts, self._meanings = batch, starts, meanings
         self._leaves: dict[tuple[str, Severity | None, str], list[tuple[str, NDArray[Any], NDArray[np.bool_]]]] = {}
 
     def mark(
         self, code: str, path: str, leaf: NDArray[Any], bad: NDArray[np.bool_], severity: Severity | None = None, fix: str = ""
     ) -> bool:
-        """Add the bad values (rows, *shape) of one leaf; whether there are any."""
+        """Add the mask of bad values (rows, *shape) of a leaf; return whether there are any."""
         if any_bad := bool(bad.any()):
             self._leaves.setdefault((code, severity, fix), []).append((path, leaf, bad))
         return any_bad
 
     def found(self) -> Iterator[Found]:
-        """The problems."""
+        """Yield the problems."""
         for (code, severity, fix), marked in self._leaves.items():
             rows = np.flatnonzero(np.logical_or.reduce([_any(bad) for _, _, bad in marked]))
             episodes = np.unique(np.searchsorted(self._starts, rows, side="right") - 1)
@@ -60,7 +57,7 @@ class BadRows:
             yield Found(code, len(rows), self._places(marked), ids, severity, fix=fix)
 
     def _places(self, marked: Sequence[tuple[str, NDArray[Any], NDArray[np.bool_]]]) -> Iterator[str]:
-        """Episode, step and the first bad value of each bad row, in order within each leaf."""
+        """Describe each bad row: episode, step and first bad value, in order within each leaf."""
         for path, leaf, bad in marked:
             for row in np.flatnonzero(_any(bad)).tolist():
                 at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
@@ -77,7 +74,7 @@ def _any(bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Meanings) -> Iterator[Found]:
-    """What is wrong with the values of `batch`, whose spaces are `known` and whose actions have that scale."""
+    """Yield the problems of the values of `batch`. `known`: its spaces; `scale`: of its actions."""
     both = np.flatnonzero(batch.terminated & batch.truncated).tolist()
     if both:
         ids = [batch.ids[episode] for episode in both]
@@ -88,7 +85,7 @@ def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Mea
         ("reward", Columns.REWARDS, batch.rewards, batch.starts, None),
         ("extra", "", dict(batch.extra), batch.starts, None),
     ):
-        shaped = tree if space is None else as_space(tree, space)  # as `convert` makes it fit
+        shaped = tree if space is None else as_space(tree, space)  # as in `convert`
         leaves, rows = dict(flatten(shaped, name)), BadRows(batch, starts, meanings)
         for path, leaf in leaves.items():
             if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
@@ -120,7 +117,7 @@ def _outside(kind: str, path: str, leaf: NDArray[Any], space: Space, scale: str,
 def _other_dtypes(
     batch: EpisodeBatch, leaves: Mapping[str, NDArray[Any]], parts: Mapping[str, Space], rows: BadRows
 ) -> Iterator[Found]:
-    """Mark values that the dtype of the space cannot hold; where there are none, dtypes that differ."""
+    """Mark values that the space's dtype cannot hold; if there are none, report different dtypes."""
     other, strange, lossy = [], False, False
     for path, leaf in leaves.items():
         dtype = np.dtype(parts[path].dtype)
@@ -133,7 +130,7 @@ def _other_dtypes(
 
 
 def bounds_of(space: Space, scale: str) -> tuple[Any, Any]:
-    """The smallest and largest values of a leaf space, element by element; `scale`: that of actions."""
+    """The bounds of a leaf space, per element; `scale`: of actions."""
     if not isinstance(space, spaces.Box):
         return category_bounds(space)
     low, high = space.low, space.high
@@ -143,7 +140,7 @@ def bounds_of(space: Space, scale: str) -> tuple[Any, Any]:
 
 
 def _beyond(leaf: NDArray[Any], low: Any, high: Any, *, whole: bool) -> NDArray[np.bool_] | None:
-    """(rows, *shape) values beyond a bound, or between `whole` numbers, but for NaN and infinities; None: there are none."""
+    """(rows, *shape) mask of finite values beyond a bound, or with `whole` not integers; None if there are none."""
     if leaf.dtype.kind not in "biuf" or not len(leaf):
         return None
     values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
@@ -155,10 +152,10 @@ def _beyond(leaf: NDArray[Any], low: Any, high: Any, *, whole: bool) -> NDArray[
 
 
 def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
-    """(rows, *shape) values that `dtype` cannot hold."""
+    """(rows, *shape) mask of values that `dtype` cannot hold."""
     if leaf.dtype.kind not in "biuf":
         return np.ones(leaf.shape, np.bool_)
-    with np.errstate(all="ignore"):  # values that do not fit are what is asked for
+    with np.errstate(all="ignore"):  # overflows are detected below
         cast = leaf.astype(dtype)
         changed = (cast.astype(leaf.dtype) != leaf) | ((cast < 0) != (leaf < 0))
     return np.asarray(changed & np.isfinite(leaf) if leaf.dtype.kind == "f" else changed)
@@ -168,10 +165,10 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 
 
 class Dimensions:
-    """Dimensions of one value throughout a source: of observations, actions and rewards, each element by itself."""
+    """Finds constant dimensions in a source: elements of observations, actions and rewards that never change."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # smallest and largest of each element, by path
+        self._ends: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # minimum and maximum of each element, by path
         self._rows = 0
 
     def see(self, batch: EpisodeBatch) -> None:
@@ -182,13 +179,13 @@ class Dimensions:
                 if leaf.dtype.kind not in "biuf" or not leaf.size:
                     continue
                 values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
-                ends = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)  # NaN is left out
+                ends = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)  # without NaN
                 known = self._ends.setdefault(path, ends)
-                if np.shape(known[0]) == leaf.shape[1:]:  # else reported as mixed structures
+                if np.shape(known[0]) == leaf.shape[1:]:  # otherwise reported as mixed structures
                     self._ends[path] = np.fmin(known[0], ends[0]), np.fmax(known[1], ends[1])
 
     def problems(self, meanings: Meanings) -> Iterator[Found]:
-        """What all values together show."""
+        """Report constant dimensions."""
         for path, (low, high) in self._ends.items() if self._rows > 1 else ():
             constant = np.asarray(low == high)
             named = [(tuple(at), meanings.named(path, at, constant.shape)) for at in np.argwhere(constant).tolist()]

@@ -1,8 +1,8 @@
-"""`diff`: what differs between two sources, whatever their formats; episodes are compared by id, whatever their order.
+"""`diff`: compare two sources in any formats; episodes are matched by id, in any order.
 
-Each source is read once, and of every episode a 64-bit fingerprint is kept. Where some differ, the first such episode is read
-again from both and compared value by value. Numbers are equal where `==` says so, and NaN equals NaN; dtypes and shapes have to
-agree. What `columns` cannot hold is compared only where neither is in that format. Order and row format are notes.
+Each source is read once, keeping a 64-bit fingerprint of every episode. The first episode that differs is read again from both
+sources and compared value by value. Numbers are compared with `==`, and NaN equals NaN; dtypes and shapes must agree. Data that
+`columns` cannot hold is compared only if neither source has that format. Order and row format are only notes.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Tally
 from offline_cli.trees import equal_values, flatten
 
-NAMED: Final = 10  # ids of each kind
+NAMED: Final = 10  # listed ids of each kind
 NUMPY: Final = (np.generic, np.ndarray)
-NOT_COMPARED: Final = "custom data but the id of the source, clocks and ids of multi-agent episodes, which columns do not hold"
+NOT_COMPARED: Final = "custom data except the source id, clocks and ids of multi-agent episodes, which columns cannot hold"
 
 
 @dataclass(frozen=True, slots=True)
 class DiffResult:
-    """What differs."""
+    """The differences between two sources."""
 
     a: str
     b: str
     equal: bool
-    missing: int  # episodes that only one of the two has
+    missing: int  # episodes in only one source
     missing_in_a: int
     missing_in_b: int
-    changed: int  # episodes of one id that differ
+    changed: int  # episodes that differ
     first: Mapping[str, Any] | None  # episode, step, column, index within the value, and both values; None: equal
-    facts: tuple[Mapping[str, Any], ...]  # what is declared of all episodes, and differs: column, a, b
-    notes: tuple[str, ...]  # what may differ
+    facts: tuple[Mapping[str, Any], ...]  # declarations for all episodes that differ: column, a, b
+    notes: tuple[str, ...]  # differences that do not count
     ids: Mapping[str, tuple[str, ...]]  # the first 10 of missing_in_a, missing_in_b and changed
     episodes_a: int
     episodes_b: int
@@ -63,7 +63,7 @@ class DiffResult:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
+        """Plain values, with the keys of `--json`."""
         return {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
 
     def check(self) -> None:
@@ -71,10 +71,10 @@ class DiffResult:
         if self.first is None:
             return
         counts = {f"only in {self.a}": self.missing_in_b, f"only in {self.b}": self.missing_in_a, "changed": self.changed}
-        told = [f"{count:,} episodes {words}" for words, count in counts.items() if count] or ["what is declared differs"]
+        told = [f"{count:,} episodes {words}" for words, count in counts.items() if count] or ["the declarations differ"]
         place = ", ".join(f"{key} {self.first[key]}" for key in ("episode", "step", "column") if self.first[key] is not None)
         what = f"{', '.join(told)}; first: {place}: {self.first['a']} and {self.first['b']}"
-        fix = "--json has all counts; episodes are compared by their ids, which files without ids, such as npz, lack"
+        fix = "see --json for all counts; episodes are matched by id, which formats such as npz lack"
         raise TargetNotMet(what, where=f"{self.a} and {self.b}", fix=fix, result=self.as_dict())
 
 
@@ -82,7 +82,7 @@ class DiffResult:
 def diff(
     a: str | os.PathLike[str] | Location, b: str | os.PathLike[str] | Location, **options: Unpack[ReadingOptions]
 ) -> DiffResult:
-    """What differs between `a` and `b`; `check` of the result raises where anything does. Raises as `read_episodes` does."""
+    """Compare `a` and `b`; `check` of the result raises if they differ. Raises as `read_episodes` does."""
     started = time.monotonic()
     one, other = (_opened(place, options, beside=(a, b)) for place in (a, b))
     formats = [", ".join(dict.fromkeys(source.info.format for source in side.sources)) for side in (one, other)]
@@ -136,11 +136,11 @@ def _opened(place: str | os.PathLike[str] | Location, options: Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """All that is kept of one side."""
+    """The summary of one source."""
 
-    table: pl.DataFrame  # a row an episode, in their order: row, id (bytes), mark (fingerprint)
+    table: pl.DataFrame  # one row per episode, in order: row, id (bytes), mark (fingerprint)
     steps: int
-    stream: EpisodeStream  # read to its end: what is declared
+    stream: EpisodeStream  # exhausted; kept for its declarations
 
     @classmethod
     def of(cls, side: OpenedSources, *, everything: bool) -> _Summary:
@@ -158,7 +158,7 @@ class _Summary:
 
 
 def _episode(side: OpenedSources, name: str) -> EpisodeBatch:
-    """The one with an id that is there, as a batch of it alone."""
+    """Read the episode with an existing id, as a batch of one."""
     with side.stream() as stream, closing(iter(stream)) as batches:  # type: ignore[type-var]
         return next(batch.select([batch.ids.index(name)]) for batch in batches if name in batch.ids)
 
@@ -168,15 +168,15 @@ def _notes(formats: Sequence[str], both: pl.DataFrame) -> Iterator[str]:
         unseen = f"; not compared: {NOT_COMPARED}" if "columns" in formats else ""
         yield f"A is in the format {formats[0]}, B in {formats[1]}{unseen}"
     if not both.drop_nulls()["row_right"].is_sorted():
-        yield "the episodes come in another order"
+        yield "the episodes are in a different order"
 
 
 def _unlike_facts(one: EpisodeStream, other: EpisodeStream) -> Iterator[dict[str, Any]]:
-    """What is declared of all episodes, and differs."""
+    """Yield declarations for all episodes that differ."""
     for name in ("observation_space", "action_space"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if not same_space(mine, theirs):
-            words = repr if describe(mine) == describe(theirs) else describe  # the former has bounds and dtypes
+            words = repr if describe(mine) == describe(theirs) else describe  # `repr` shows bounds and dtypes
             yield _difference(None, name, words(mine), words(theirs))
     if one.action_scale != other.action_scale:
         yield _difference(None, "action_scale", one.action_scale, other.action_scale)
@@ -191,11 +191,11 @@ def _said(known: EnvironmentSpec | None) -> str:
     return "none" if known is None else " ".join([known.id, *kwargs, *known.wrappers])
 
 
-# ---- what an episode holds ----
+# ---- contents of an episode ----
 
 
 def _beside_steps(batch: EpisodeBatch, everything: bool) -> list[dict[str, Any]]:
-    """(E,) what each episode holds besides its steps, by name, as JSON values; infos by timestep. `everything`: see `diff`."""
+    """(E,) data of each episode besides its steps, by name, as JSON values; infos by timestep. `everything`: see `diff`."""
     none = (None,) * len(batch)
     custom: Sequence[Mapping[str, Any]] = batch.custom_data or ({},) * len(batch)
     if not everything:
@@ -217,7 +217,7 @@ def _beside_steps(batch: EpisodeBatch, everything: bool) -> list[dict[str, Any]]
 
 
 def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON values, equal where the data is, in whichever row format it was kept."""
+    """JSON values that are equal for equal data, in either row format."""
     plain = plain_mapping(data, tally=Tally(), where="infos")
     return dict(
         json.loads(json.dumps(plain, default=lambda value: value.tolist() if isinstance(value, NUMPY) else repr(value)))
@@ -225,7 +225,7 @@ def _plain(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first_difference(one: EpisodeBatch, other: EpisodeBatch, *, everything: bool) -> dict[str, Any]:
-    """Step (None: of the episode), column, index within the value, and both values, of two single episodes that differ."""
+    """The first difference of two episodes: step (None: of the episode), column, index within the value, and both values."""
     found, lengths = [], (one.num_steps, other.num_steps)
     if lengths[0] != lengths[1]:
         found.append(_difference(min(lengths), "length", *lengths))
@@ -266,6 +266,6 @@ def _difference(step: int | None, column: str | None, a: Any, b: Any, index: Seq
 
 
 def _number(value: Any) -> Any:
-    """A number as JSON has it; NaN and infinities, which it lacks, as text."""
+    """A number for JSON; NaN and infinities as text."""
     plain = value.item()
     return plain if not isinstance(plain, float) or np.isfinite(plain) else str(plain)

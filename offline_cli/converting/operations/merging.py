@@ -1,8 +1,8 @@
-"""`merge` and `repack`: all episodes of the sources, as one dataset.
+"""`merge` and `repack`: write all episodes of the sources as one dataset.
 
-`merge` reads its sources as `convert` does: exact duplicates are dropped, and another episode of an id that was there is
-refused, or gets an id of its own (`unique_ids`). `repack` writes the same episodes in other files: other sizes of shards,
-compression or row format, without some columns, under hashed ids.
+`merge` reads its sources as `convert` does: exact duplicates are dropped, and a different episode with an existing id is
+rejected, or gets a new id (`unique_ids`). `repack` rewrites the same episodes: with another shard size, compression or row
+format, without some columns, or with hashed ids.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def merge(
 ) -> OperationResult:
     """Write the episodes of all `sources`, in their order, as dataset `out`.
 
-    Raises BadEpisode for two different episodes of one id, without `unique_ids`; BadConfig for sources of different action
-    scales, SpaceMismatch for other spaces, and what `convert` raises.
+    Raises BadEpisode for two different episodes with one id, without `unique_ids`; BadConfig for different action scales,
+    SpaceMismatch for different spaces, and as `convert` does.
     """
     operation, by = Operation.begun("merge", sources, out, options), {"unique_ids": unique_ids, "extras": extras}
     operation.check_target()
@@ -58,7 +58,7 @@ def merge(
     except BadEpisode as error:
         if error.details.get(PROBLEM) != CONFLICT:
             raise
-        fix = "--unique-ids gives the later one an id of its own; or --on-error skip leaves it out"
+        fix = "use --unique-ids to give the later one a new id, or --on-error skip to skip it"
         raise BadEpisode(error.what, where=error.where, fix=fix, details=error.details) from error
 
 
@@ -71,9 +71,9 @@ def repack(
     hash_ids: bool = False,
     **options: Unpack[OperationOptions],
 ) -> OperationResult:
-    """Write the episodes of `sources` as dataset `out`, in files of another kind.
+    """Rewrite the episodes of `sources` as dataset `out`.
 
-    Raises UsageError for a column of `drop` that every episode needs, or that none has, and what `convert` raises.
+    Raises UsageError for a column in `drop` that every episode needs, or none has, and as `convert` does.
     """
     operation, drop = Operation.begun("repack", sources, out, options), tuple(dict.fromkeys(drop))
     operation.check_target()
@@ -87,12 +87,12 @@ def repack(
     return operation.write_all({"drop": list(drop), "hash_ids": hash_ids}, stream, **told)
 
 
-# ---- sources whose episodes are changed while they are read ----
+# ---- sources with transformed batches ----
 
 
 @dataclass(slots=True)
 class _Changed(WrappedSource):
-    """A source with `change` made of each batch."""
+    """A source that applies `change` to each batch."""
 
     change: Callable[[EpisodeBatch], EpisodeBatch]
 
@@ -103,12 +103,12 @@ class _Changed(WrappedSource):
 
 
 def _renamed(new: Mapping[str, str], batch: EpisodeBatch) -> EpisodeBatch:
-    """Under other ids; `new`: by the id before."""
+    """Rename episodes; `new`: new ids by old ones."""
     return replace(batch, ids=tuple(new.get(name, name) for name in batch.ids))
 
 
 def _repacked(drop: frozenset[str], hash_ids: bool, batch: EpisodeBatch) -> EpisodeBatch:
-    """Without some columns, and under hashed ids."""
+    """Drop columns, and hash ids."""
     extra = {name: tree for name, tree in batch.extra.items() if name not in drop}
     batch = replace(batch, extra=extra, infos=None if Columns.INFOS in drop else batch.infos)
     if not hash_ids:
@@ -132,12 +132,12 @@ def _hashed_source_id(data: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _changes(sources: Sequence[Source], on_error: OnError) -> list[dict[str, str]]:
-    """For each source the ids that its episodes do not keep, and the new ones: `<id>-<number of the source, from 1>`.
+    """New ids by conflicting old ones, for each source: `<id>-<number of the source, from 1>`.
 
-    Each source is read by itself: an episode keeps its id where it is the first one of it, or a copy of one that keeps it.
-    Copies of one episode get one id, so that they are dropped. Raises what reading raises.
+    Each source is read separately. The first episode with an id, and its copies, keep the id. Copies of one episode get the
+    same new id, so that they are dropped as duplicates. Raises as reading does.
     """
-    marks, conflicts = dict[str, int](), list[tuple[int, str, int]]()  # a fingerprint by id; source, id and fingerprint
+    marks, conflicts = dict[str, int](), list[tuple[int, str, int]]()  # fingerprint by id; (source, id, fingerprint)
     for number, source in enumerate(sources):
         rejects = Rejects(OnError.FAIL if on_error is OnError.FAIL else OnError.SKIP)
         for batch in stitched([source], Stitcher(Tally(), rejects), no_progress):
@@ -159,11 +159,11 @@ def _changes(sources: Sequence[Source], on_error: OnError) -> list[dict[str, str
 
 
 def _check_columns(sources: Sequence[Source], drop: Sequence[str]) -> None:
-    """Raise UsageError, naming each, for columns that cannot be left out: infos and extra model outputs alone can."""
+    """Raise UsageError, naming each, for columns that cannot be dropped: only infos and extra model outputs can."""
     have = {Columns.INFOS}
     for source in sources:
         first = first_batch(source, OnError.SKIP)
         have |= set() if first is None else first.extra.keys()
     if wrong := [name for name in drop if name not in have]:
-        what = f"not there, or part of every episode: {', '.join(wrong)}"
-        raise UsageError(what, where="--drop", fix=f"what can be left out: {', '.join(sorted(have))}")
+        what = f"nonexistent, or part of every episode: {', '.join(wrong)}"
+        raise UsageError(what, where="--drop", fix=f"droppable columns: {', '.join(sorted(have))}")

@@ -1,10 +1,10 @@
-"""What all operations share: their keywords, their open sources, what is known of the episodes there, and how they are written.
+"""Shared code of all operations: keywords, open sources, a survey of their episodes, and writing.
 
-An operation looks at its episodes first (`Survey`) and then writes the chosen ones. Datasets of ours that agree in format,
-spaces and columns are moved row by row: their plain columns are read, then the rows of the chosen episodes, and no step is
-decoded. Where that cannot do (other formats, ids that come twice, fragments, agents of packed episodes, other options of
-reading), all episodes are read for the survey, and again to be written, as `convert` reads them: stitching alone knows what is
-an episode there. Commits, `--resume`, limits of memory and refusals are those of `convert` in both.
+An operation first surveys its episodes (`Survey`) and then writes the chosen ones. Our datasets with equal format, spaces and
+columns are moved by rows: their plain columns are read, then the rows of the chosen episodes, without decoding steps. Otherwise
+(other formats, duplicate ids, fragments, agents of packed episodes, other read options) all episodes are read as in `convert`,
+once for the survey and again for writing, because only stitching can tell what an episode is. Commits, `--resume`, memory
+limits and errors are those of `convert` in both cases.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from offline_cli.spaces import same_space
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 
-NOWHERE: Final = -1  # the target of an episode that goes nowhere
+NOWHERE: Final = -1  # target of an episode that is not written
 KEYWORDS: Final = (Parameter.KEYWORD_ONLY, Parameter.VAR_KEYWORD)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -75,7 +75,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class ReadingOptions(TypedDict, total=False):
-    """How sources are read, as by `convert`."""
+    """Options for reading sources, as in `convert`."""
 
     from_: str
     mapping: str | os.PathLike[str] | Mapping[str, Any] | None
@@ -93,7 +93,7 @@ class ReadingOptions(TypedDict, total=False):
 
 
 class OperationOptions(ReadingOptions, total=False):
-    """And how datasets are written. `command`: for provenance."""
+    """Options for reading sources and writing datasets. `command`: for provenance."""
 
     on_error: OnBadRow
     engine: EngineName
@@ -120,11 +120,11 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "max_bytes_per_file": MAX_BYTES_PER_FILE,
     "command": (),
 }
-"""Of these options; None for all others."""
+"""Defaults of these options; None for all others."""
 
 
 def with_options(function: Function) -> Function:
-    """Decorator: the options that `**options` stands for become keywords with their defaults, and all keywords are checked."""
+    """Decorate a function: expand `**options` into keywords with defaults, and check all keywords."""
     parameters = signature(function).parameters
     written = {name: one.annotation for name, one in parameters.items() if one.kind in KEYWORDS}
     hints = get_type_hints(type("Keywords", (), {"__annotations__": written}), function.__globals__, include_extras=True)
@@ -149,9 +149,9 @@ def with_options(function: Function) -> Function:
 
 @dataclass(slots=True)
 class OpenedSources:
-    """Sources that are open and not yet read; they can be read several times, one after the other."""
+    """Opened sources, which can be read repeatedly, but not concurrently."""
 
-    options: Mapping[str, Any]  # ReadingOptions, maybe more
+    options: Mapping[str, Any]  # ReadingOptions, and possibly more
     places: list[Location]
     tables: TableOptions = field(init=False)
     sources: list[Source] = field(init=False)
@@ -166,7 +166,7 @@ class OpenedSources:
         return ", ".join(place.url for place in self.places)
 
     def stream(self, sources: Sequence[Source] | None = None, *, extras: Extras = None, unread: bool = False) -> EpisodeStream:
-        """Whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does."""
+        """Stream whole episodes of `sources`, by default all; one stream at a time. Raises as `read_episodes` does."""
         options = self.options
         return read_episodes(
             opened=self.sources if sources is None else sources,
@@ -185,17 +185,17 @@ class OpenedSources:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All episodes of the sources of an operation, in the order in which they are read."""
+    """All episodes of an operation's sources, in reading order."""
 
-    table: Any  # pa.Table, a row an episode: columns of PLAIN_SCHEMA, and fields that were asked for
-    moves_rows: bool  # whether nothing is decoded
+    table: Any  # pa.Table, one row per episode: columns of PLAIN_SCHEMA, and requested custom data fields
+    moves_rows: bool  # whether rows can be moved without decoding
     duplicates_dropped: int = 0
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
     def column(self, name: str) -> NDArray[Any]:
-        """(E,) numbers of one column: length, return, terminated or truncated."""
+        """(E,) values of a column: length, return, terminated or truncated."""
         values: NDArray[Any] = self.table.column(name).to_numpy()
         return values
 
@@ -205,31 +205,31 @@ class Survey:
 
 @dataclass(frozen=True, slots=True)
 class OperationResult:
-    """What an operation read and wrote; of `split` in sums over the parts. None: no figure of this operation."""
+    """The result of an operation; for `split`, sums over the parts. None: not a field of this operation."""
 
     out: str
     format: str  # "episodes" | "columns"
     episodes: int
     steps: int
-    dropped: int  # episodes of the sources that were not chosen, or are duplicates
+    dropped: int  # source episodes that were not chosen, or are duplicates
     shards: int
     duplicates_dropped: int
-    episodes_lost: int | None  # of the sources, and not read, as `convert` counts them; None: unknown for a source
+    episodes_lost: int | None  # source episodes that could not be read, as in `convert`; None: unknown for a source
     assumptions: Mapping[str, int]  # by kind
     action_scale: str
-    dry_run: bool  # nothing was written
+    dry_run: bool  # whether nothing was written
     seconds: float
-    chosen_by: Mapping[str, Any] | None = None  # filter, sample, split: what was asked for, and the seed
-    undecided: int | None = None  # filter: episodes for which the condition is null: not chosen
-    parts: Mapping[str, Mapping[str, Any]] | None = None  # split: out, episodes and steps by name
-    ids_changed: int | None = None  # merge: episodes with an id of their own now
-    extras_left_out: Mapping[str, str] | None = None  # merge: extra model outputs that not all sources have: which has which
+    chosen_by: Mapping[str, Any] | None = None  # filter, sample, split: the selection options, with the seed
+    undecided: int | None = None  # filter: episodes for which the condition is null, which are not chosen
+    parts: Mapping[str, Mapping[str, Any]] | None = None  # split: out, episodes and steps by part
+    ids_changed: int | None = None  # merge: episodes with a new id
+    extras_left_out: Mapping[str, str] | None = None  # merge: extra model outputs that not all sources have, with their forms
     compression: str | None = None  # repack
     dropped_columns: tuple[str, ...] | None = None  # repack
     ids_hashed: bool | None = None  # repack
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
+        """Plain values, with the keys of `--json`."""
         plain = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         return {name: value for name, value in plain.items() if value is not None or name == "episodes_lost"}
 
@@ -238,7 +238,7 @@ class Target(NamedTuple):
     """A dataset that an operation writes."""
 
     place: Location
-    by: Mapping[str, Any]  # what was asked for: plain values
+    by: Mapping[str, Any]  # the selection options, as plain values
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class Operation(OpenedSources):
 
     @classmethod
     def begun(cls, name: str, sources: Sources, out: str | os.PathLike[str] | Location, options: Mapping[str, Any]) -> Self:
-        """Open the sources. Raises UsageError for a target in or at a source, and what `open_sources` raises."""
+        """Open the sources. Raises UsageError for a target that is, or lies in, a source, and as `open_sources` does."""
         sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
         target = open_location(out, options["storage_options"], beside=sources)
         places = expand(sources, options["storage_options"], beside=out)
@@ -262,17 +262,17 @@ class Operation(OpenedSources):
 
     @property
     def datasets(self) -> list[Dataset]:
-        """Those of the sources that are datasets of ours."""
+        """The sources that are our datasets."""
         return [source.dataset for source in self.sources if isinstance(source, OwnSource)]
 
     @property
     def format(self) -> str:
-        """The row format to write: the one that was asked for, else that of all sources, else `episodes`."""
+        """The row format to write: the requested one, else the common one of all sources, else `episodes`."""
         return self._as_sources("format", ROW_FORMAT)
 
     @property
     def compression(self) -> str:
-        """That of the shards, in the same way."""
+        """The compression to write, chosen in the same way."""
         return self._as_sources("compression", COMPRESSION)
 
     def _as_sources(self, name: str, default: str) -> str:
@@ -280,16 +280,16 @@ class Operation(OpenedSources):
         return self.options[name] or (found.pop() if len(self.datasets) == len(self.sources) and len(found) == 1 else default)
 
     def check_target(self, place: Location | None = None) -> None:
-        """Raise, before anything is read, what beginning to write to `place` (`out`) would raise."""
+        """Check early, before reading, whether writing to `place` (default: `out`) may start; raises as `check_target`."""
         how = {name: self.options[name] for name in ("overwrite", "resume", "force_unlock")}
         check_target(self.out if place is None else place, **how)
 
-    # ---- looking ----
+    # ---- survey ----
 
     def survey(self, columns: Collection[str] = ()) -> Survey:
-        """Of all episodes; `columns`: names of those that decide, plain ones or fields of each episode's custom data.
+        """Survey all episodes; `columns`: the columns needed for the selection, plain ones or fields of custom data.
 
-        Raises NoData, and what reading raises.
+        Raises NoData, and as reading does.
         """
         fields = [name for name in columns if name not in PLAIN_SCHEMA.names]
         survey = None if fields else self.survey_of_rows(agents=not set(OF_AGENTS).isdisjoint(columns))
@@ -300,7 +300,7 @@ class Operation(OpenedSources):
             return Survey(table, False, stream.tally.duplicates_dropped)
 
     def survey_of_rows(self, *, agents: bool = False) -> Survey | None:
-        """By the plain columns of datasets; None where their rows cannot be moved as they are."""
+        """Survey by the plain columns of datasets; None if their rows cannot be moved unchanged."""
         options, datasets = self.options, self.datasets
         asked = any(options[name] is not None for name in ("env", "env_kwargs", "wrappers", "action_scale"))
         packed = self.format == "episodes"
@@ -312,8 +312,8 @@ class Operation(OpenedSources):
                 tables += found
         table = pa.concat_tables(tables).combine_chunks()
         if not table.num_rows:
-            fix = "check that the recording wrote any steps"
-            raise NoData("no episode is in the source", where=self.where, fix=fix)
+            fix = "check that the recording contains steps"
+            raise NoData("the source contains no episode", where=self.where, fix=fix)
         if pc.count_distinct(table.column(Columns.EPS_ID), mode="all").as_py() < table.num_rows:
             return None
         ends = pc.or_(table.column(Columns.TERMINATED), table.column(Columns.TRUNCATED))
@@ -323,7 +323,7 @@ class Operation(OpenedSources):
     # ---- writing ----
 
     def write_chosen(self, survey: Survey, chosen: NDArray[np.bool_], by: Mapping[str, Any], **more: Any) -> OperationResult:
-        """Write the chosen (E,) episodes to `out`, unless that is a dry run. `more`: fields of the result."""
+        """Write the chosen (E,) episodes to `out`, except in a dry run. `more`: fields of the result."""
         stream, written = self.write([Target(self.out, by)], survey, np.where(chosen, 0, NOWHERE))
         lengths = survey.column(Columns.LENGTH)[chosen]
         counts = {"episodes": len(lengths), "steps": int(lengths.sum())} if self.options["dry_run"] else {}
@@ -331,7 +331,7 @@ class Operation(OpenedSources):
         return self.result(stream, written, **counts, **dropped, **more)
 
     def write_all(self, by: Mapping[str, Any], stream: EpisodeStream | None = None, **more: Any) -> OperationResult:
-        """Write all episodes, or those of `stream`, to `out`, unless that is a dry run. `more`: fields of the result."""
+        """Write all episodes, or those of `stream`, to `out`, except in a dry run. `more`: fields of the result."""
         if stream is None and (survey := self.survey_of_rows()) is not None:
             return self.write_chosen(survey, np.ones(len(survey), np.bool_), by, **more)
         stream = stream or self.stream()
@@ -345,10 +345,10 @@ class Operation(OpenedSources):
     def write(
         self, targets: Sequence[Target], survey: Survey, goes_to: NDArray[np.int64]
     ) -> tuple[EpisodeStream, list[Manifest]]:
-        """Write each episode to target number `goes_to` (E,), unless that is a dry run; what is known of all episodes, and the
-        manifests, in order.
+        """Write each episode to target number `goes_to` (E,), except in a dry run; return the stream, for its declarations, and
+        the manifests, in order.
         """
-        stream = self.stream(unread=survey.moves_rows and len(self.sources) == 1)  # several have to agree in extra outputs
+        stream = self.stream(unread=survey.moves_rows and len(self.sources) == 1)  # several sources must agree in extra outputs
         if self.options["dry_run"] or not targets:
             stream.close()
             return stream, []
@@ -360,7 +360,7 @@ class Operation(OpenedSources):
     def _written(
         self, stream: EpisodeStream, targets: Sequence[Target], fill: Callable[[Sequence[DatasetWriter]], None]
     ) -> list[Manifest]:
-        """The manifests of the targets, whose writers `fill` gets; they are committed in order. Raises Interrupted."""
+        """Let `fill` write to the targets' writers, commit them in order, and return the manifests. Raises Interrupted."""
         try:
             with stream, ExitStack() as stack:
                 writers = [self._writer(stream, target) for target in targets]
@@ -374,7 +374,7 @@ class Operation(OpenedSources):
             raise interrupted(targets[0].place, is_ours=True) from interrupt
 
     def _writer(self, stream: EpisodeStream, target: Target) -> DatasetWriter:
-        """The writer of one target, which gets what is known of `stream`."""
+        """The writer of a target, with the declarations of `stream`."""
         options, told = self.options, {"name": self.name, **target.by, "identity": self.identity_hash(target.by)}
         known = ("observation_space", "action_space", "action_scale", "meanings", "spaces_inferred", "tally")
         return DatasetWriter(
@@ -389,9 +389,9 @@ class Operation(OpenedSources):
         )
 
     def _identity(self, by: Mapping[str, Any]) -> dict[str, str]:
-        """What the content of a target follows from, by name: the sources, how they are read, and what was asked for.
+        """Everything that determines the content of a target, by name: sources, read options and selection.
 
-        Datasets count with their shards' hashes: what is resumed must not be half of one source and half of a later one.
+        It includes the hashes of the source datasets' shards, so that a resumed write cannot mix two versions of a source.
         """
         names = ("from_", "on_error", "env", "env_kwargs", "wrappers", "action_scale")
         known = {
@@ -405,12 +405,12 @@ class Operation(OpenedSources):
         return {name: content_hash_of(json.dumps(value, sort_keys=True)) for name, value in known.items()}
 
     def identity_hash(self, by: Mapping[str, Any]) -> str:
-        """Of what a target's content follows from, and of how its files are written; its manifest has it."""
+        """Hash of a target's identity and write options, stored in its manifest."""
         limits = (self.options["max_rows_per_file"], self.options["max_bytes_per_file"])
         return content_hash_of(json.dumps([self._identity(by), self.format, self.compression, *limits]))
 
     def _move(self, survey: Survey, writers: Sequence[DatasetWriter], goes_to: NDArray[np.int64]) -> None:
-        """Write the rows of each episode by the writer that `goes_to` says."""
+        """Write the rows of each episode to writer number `goes_to` (E,)."""
         at = 0
         for dataset in self.datasets:
             with dataset.rows(memory_limit=self.tables.memory_limit) as found:
@@ -427,7 +427,7 @@ class Operation(OpenedSources):
                     self.options["on_progress"](Progress("moving rows", at, len(survey), "episodes"))
 
     def result(self, stream: EpisodeStream, written: Sequence[Manifest], **known: Any) -> OperationResult:
-        """The result, with what is `known` in place of sums, once `stream` is read as far as it will be."""
+        """The result, after `stream` was read; `known`: fields that replace the sums over `written`."""
         duplicates = stream.tally.duplicates_dropped
         found: dict[str, Any] = {
             "episodes": sum(manifest.counts.episodes for manifest in written),
@@ -449,7 +449,7 @@ class Operation(OpenedSources):
 
 
 def _are_alike(datasets: Sequence[Dataset], row_format: str) -> bool:
-    """Whether all have this row format, the same declared spaces, and the same columns."""
+    """Whether all datasets have this row format, equal declared spaces, and equal columns."""
     first, schemas = datasets[0].manifest, list[Any]()
     for dataset in datasets:
         known = dataset.manifest
@@ -463,7 +463,7 @@ def _are_alike(datasets: Sequence[Dataset], row_format: str) -> bool:
 
 
 def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:
-    """The plain columns of a batch, and fields of custom data as texts."""
+    """The plain columns of a batch, and custom data fields as text."""
     nobody = (None,) * len(batch)
     ends = np.ascontiguousarray(batch.terminated), np.ascontiguousarray(batch.truncated)
     agents = [pa.array(names or nobody, pa.string()) for names in (batch.agent_ids, batch.module_ids)]
@@ -476,20 +476,20 @@ def _plain(batch: EpisodeBatch, fields: Sequence[str]) -> Any:
 
 
 def _chosen(rows: Rows, mine: NDArray[np.bool_]) -> Rows:
-    """Those of some of the (E,) episodes."""
+    """The rows of the chosen (E,) episodes."""
     lengths = np.diff(rows.starts)
     return Rows(rows.table.filter(pa.array(np.repeat(mine, lengths))), np.concatenate([[0], np.cumsum(lengths[mine])]))
 
 
 def _copy(stream: EpisodeStream, writers: Sequence[DatasetWriter], numbers: Mapping[str, int] | None = None) -> None:
-    """Write each episode by the writer whose number its id has, by default the first.
+    """Write each episode to the writer number of its id, by default the first.
 
-    Raises BadData where an episode was not there when the sources were surveyed.
+    Raises BadData for an episode that did not exist during the survey.
     """
     for batch in stream:
         try:
             goes_to = np.array([0 if numbers is None else numbers[name] for name in batch.ids], np.int64)
         except KeyError as error:
-            raise changed(f"episode {error.args[0]} was not there when the sources were looked through") from error
+            raise changed(f"episode {error.args[0]} did not exist when the sources were first read") from error
         for number, writer in enumerate(writers):
             write_episodes(writer, batch, goes_to == number)

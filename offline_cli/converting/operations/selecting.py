@@ -1,9 +1,9 @@
-"""`filter` and `sample`: some episodes of any sources, in the order of the sources, as one dataset.
+"""`filter` and `sample`: write some episodes of any sources, in source order, as one dataset.
 
-A `Condition` is what follows WHERE in SQL; Polars evaluates it on the plain columns of episodes alone. It has names of columns,
-numbers and texts in either kind of quotes; comparisons, arithmetic, `in`, `between`, `is null`, `and`, `or`, `not`. Any other
-word or sign (functions, casts, subqueries) is refused by name. As in SQL, null makes null of whatever it would decide; a return
-that is NaN is null. Numbers are float64, so that a division by zero is infinite.
+A `Condition` is an SQL WHERE expression; Polars evaluates it on the plain columns of episodes only. It may contain column
+names, numbers and text in either kind of quotes; comparisons, arithmetic, `in`, `between`, `is null`, `and`, `or`, `not`. Any
+other token (functions, casts, subqueries) is rejected by name. Null propagates as in SQL; a NaN return is null. Numbers are
+float64, so division by zero gives infinity.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from offline_cli.errors import BadData, NoData, UsageError
 from offline_cli.storage.locations import Location, Sources, open_location
 
 PLAIN_COLUMNS: Final = tuple(PLAIN_SCHEMA.names)
-"""The columns that conditions name."""
+"""Columns that conditions can use."""
 NUMBERS: Final = (Columns.LENGTH, Columns.RETURN)
 WORDS: Final = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
 TOKEN: Final = re.compile(
@@ -41,36 +41,36 @@ TOKEN: Final = re.compile(
     |(?P<word>[^\W\d]\w*)|(?P<other>--|/\*|::|[^\s\w.<>=!+*/%(),-])""",
     re.VERBOSE,
 )
-LONGEST: Final = 2_000  # letters
+LONGEST: Final = 2_000  # characters
 FIX: Final = f"for example --where \"return > 450 and module_id = 'p0'\"; columns: {', '.join(PLAIN_COLUMNS)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """What decides, for each episode, whether it is chosen."""
+    """A condition that selects episodes."""
 
     text: str
-    columns: frozenset[str]  # those that it names
+    columns: frozenset[str]  # the columns that it uses
     expression: pl.Expr
 
     @classmethod
     def parsed(cls, text: str) -> Condition:
-        """The condition that `text` is. Raises UsageError, naming what cannot be taken."""
+        """Parse `text`. Raises UsageError, naming the unsupported token."""
         if len(text) > LONGEST:
-            raise _wrong(f"the condition has more than {LONGEST:,} letters")
+            raise _wrong(f"the condition has more than {LONGEST:,} characters")
         try:
-            expression = pl.sql_expr(f"({TOKEN.sub(_allowed, text)})")  # in which no word can be an alias
+            expression = pl.sql_expr(f"({TOKEN.sub(_allowed, text)})")  # in parentheses no word can be an alias
             columns = frozenset(expression.meta.root_names())
         except (PolarsError, PanicException) as error:
             raise _wrong(str(error).partition("\n")[0]) from error
         condition = cls(text, columns, expression)
-        condition.holds(PLAIN_SCHEMA.empty_table())  # raises where it is neither true nor false
+        condition.holds(PLAIN_SCHEMA.empty_table())  # raises if it is not boolean
         return condition
 
     def holds(self, table: Any) -> tuple[NDArray[np.bool_], int]:
-        """(E,) whether it is true of each row of a pa.Table of plain columns; and of how many it is null, so not true.
+        """(E,) whether the condition is true for each row of a pa.Table of plain columns, and the number of rows with null.
 
-        Raises UsageError where it is no condition.
+        Raises UsageError if it is not boolean.
         """
         episodes = pl.DataFrame(pl.from_arrow(table.select(PLAIN_COLUMNS)))
         try:
@@ -84,7 +84,7 @@ class Condition:
 
 
 def _allowed(token: re.Match[str]) -> str:
-    """A token as Polars takes it: columns in small letters, texts in single quotes. Raises UsageError for any other."""
+    """A token in Polars' syntax: lower-case columns, text in single quotes. Raises UsageError for unsupported tokens."""
     word, name = token[0], token[0].strip('"')
     if token["text"] or token["number"] or word.lower() in WORDS or (token["function"] or "").lower() in WORDS:
         return word
@@ -119,14 +119,12 @@ def filter(
     drop_problems: str | os.PathLike[str] | None = None,
     **options: Unpack[OperationOptions],
 ) -> OperationResult:
-    """Write some of the episodes of `sources` as dataset `out`.
+    """Write the selected episodes of `sources` as dataset `out`.
 
-    They are those that each of `where`, `top_fraction`, `ids_file` and `drop_problems` chooses, as far as these are given.
-    An episode for which the condition is null, as where it asks for a return that is NaN, is not chosen, and counted as
-    `undecided`.
+    An episode must satisfy all given options of `where`, `top_fraction`, `ids_file` and `drop_problems`. If the condition is
+    null (for example, for a NaN return), the episode is not chosen, and counted as `undecided`.
 
-    Raises UsageError for a condition that is none, NoData where no episode is chosen or an id is in no source, and what
-    `convert` raises.
+    Raises UsageError for an invalid condition, NoData if no episode is chosen or an id is in no source, and as `convert` does.
     """
     condition, by = None if where is None else Condition.parsed(where), dict[str, Any]()
     if condition is not None:
@@ -142,7 +140,7 @@ def filter(
         by |= {"drop_problems": os.fspath(drop_problems), "problems_sha256": _digest(bad)}
     if not by:
         fix = "give --where, --top-fraction, --ids-file or --drop-problems"
-        raise UsageError("nothing says which episodes to keep", where="offline-cli filter", fix=fix)
+        raise UsageError("no condition for the episodes to keep", where="offline-cli filter", fix=fix)
     operation = Operation.begun("filter", sources, out, options)
     operation.check_target()
     columns = frozenset[str]() if condition is None else condition.columns
@@ -155,9 +153,9 @@ def filter(
     if bad:
         chosen = chosen & ~_with_ids(survey, bad)
     if not chosen.any():
-        fix = "offline-cli inspect shows between which values returns and lengths are"
+        fix = "see the ranges of returns and lengths with offline-cli inspect"
         if undecided:
-            fix = f"the condition is null for {undecided:,} of them; `is null` and `is not null` ask for that"
+            fix = f"the condition is null for {undecided:,} of them; test for it with `is null` or `is not null`"
         raise NoData(f"none of the {len(survey):,} episodes is chosen; nothing was written", where=operation.where, fix=fix)
     return operation.write_chosen(survey, chosen, by, undecided=undecided, chosen_by=by)
 
@@ -167,17 +165,17 @@ def _digest(ids: Sequence[str]) -> str:
 
 
 def _with_ids(survey: Survey, ids: Sequence[str]) -> NDArray[np.bool_]:
-    """(E,) episodes with one of these ids."""
+    """(E,) mask of episodes with one of these ids."""
     found: NDArray[np.bool_] = pc.is_in(survey.table.column(Columns.EPS_ID), pa.array(ids, pa.string())).to_numpy()
     return found
 
 
 def _listed(survey: Survey, ids: Sequence[str], where: str) -> NDArray[np.bool_]:
-    """(E,) episodes with one of these ids. Raises NoData where one of them is in no source."""
+    """(E,) mask of episodes with one of these ids. Raises NoData if an id is in no source."""
     if missing := list(set(ids).difference(survey.table.column(Columns.EPS_ID).to_pylist())):
         shown, more = sorted(missing)[:SHOWN], f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
         what = f"{len(missing):,} of {len(ids):,} ids are in no source: {', '.join(shown)}{more}"
-        raise NoData(what, where=where, fix="take them out of the file, or name the source that they are in")
+        raise NoData(what, where=where, fix="remove them from the file, or add their source")
     return _with_ids(survey, ids)
 
 
@@ -192,12 +190,12 @@ def sample(
     seed: Whole = 0,
     **options: Unpack[OperationOptions],
 ) -> OperationResult:
-    """Write episodes of `sources` drawn at random, without replacement, as dataset `out`; they keep their order.
+    """Write a random sample of the episodes of `sources`, without replacement and in source order, as dataset `out`.
 
-    Exactly one of `episodes`, `steps` and `fraction` says how many; `steps`: the fewest, in the order drawn, that reach so
-    many.
+    Exactly one of `episodes`, `steps` and `fraction` sets the size; `steps`: as few episodes, in the order drawn, as reach
+    that number.
 
-    Raises UsageError, NoData where the sources hold fewer, and what `convert` raises.
+    Raises UsageError, NoData if the sources have fewer, and as `convert` does.
     """
     amounts = {"episodes": episodes, "steps": steps, "fraction": fraction}
     by = {name: amount for name, amount in amounts.items() if amount is not None}
@@ -211,8 +209,8 @@ def sample(
     reached = np.cumsum(survey.column(Columns.LENGTH)[order])
     have, unit = (len(survey), "episodes") if steps is None else (int(reached[-1]), "steps")
     if (wanted := episodes or steps or 0) > have:
-        what = f"{wanted:,} {unit} are wanted, and the sources have {have:,}"
-        raise NoData(what, where=operation.where, fix="ask for fewer: an episode is drawn once")
+        what = f"{wanted:,} {unit} requested, but the sources have {have:,}"
+        raise NoData(what, where=operation.where, fix="request fewer: episodes are drawn without replacement")
     count = episodes if episodes is not None else share_of(len(survey), fraction or 0)
     if steps is not None:
         count = int(np.searchsorted(reached, steps)) + 1
@@ -222,11 +220,11 @@ def sample(
     return operation.write_chosen(survey, chosen, by, chosen_by=by)
 
 
-# ---- which episodes are taken ----
+# ---- selection ----
 
 
 def top(returns: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
-    """(E,) the `fraction` of the episodes with the highest returns, at least one; the first of equal ones, and none of NaN."""
+    """(E,) mask of the `fraction` of episodes with the highest returns, at least one; ties by order, never NaN."""
     order = np.argsort(-returns, kind="stable")[: share_of(len(returns), fraction)]
     found = np.zeros(len(returns), np.bool_)
     found[order] = True
@@ -234,31 +232,31 @@ def top(returns: NDArray[np.float64], fraction: float) -> NDArray[np.bool_]:
 
 
 def share_of(episodes: int, fraction: float) -> int:
-    """How many episodes a fraction of them is: the nearest whole number, at least 1."""
+    """A fraction of a number of episodes, rounded, at least 1."""
     return max(1, int(np.floor(episodes * fraction + 0.5)))
 
 
 def drawn(episodes: int, seed: int) -> NDArray[np.int64]:
-    """(E,) their numbers in random order, the same for a seed."""
+    """(E,) a random permutation, determined by the seed."""
     return np.argsort(np.random.default_rng(seed).random(episodes), kind="stable")
 
 
 def listed_ids(place: Location) -> list[str]:
-    """The ids in a file, one a line, each once. Raises BadData for no UTF-8, NoData where there is none, StorageNotFound."""
+    """The distinct ids in a file, one per line. Raises BadData for invalid UTF-8, NoData for an empty file, StorageNotFound."""
     try:
         text = place.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadData(f"not UTF-8 text: {error}", where=place.url, fix="one id a line, in UTF-8") from error
+        raise BadData(f"not UTF-8 text: {error}", where=place.url, fix="write one id per line, in UTF-8") from error
     ids = list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line.strip()))
     if not ids:
-        raise NoData("no id is in the file", where=place.url, fix="one id a line")
+        raise NoData("the file contains no ids", where=place.url, fix="write one id per line")
     return ids
 
 
 def problem_ids(place: Location) -> list[str]:
-    """Ids of the episodes that a result of `validate --json` names for an error or a warning.
+    """Ids of episodes with an error or a warning in the output of `validate --json`.
 
-    A note on stderr names the problems that name no episode. Raises BadData for another file, StorageNotFound.
+    Logs problems that name no episode. Raises BadData for another file, StorageNotFound.
     """
     try:
         problems = orjson.loads(place.read_bytes())["problems"]
@@ -267,7 +265,7 @@ def problem_ids(place: Location) -> list[str]:
         }
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         fix = "write it again: offline-cli validate SRC --json > FILE"
-        raise BadData("this is no result of validate --json", where=place.url, fix=fix) from error
+        raise BadData("not an output of validate --json", where=place.url, fix=fix) from error
     if vague := [code for code, ids in named.items() if not ids]:
-        _log.warning("note: %s: these problems name no episode, and none is left out for them", ", ".join(vague))
+        _log.warning("note: %s: these problems name no episode, so no episode is dropped for them", ", ".join(vague))
     return list(dict.fromkeys(chain.from_iterable(named.values())))

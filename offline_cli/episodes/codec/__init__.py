@@ -1,8 +1,8 @@
-"""Episodes as bytes and back: msgpack of RLlib's state, arrays in msgpack-numpy's encoding; bytes never build objects.
+"""Encode episodes as bytes and decode them: msgpack of RLlib's state with msgpack-numpy arrays; bytes never build objects.
 
-What is written, RLlib's `SingleAgentEpisode.from_state` reads (after `msgpack.unpackb(..., object_hook=msgpack_numpy.decode)`).
-What is read may come from RLlib 2.40 to 2.60, numpy'ized or not, or from an attacker. `encode` and `decode` are for one
-episode, `encode_batch`, `decode_batch` and `BatchDecoder` for many, and much faster.
+RLlib's `SingleAgentEpisode.from_state` reads the output (after `msgpack.unpackb(..., object_hook=msgpack_numpy.decode)`).
+Input may come from RLlib 2.40 to 2.60, numpy'ized or not, or from an attacker. `encode` and `decode` handle one episode;
+`encode_batch`, `decode_batch` and `BatchDecoder` handle many, much faster.
 """
 
 from __future__ import annotations

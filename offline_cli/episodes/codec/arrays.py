@@ -1,12 +1,12 @@
-"""Arrays in msgpack as msgpack-numpy writes them, built by hand; whatever would build objects or run code is refused.
+"""Safe encoding and decoding of msgpack-numpy's arrays; data that would build objects or run code is rejected.
 
-msgpack-numpy's own `decode` unpickles object arrays, and numpy obeys a node's `type`, whatever its `kind` says, so bytes from
-outside never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every byte,
-and sizes declared in the bytes can never exceed the bytes themselves. One byte of msgpack can still be a map or a list, of
-about 70 bytes in memory, and Parquet packs a gigabyte of such bytes into kilobytes: an item may have `MAX_CONTAINERS` of them.
-Python does not salt the hashes of numbers, so that keys can be made to collide: a map may have `MAX_NUMBER_KEYS`.
+msgpack-numpy's own `decode` unpickles object arrays, and numpy trusts a node's `type` over its `kind`, so untrusted bytes
+never reach it. Here a dtype must match `NUMERIC_TYPE` (numbers, bools, strings), the shape must account for every byte, and
+declared sizes can never exceed the input. One byte of msgpack can be an empty map or list of about 70 bytes in memory, and
+Parquet compresses a gigabyte of such bytes to kilobytes, so an item may hold at most `MAX_CONTAINERS` of them. Python does not
+salt hashes of numbers, so an attacker can make keys collide: a map may have at most `MAX_NUMBER_KEYS` of them.
 
-Only maps with the *bytes* key `nd` are arrays: msgpack-numpy writes no other, and a user's own `{"nd": 1}` stays what it is.
+Only maps with the *bytes* key `nd` are arrays, as msgpack-numpy writes them; a user's `{"nd": 1}` stays a map.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadEpisode, UnsafeData
 
-# msgpack-numpy, when RLlib asks it to (`patch`), replaces what `msgpack` itself calls so by its own, which unpickle.
+# RLlib may call msgpack-numpy's `patch`, which replaces these names in `msgpack` by versions that unpickle.
 try:
     from msgpack._cmsgpack import Packer, Unpacker, unpackb
 except ImportError:
@@ -46,14 +46,14 @@ NUMERIC_TYPE = re.compile(r"[<>=|]?[biufcSU][0-9]{1,9}")
 MAX_RANK = 32
 MAX_COMPLEX_TEXT = 128
 MAX_CONTAINERS = 1 << 24  # maps and lists in one item: the infos of 16 million steps
-SMALL_MEMORY = 128 << 20  # bytes that these may take in memory, however few bytes the item has
-MAX_GROWTH = 8  # a larger item may take so many times its bytes; lists of steps, as RLlib writes them, take 2 to 6
-EMPTY_MAP, FULL_MAP, ENTRY, EMPTY_LIST, ITEM, ARRAY = 64, 232, 40, 64, 24, 128  # bytes in memory, about
-MAX_NUMBER_KEYS = 1 << 16  # of one map
+SMALL_MEMORY = 128 << 20  # bytes of memory that they may take in an item of any size
+MAX_GROWTH = 8  # memory limit of a larger item, as a multiple of its size; RLlib's lists of steps need 2 to 6
+EMPTY_MAP, FULL_MAP, ENTRY, EMPTY_LIST, ITEM, ARRAY = 64, 232, 40, 64, 24, 128  # approximate bytes in memory
+MAX_NUMBER_KEYS = 1 << 16  # in one map
 LAST_CODE_POINT = 0x10FFFF
 FIX = "write the file again from its source"
-TIMESTAMP_AS_SECONDS = 1  # msgpack's own timestamp extension becomes a float; every other extension is refused
-FIRST_BUFFER = 256  # the unpacker grows it as needed; its default is a mebibyte for every value
+TIMESTAMP_AS_SECONDS = 1  # msgpack's timestamp extension becomes a float; other extensions are rejected
+FIRST_BUFFER = 256  # initial buffer of the unpacker; its default is 1 MiB for every value
 
 Pairs = list[tuple[Any, Any]]
 
@@ -62,13 +62,13 @@ Pairs = list[tuple[Any, Any]]
 
 
 def pack(value: Any) -> bytes:
-    """`value` as msgpack, numpy arrays and scalars as msgpack-numpy's nodes. Raises TypeError for any other object."""
+    """Pack `value` as msgpack, with numpy arrays and scalars as msgpack-numpy nodes. Raises TypeError for other objects."""
     packed: bytes = Packer(default=_node).pack(value)
     return packed
 
 
 def _node(value: Any) -> dict[bytes, Any]:
-    if isinstance(value, complex):  # np.complex128 among them: msgpack-numpy itself would not reach its array branch
+    if isinstance(value, complex):  # np.complex128 is a complex too, and msgpack-numpy treats it the same
         return {b"complex": True, b"data": repr(complex(value))}
     if not isinstance(value, (np.ndarray, np.generic)) or not NUMERIC_TYPE.fullmatch(value.dtype.str):
         kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
@@ -83,21 +83,21 @@ def _node(value: Any) -> dict[bytes, Any]:
 
 
 def unpack(data: bytes, *, where: str) -> Any:
-    """The value that `data` holds, arrays built (read-only views of `data`).
+    """Unpack `data`; arrays are read-only views of it.
 
-    Raises UnsafeData for object arrays however disguised, extension types, nesting and sizes out of proportion; BadEpisode
-    for cut or trailing bytes, duplicate keys, invalid text, and arrays whose shape and bytes disagree.
+    Raises UnsafeData for object arrays in any disguise, extension types, and excessive nesting or sizes; BadEpisode for
+    truncated or trailing bytes, duplicate keys, invalid text, and arrays whose shape and bytes disagree.
     """
     return _guarded(lambda: unpackb(data, **_hooks(where, len(data)), **_limits(data)), data, where)
 
 
 def unpack_raw(data: bytes, *, where: str) -> Any:
-    """As `unpack`, with array nodes left as plain maps: for code that inspects the layout of a value."""
+    """As `unpack`, but array nodes stay plain maps: for code that inspects the layout of a value."""
     return _guarded(lambda: unpackb(data, **_hooks(where, len(data), raw=True), **_limits(data)), data, where)
 
 
 def unpack_first(data: bytes, start: int, *, where: str, raw: bool = False) -> tuple[Any, int]:
-    """The value that begins at byte `start`, and the byte after it. Raises as `unpack` does, but allows trailing bytes."""
+    """The value at byte `start`, and the offset after it. Raises as `unpack` does, but allows trailing bytes."""
 
     def read() -> tuple[Any, int]:
         size = max(len(data), FIRST_BUFFER)
@@ -123,7 +123,7 @@ def _limits(data: bytes) -> dict[str, Any]:
 
 
 def _guarded(read: Callable[[], Any], data: bytes, where: str) -> Any:
-    """`read()`, with msgpack's exceptions turned into named errors."""
+    """Call `read`; convert msgpack's exceptions to ours."""
     try:
         return read()
     except (BadEpisode, UnsafeData):
@@ -133,11 +133,11 @@ def _guarded(read: Callable[[], Any], data: bytes, where: str) -> Any:
     except msgpack.exceptions.StackError as err:
         raise UnsafeData("values nested too deeply", where=where, fix=FIX) from err
     except MemoryError as err:
-        raise UnsafeData("declared sizes need more memory than there is", where=where, fix=FIX) from err
+        raise UnsafeData("declared sizes exceed the available memory", where=where, fix=FIX) from err
     except msgpack.exceptions.ExtraData as err:
         raise BadEpisode("trailing bytes after the value", where=where, fix=FIX) from err
     except UnicodeDecodeError as err:
-        raise BadEpisode(f"text that is not UTF-8: {err.reason} at byte {err.start}", where=where, fix=FIX) from err
+        raise BadEpisode(f"text is not UTF-8: {err.reason} at byte {err.start}", where=where, fix=FIX) from err
     except (msgpack.exceptions.OutOfData, msgpack.exceptions.FormatError, ValueError) as err:
         raise _unreadable(err, data, where) from err
 
@@ -145,7 +145,7 @@ def _guarded(read: Callable[[], Any], data: bytes, where: str) -> Any:
 def _unreadable(err: Exception, data: bytes, where: str) -> BadEpisode | UnsafeData:
     text = str(err)
     if "exceeds max_" in text:
-        return UnsafeData(f"a size that {len(data)} bytes cannot hold: {text}", where=where, fix=FIX)
+        return UnsafeData(f"a declared size exceeds the {len(data)} bytes of the item: {text}", where=where, fix=FIX)
     if isinstance(err, msgpack.exceptions.OutOfData) or "incomplete" in text:
         return BadEpisode(f"cut off after {len(data)} bytes", where=where, fix=FIX)
     return BadEpisode(f"not msgpack: {text or type(err).__name__}", where=where, fix=FIX)
@@ -160,9 +160,9 @@ def _refuse_extension(code: int, _: bytes) -> Any:
 
 
 def _hooks(where: str, size: int, *, raw: bool = False) -> dict[str, Callable[[Any], Any]]:
-    """Callbacks of msgpack for every map and every list; they count both. With `raw`, array nodes stay maps."""
+    """Msgpack callbacks for maps and lists, which enforce the limits. With `raw`, array nodes stay maps."""
     room, memory = MAX_CONTAINERS, max(SMALL_MEMORY, MAX_GROWTH * size)
-    fix = "cut the episode into pieces"
+    fix = "split the episode into chunks"
 
     def count(nbytes: int) -> None:
         nonlocal room, memory
@@ -170,7 +170,7 @@ def _hooks(where: str, size: int, *, raw: bool = False) -> dict[str, Callable[[A
         if room < 0:
             raise UnsafeData(f"more than {MAX_CONTAINERS} maps and lists", where=where, fix=fix)
         if memory < 0:
-            raise UnsafeData(f"maps and lists that take far more memory than their {size} bytes", where=where, fix=fix)
+            raise UnsafeData(f"maps and lists need far more memory than the item's {size} bytes", where=where, fix=fix)
 
     def plain_map(pairs: Pairs) -> dict[Any, Any]:
         count(FULL_MAP + ENTRY * len(pairs) if pairs else EMPTY_MAP)
@@ -197,13 +197,13 @@ def _hooks(where: str, size: int, *, raw: bool = False) -> dict[str, Callable[[A
 
 def _map_of(pairs: Pairs, where: str) -> dict[Any, Any]:
     if len(pairs) > MAX_NUMBER_KEYS and sum(not isinstance(key, (str, bytes)) for key, _ in pairs) > MAX_NUMBER_KEYS:
-        raise UnsafeData(f"a map with more than {MAX_NUMBER_KEYS} keys that are numbers", where=where, fix="use text as keys")
+        raise UnsafeData(f"a map with more than {MAX_NUMBER_KEYS} numeric keys", where=where, fix="use strings as keys")
     try:
         built = dict(pairs)
     except TypeError as err:
         raise BadEpisode(f"a map with a list or map as a key: {err}", where=where, fix=FIX) from err
     if len(built) != len(pairs):
-        raise BadEpisode("a map with the same key twice", where=where, fix=FIX)
+        raise BadEpisode("a map with a duplicate key", where=where, fix=FIX)
     return built
 
 
@@ -211,9 +211,9 @@ def _map_of(pairs: Pairs, where: str) -> dict[Any, Any]:
 
 
 def array_from_node(node: Mapping[Any, Any], *, where: str) -> Any:
-    """The array (`nd` true) or numpy scalar (`nd` false) that a msgpack-numpy node stands for.
+    """Build the array (`nd` true) or numpy scalar (`nd` false) of a msgpack-numpy node.
 
-    Raises UnsafeData unless its type is numeric, bool or string; BadEpisode where shape and bytes disagree.
+    Raises UnsafeData unless its type is numeric, bool or string; BadEpisode if shape and bytes disagree.
     """
     dtype = dtype_from_type(node.get(b"type"), kind=node.get(b"kind", b""), where=where)
     data = node.get(b"data")
@@ -227,14 +227,14 @@ def array_from_node(node: Mapping[Any, Any], *, where: str) -> Any:
         raise BadEpisode(f"an array of {dtype}{shape} in {len(data)} bytes", where=where, fix=FIX)
     try:
         array = np.frombuffer(data, dtype).reshape(shape)
-    except ValueError as err:  # numpy has limits of its own on empty arrays with huge axes
+    except ValueError as err:  # numpy limits the axes of empty arrays
         raise BadEpisode(f"an array of {dtype}{shape}: {err}", where=where, fix=FIX) from err
     check_values(array, where=where)
     return array if flag else array[()]
 
 
 def dtype_from_type(kind_of: Any, *, kind: Any = b"", where: str) -> np.dtype[Any]:
-    """The dtype that a node's `type` names. Raises UnsafeData for all but numbers, bools and strings."""
+    """Parse a node's `type`. Raises UnsafeData for all dtypes but numbers, bools and strings."""
     if kind not in (b"", ""):
         raise UnsafeData(f"an array of kind {kind!r}", where=where, fix="store numbers, or JSON text")
     name = kind_of.decode("ascii", "replace") if isinstance(kind_of, bytes) else kind_of
@@ -243,7 +243,7 @@ def dtype_from_type(kind_of: Any, *, kind: Any = b"", where: str) -> np.dtype[An
     try:
         dtype = np.dtype(name)
     except TypeError as err:
-        raise BadEpisode(f"an array of type {name!r}, which numpy does not know", where=where, fix=FIX) from err
+        raise BadEpisode(f"an array of the unknown type {name!r}", where=where, fix=FIX) from err
     if dtype.hasobject or dtype.kind not in "biufcSU" or dtype.itemsize == 0:
         raise UnsafeData(f"an array of {dtype}", where=where, fix="store numbers, or JSON text")
     return dtype
@@ -260,7 +260,7 @@ def shape_from_node(node: Mapping[Any, Any], *, where: str) -> tuple[int, ...]:
 
 
 def check_values(array: NDArray[Any], *, where: str) -> None:
-    """Raise BadEpisode for bit patterns that numpy does not check: bools other than 0 and 1, code points out of range."""
+    """Raise BadEpisode for bit patterns that numpy does not check: bools other than 0 and 1, invalid code points."""
     if array.dtype.kind == "b" and array.size and int(np.ascontiguousarray(array).view(np.uint8).max()) > 1:
         raise BadEpisode("a bool that is neither 0 nor 1", where=where, fix=FIX)
     if array.dtype.kind == "U" and array.size:
@@ -280,21 +280,21 @@ def _complex_from_node(node: Mapping[Any, Any], *, where: str) -> complex:
         raise BadEpisode(f"an invalid complex number: {err}", where=where, fix=FIX) from err
 
 
-# ---- headers, for callers that pack the rest by hand ----
+# ---- msgpack headers, for callers that pack the rest themselves ----
 
 
 def map_header(size: int) -> bytes:
-    """The bytes before a map of `size` pairs."""
+    """The header of a map of `size` pairs."""
     return _header(size, 0x80, b"\xde", b"\xdf")
 
 
 def list_header(size: int) -> bytes:
-    """The bytes before a list of `size` values."""
+    """The header of a list of `size` values."""
     return _header(size, 0x90, b"\xdc", b"\xdd")
 
 
 def bin_header(size: int) -> bytes:
-    """The bytes before `size` raw bytes."""
+    """The header of `size` raw bytes."""
     if size < 1 << 8:
         return b"\xc4" + size.to_bytes(1, "big")
     return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")

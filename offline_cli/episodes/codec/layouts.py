@@ -1,11 +1,11 @@
 """Layouts of packed episodes: constant bytes with fields between them, learned from one item and matched against others.
 
-Episodes of one recording differ in few places: ids, lengths, flags, array bytes. A layout is learned from one item, by packing
-its parts again, and then reads others: a handful of byte comparisons and slices instead of a Python object per value. It serves
-our own items (arrays) and those of RLlib's recorder (lists of steps). What a layout does not recognise to the last byte goes to
-`decode`, so a layout never has to judge hostile bytes: it takes what it knows, or nothing.
+Episodes of one recording differ in few places: ids, lengths, flags, array bytes. A layout is learned from one item by repacking
+its parts; it then reads other items with a handful of byte comparisons and slices instead of a Python object per value. It
+handles our items (arrays) and those of RLlib's recorder (lists of steps). An item that does not match to the last byte goes to
+`decode`, so a layout never has to validate hostile bytes.
 
-A name, clock, lookback or map that is empty in the item learned from is constant: one that has them needs a layout of its own.
+A name, clock, lookback or map that is empty in the learned item is constant; an item that has one needs another layout.
 """
 
 from __future__ import annotations
@@ -41,50 +41,50 @@ from offline_cli.tally import Tally
 from offline_cli.trees import Tree
 
 Read = Callable[[bytes, int], tuple[Any, int]]
-"""(item, start) to (value, the byte after it), which may be past the end: offsets only grow, and the layout checks the last."""
+"""(item, start) to (value, end offset). The end may be past the item: offsets only grow, and the layout checks the last one."""
 
-Column = Sequence[tuple[int, Any]]  # of each item: how many rows, and their bytes or values
+Column = Sequence[tuple[int, Any]]  # for each item: the number of rows, and their bytes or values
 NAMES = ("agent_id", "module_id", "multi_agent_episode_id")
 NIL, FALSE, TRUE, FLOAT64, EMPTY_MAP = 0xC0, 0xC2, 0xC3, 0xCB, 0x80
 UINT_WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4}
 BIN_WIDTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 LIST_WIDTHS = {0xDC: 2, 0xDD: 4}
 MARK, NO_PAYLOAD = os.urandom(16), b""
-BOOL_NODE = pack(np.False_)[:-1]  # all of a numpy bool but its one byte of payload
-KEEP_VIEW = 1 << 12  # payloads at least this large are not copied out of their item before they are joined
-CUT_BYTES = 1 << 16  # larger items are not worth a cut
-MAX_CUTS = 512  # of one layout
+BOOL_NODE = pack(np.False_)[:-1]  # a packed numpy bool without its payload byte
+KEEP_VIEW = 1 << 12  # larger payloads stay views of their item until they are joined
+CUT_BYTES = 1 << 16  # larger items get no `_Cut`
+MAX_CUTS = 512  # per layout
 ODD = (
     msgpack.PackException,
     ArithmeticError,
     AttributeError,
     TypeError,
     ValueError,
-)  # of odd values
+)  # raised by unusual values
 MAX_NESTING = 32  # of a buffer's leaves
-INSIDE = "one packed episode"  # errors under this name never surface: `decode` raises them again, with the place
+INSIDE = "one packed episode"  # placeholder: users never see these errors, `decode` raises them again with the place
 
 
 class Mismatch(Exception):
-    """These bytes do not have the layout."""
+    """The bytes do not match the layout."""
 
 
 class _NoLayout(Exception):
-    """An item that only `decode` can read."""
+    """Only `decode` can read this item."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayField:
-    """One array of rows (numpy'ized data), from its first dimension to its last byte."""
+    """An array of rows (numpy'ized data), from its first dimension to its last byte."""
 
-    index: int  # in a row of field values
+    index: int  # in the row of field values
     dtype: np.dtype[Any]
     shape: tuple[int, ...]  # of one row
     middle: bytes  # between the first dimension and the payload
     row_bytes: int
 
     def read(self, data: bytes, start: int) -> tuple[tuple[int, bytes | memoryview], int]:
-        """(rows, their bytes)."""
+        """Read the number of rows and their bytes."""
         rows, at = read_uint(data, start)
         if not data.startswith(self.middle, at):
             raise Mismatch
@@ -97,7 +97,7 @@ class ArrayField:
         return (rows, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
     def joined(self, column: Column, skip: Sequence[int], space: Space | None, tally: Tally) -> NDArray[Any]:
-        """(rows, *shape) of all items, without the first `skip` rows of each."""
+        """Concatenate the rows of all items to (rows, *shape), without the first `skip` rows of each."""
         payloads = [payload for _, payload in column]
         if any(skip):
             payloads = [payload[k * self.row_bytes :] for payload, k in zip(payloads, skip, strict=True)]
@@ -109,13 +109,13 @@ class ArrayField:
 
 @dataclass(frozen=True, slots=True)
 class StepsField:
-    """A list of one value per step (data that is not numpy'ized): a table of equal rows, or without a template any values."""
+    """A list with one value per step (data that is not numpy'ized): a table of equal rows, or any values without a template."""
 
     index: int
     template: ItemTemplate | None
 
     def read(self, data: bytes, start: int) -> tuple[tuple[int, Any], int]:
-        """(steps, their bytes or values). That all bytes fit the template is left to be checked for many items at once."""
+        """Read the number of steps and their bytes or values; `joined` compares many items with the template at once."""
         size, first = read_list_size(data, start)
         if self.template is None:
             values, stop = unpack_first(data, start, where=INSIDE)
@@ -126,40 +126,40 @@ class StepsField:
         return (size, data[first:stop] if stop - first < KEEP_VIEW else memoryview(data)[first:stop]), stop
 
     def joined(self, column: Column, skip: Sequence[int], space: Space | None, tally: Tally) -> Tree:
-        """Leaves (rows, *shape) of all items, without the first `skip` rows of each. Raises BadEpisode where steps differ."""
+        """Concatenate all items to leaves (rows, *shape), without the first `skip` rows of each; BadEpisode if steps differ."""
         parts = [values for _, values in column]
         if self.template is not None:
             parts = [rows[k * self.template.size :] if k else rows for rows, k in zip(parts, skip, strict=True)]
             table = bytearray().join(parts)
             tree = self.template.read(table, 0, len(table) // self.template.size)
             if tree is None:
-                raise BadEpisode("steps that differ in more than their values", where=INSIDE, fix="")
+                raise BadEpisode("steps differ in more than their values", where=INSIDE, fix="")
             return tree
         trees = [stack(part, space, tally=tally) for values, k in zip(parts, skip, strict=True) if (part := values[k:])]
         if any(forms(tree, "") != forms(trees[0], "") for tree in trees):
-            raise BadEpisode("steps of several structures", where=INSIDE, fix="")
+            raise BadEpisode("steps have different structures", where=INSIDE, fix="")
         return concatenate(*trees) if trees else zero_rows(space, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class BufferFields:
-    """Where a row of field values holds one buffer."""
+    """The fields of one buffer."""
 
-    data: Tree  # of ArrayField; a bare StepsField for a list; the index of infos
+    data: Tree  # of ArrayField; a StepsField for a list; the field index for infos
     lookback: int | None  # None: always 0
 
 
 class _Cut:
-    """Offsets at which items of one size and equal constant bytes are cut by one `struct` call.
+    """Splits items of one size and equal constant bytes with one `struct` call.
 
-    Short episodes cost more for what lies around their steps than for the steps. Only bytes that the fields' readers would not
-    look at are free (payloads, seconds), and text.
+    In short episodes the bytes around the steps cost more than the steps. Only bytes that the fields' readers do not validate
+    may vary (payloads, seconds), and text.
     """
 
     def __init__(self, data: bytes, row: Sequence[Any], fields: Sequence[tuple[bytes, int, Read]]) -> None:
-        """Raises `_NoLayout` where a field is rarely the same twice, such as infos that are not empty."""
-        self.row = list(row)  # what all its items share
-        self.free: list[tuple[int, Callable[[Any], Any]]] = []  # (index in the row, how the value is made)
+        """Raises `_NoLayout` for a field whose size rarely repeats, such as non-empty infos."""
+        self.row = list(row)  # values that all its items share
+        self.free: list[tuple[int, Callable[[Any], Any]]] = []  # (index in the row, converter)
         constants, form, at, done = list[bytes](), ">", 0, 0
         for index, (_, size, read) in enumerate(fields):
             start = at + size
@@ -175,7 +175,7 @@ class _Cut:
         self.split = struct.Struct(f"{form}{len(data) - done}s").unpack
 
     def read(self, data: bytes) -> list[Any] | None:
-        """The row of an item of the same size; None for one of other constant bytes."""
+        """The field values of an item of the same size; None if its constant bytes differ."""
         parts = self.split(data)
         if parts[::2] != self.constants:
             return None
@@ -205,20 +205,20 @@ def _free_span(read: Read, value: Any, code: int) -> tuple[int, str, Callable[[A
 
 @dataclass(frozen=True, slots=True)
 class ItemLayout:
-    """Fields, each with the constant bytes before it and their number, and `tail` after the last."""
+    """Fields, each with its preceding constant bytes and their number, and the `tail` after the last."""
 
     fields: tuple[tuple[bytes, int, Read], ...]
     tail: bytes
-    slots: dict[str, int]  # of fields that are single values
+    slots: dict[str, int]  # indices of single-value fields
     buffers: dict[str, BufferFields]  # observations, actions, rewards, infos
-    extra: dict[str, BufferFields]  # by name of the output
-    is_listed: bool  # not numpy'ized: items are long, and are not cut
+    extra: dict[str, BufferFields]  # by output name
+    is_listed: bool  # not numpy'ized: such items are long and get no `_Cut`
     observation_space: Space | None
     action_space: Space | None
-    cuts: dict[int, _Cut | None] = field(default_factory=dict)  # by size of item; None: met once, or not worth it
+    cuts: dict[int, _Cut | None] = field(default_factory=dict)  # by item size; None: seen once, or not worth it
 
     def read(self, data: bytes) -> list[Any] | None:
-        """The values of the fields of an item in this layout; None for any other. Rows of lists are not compared yet."""
+        """The field values of an item; None if it has another layout. Rows of lists are compared later, by `joined`."""
         size = len(data)
         cut = self.cuts.get(size)
         row = None if cut is None else cut.read(data)
@@ -239,7 +239,7 @@ class ItemLayout:
                     return None
                 value, at = read(data, at + size)
                 row.append(value)
-        except (Mismatch, IndexError, struct.error, OfflineCliError):  # IndexError: cut in the middle of a field
+        except (Mismatch, IndexError, struct.error, OfflineCliError):  # IndexError: truncated in a field
             return None
         return row if at + len(self.tail) == len(data) and data.endswith(self.tail) else None
 
@@ -259,7 +259,7 @@ def read_uint(data: bytes, start: int) -> tuple[int, int]:
 
 
 def read_list_size(data: bytes, start: int) -> tuple[int, int]:
-    """How many values the list at `start` has, and the byte where the first begins."""
+    """The number of values of the list at `start`, and the offset of the first."""
     code = data[start]
     if 0x90 <= code < 0xA0:
         return code & 0x0F, start + 1
@@ -289,7 +289,7 @@ def read_name(data: bytes, start: int) -> tuple[str | None, int]:
 
 
 def read_flag(data: bytes, start: int) -> tuple[bool, int]:
-    """A bool, Python's or numpy's (RLlib writes what the environment returned)."""
+    """A Python or numpy bool (RLlib stores what the environment returned)."""
     code = data[start]
     if code in (FALSE, TRUE):
         return code == TRUE, start + 1
@@ -310,7 +310,7 @@ def read_clock(data: bytes, start: int) -> tuple[float, int]:
 
 
 def read_mapping(data: bytes, start: int) -> tuple[dict[Any, Any], int]:
-    """A map; nil counts as an empty one."""
+    """A map; nil becomes an empty one."""
     if data[start] in (EMPTY_MAP, NIL):
         return {}, start + 1
     value, stop = unpack_first(data, start, where=INSIDE)
@@ -320,7 +320,7 @@ def read_mapping(data: bytes, start: int) -> tuple[dict[Any, Any], int]:
 
 
 def read_infos(data: bytes, start: int) -> tuple[tuple[int, list[Any] | None], int]:
-    """(how many, the infos): None where every info is empty, which costs one search and no object."""
+    """(count, infos); None instead of infos if all are empty, which costs one search and no objects."""
     size, first = read_list_size(data, start)
     if data.count(b"\x80", first, first + size) == size:
         return (size, None), first + size
@@ -350,7 +350,7 @@ KNOWN = frozenset({*NEEDED, *IF_ANY, "extra_model_outputs", "_observation_space"
 
 
 def learn_layout(data: bytes) -> ItemLayout | None:
-    """The layout of an item that `decode` accepts; None where only `decode` can read it (and report what is wrong)."""
+    """Learn the layout of an item that `decode` accepts; None if only `decode` can read it, or report its error."""
     try:
         state = unpack_raw(data, where=INSIDE)
         if not isinstance(state, dict) or not NEEDED <= state.keys() <= KNOWN:
@@ -362,7 +362,7 @@ def learn_layout(data: bytes) -> ItemLayout | None:
 
 
 class _Learner:
-    """Packs one raw state again with a mark for each field: what lies between the marks is constant."""
+    """Repacks a raw state with a mark in place of each field: the bytes between the marks are constant."""
 
     def __init__(self) -> None:
         self.reads: list[Read] = []
@@ -384,7 +384,7 @@ class _Learner:
                     marked[key][_text(name)], extra[name] = self._buffer(part, None)
         parts = pack(marked).split(pack(MARK))
         for one in self.fields:
-            if isinstance(one, ArrayField):  # which goes on to the end of its payload
+            if isinstance(one, ArrayField):  # the field extends to the end of its payload
                 parts[one.index + 1] = parts[one.index + 1].removeprefix(one.middle + pack(NO_PAYLOAD))
         *constants, tail = parts
         return ItemLayout(
@@ -399,14 +399,14 @@ class _Learner:
         )
 
     def _field(self, read: Read) -> tuple[bytes, int]:
-        """The mark of a new field, and its index in a row."""
+        """Add a field; return its mark and its index in a row."""
         self.reads.append(read)
         return MARK, len(self.reads) - 1
 
     def _buffer(self, value: Mapping[str, Any], read: Read | None) -> tuple[dict[str, Any], BufferFields]:
         if value.keys() - {"space"} != {"data", "lookback", "finalized"} or type(value["finalized"]) is not bool:
             raise _NoLayout
-        known_space_from_rllib(value.get("space"), where=INSIDE)  # refused where `decode` refuses it
+        known_space_from_rllib(value.get("space"), where=INSIDE)  # raises for spaces that `decode` rejects
         found: Tree = None
         marked, lookback = dict(value), None
         for key, part in value.items():
@@ -421,7 +421,7 @@ class _Learner:
         head, packed = list_header(len(steps)), pack(steps)
         template = learn_template(packed, len(head), where=INSIDE) if steps else None
         if template is not None and template.read(packed, len(head), len(steps)) is None:
-            template = None  # steps of several types, say
+            template = None  # for example, steps of several types
         field = StepsField(len(self.reads), template)
         self.fields.append(field)
         return self._field(field.read)[0], field

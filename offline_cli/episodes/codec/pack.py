@@ -1,8 +1,8 @@
-"""One episode as bytes: msgpack of its state in RLlib's layout, numpy'ized, with infos and custom data made plain.
+"""Encode one episode: msgpack of its numpy'ized state in RLlib's layout, with infos and custom data converted to plain values.
 
-Kept as they are: None, bool, int, float, complex, str, bytes, lists, numpy scalars, and arrays of numbers, bools or strings.
-Changed, and each change counted by kind in the tally: keys that are no strings, sets, tuples, dates and times. Anything else,
-which no other program could read back, raises BadData that names the episode, the step and the key.
+Unchanged: None, bool, int, float, complex, str, bytes, lists, numpy scalars, and arrays of numbers, bools or strings.
+Converted, and counted by kind in the tally: non-string keys, sets, tuples, dates and times. Anything else, which no other
+program could read, raises BadData that names the episode, the step and the key.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from offline_cli.tally import Tally
 
 __all__ = ["encode", "packed", "plain_custom_data", "plain_infos", "plain_mapping"]
 
-MAX_INFO_DEPTH = 64  # deeper is a cycle, or not an info
+MAX_INFO_DEPTH = 64  # deeper nesting is probably a cycle
 LOWEST_INT, HIGHEST_INT = -(2**63), 2**64 - 1  # msgpack's
 
 _KEYS = (bool, int, float, type(None), np.number, np.bool_)
 
 
 def encode(episode: SingleAgentEpisode, *, where: str = "encode", tally: Tally | None = None) -> bytes:
-    """`episode` as bytes, numpy'ized (the episode itself is left as it is), lookback buffer included.
+    """Encode `episode`, numpy'ized, with its lookback buffer; the episode itself is unchanged.
 
-    Infos and custom data are made plain, each change counted in `tally`. Raises BadData naming episode, step and key for what
-    is not plain.
+    Infos and custom data are converted to plain values, counted in `tally`. Raises BadData, naming episode, step and key, for
+    a value that cannot be converted.
     """
     counts, here = Tally() if tally is None else tally, f"{where}, episode {episode.id_}"
     numpyized = episode if episode.is_numpy else SingleAgentEpisode.from_state(episode.get_state()).to_numpy()
@@ -42,7 +42,7 @@ def encode(episode: SingleAgentEpisode, *, where: str = "encode", tally: Tally |
 
 
 def packed(value: Any, *, where: str) -> bytes:
-    """`value` as bytes. Raises BadData for what msgpack cannot hold."""
+    """Pack `value`. Raises BadData for values that msgpack cannot hold."""
     try:
         return pack(value)
     except (TypeError, ValueError, OverflowError) as err:
@@ -50,13 +50,13 @@ def packed(value: Any, *, where: str) -> bytes:
 
 
 def plain_infos(infos: Any, *, first: int, where: str, tally: Tally) -> list[dict[str, Any]]:
-    """`infos` made plain; `first` is the timestep of the first one, for errors."""
+    """Convert `infos` to plain values; `first`: the timestep of the first one, for errors."""
     steps = enumerate(infos, start=first)
     return [plain_mapping(info, tally=tally, where=f"{where}, infos at t={t}") if info else {} for t, info in steps]
 
 
 def plain_custom_data(values: Mapping[Any, Any], *, where: str, tally: Tally) -> dict[str, Any]:
-    """An episode's custom data made plain."""
+    """Convert an episode's custom data to plain values."""
     return plain_mapping(values, tally=tally, where=f"{where}, custom data") if values else {}
 
 
@@ -70,13 +70,13 @@ def plain_mapping(values: Mapping[Any, Any], *, tally: Tally, where: str) -> dic
 
 def _plain(value: Any, path: tuple[str, ...], tally: Tally, where: str) -> Any:
     match value:
-        case None | bool() | float() | complex() | bytes():  # most values are
+        case None | bool() | float() | complex() | bytes():  # the most frequent types first
             return value
         case str():
             return _text(str.__str__(value), path, where)
         case int():
             if not LOWEST_INT <= value <= HIGHEST_INT:
-                raise _refused(f"the integer {str(value)[:40]}, which 64 bits cannot hold", path, where)
+                raise _refused(f"the integer {str(value)[:40]} does not fit into 64 bits", path, where)
             return int(value)
         case Mapping() | list() | tuple() | Set() if len(path) > MAX_INFO_DEPTH:
             raise _refused(f"values nested deeper than {MAX_INFO_DEPTH}", path, where)
@@ -85,7 +85,7 @@ def _plain(value: Any, path: tuple[str, ...], tally: Tally, where: str) -> Any:
             for key, item in value.items():
                 name = _key(key, path, tally, where)
                 if name in plain:
-                    raise _refused(f"two keys that are both {name!r} as text", (*path, name), where)
+                    raise _refused(f"two keys have the same text {name!r}", (*path, name), where)
                 plain[name] = _plain(item, (*path, name), tally, where)
             return plain
         case list() | tuple():
@@ -94,7 +94,7 @@ def _plain(value: Any, path: tuple[str, ...], tally: Tally, where: str) -> Any:
         case Set():
             tally.assume("set-to-list")
             items = [_plain(item, path, tally, where) for item in value]
-            return sorted(items, key=lambda item: (type(item).__name__, repr(item)))  # their own order changes from run to run
+            return sorted(items, key=lambda item: (type(item).__name__, repr(item)))  # set order varies between runs
         case datetime.datetime() | datetime.date() | datetime.time():
             tally.assume("datetime-to-text")
             return value.isoformat()
@@ -124,7 +124,7 @@ def _text(value: str, path: tuple[str, ...], where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as err:
-        raise _refused("text that UTF-8 cannot hold", path, where) from err
+        raise _refused("text with lone surrogates, which UTF-8 cannot encode", path, where) from err
     return value
 
 

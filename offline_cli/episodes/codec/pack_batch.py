@@ -1,7 +1,7 @@
-"""EpisodeBatches to packed episodes, byte for byte as `encode` packs each of them.
+"""Encode EpisodeBatches as packed episodes, byte for byte equal to `encode`.
 
-The state that all episodes of a batch share is packed once, with a mark where they differ. An item is what lies between the
-marks, joined with the episode's own bytes, which are made column by column.
+The state that all episodes of a batch share is packed once, with marks where they differ. Each item joins the bytes between the
+marks with the episode's own bytes, which are made column by column.
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["check_names", "encode_batch"]
 
-TOGETHER = 1024  # episodes that are packed together: the parts of short ones take several times their bytes
-SMALL = 1 << 10  # bytes of a payload, on average: smaller ones are joined faster as bytes of their own than as views
+TOGETHER = 1024  # episodes packed at a time: the parts of short ones take several times their size
+SMALL = 1 << 10  # mean payload bytes: smaller payloads are joined faster as bytes than as views
 MARK = os.urandom(16)
 NIL, NO_ENTRIES, FLAGS = b"\xc0", b"\x80", (b"\xc2", b"\xc3")
 FLOAT64 = 0xCB
 ONE_BYTE = tuple(bytes([value]) for value in range(0x100))
-NAME_HEADS = (*ONE_BYTE[0xA0:0xC0], *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)))  # by bytes of text
+NAME_HEADS = (
+    *ONE_BYTE[0xA0:0xC0],
+    *(b"\xd9" + ONE_BYTE[size] for size in range(0x20, 0x100)),
+)  # by length of the text in bytes
 
 
 def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes]:
-    """Each episode of `batch` as `encode` would pack it, byte for byte.
+    """Encode each episode of `batch`, byte for byte as `encode` does.
 
-    Raises BadData naming episode, step and key for infos and custom data that are not plain, and for names that UTF-8 cannot
-    hold; what had to be changed in infos is counted in `tally`.
+    Raises BadData, naming episode, step and key, for infos and custom data that cannot be made plain, and for names that UTF-8
+    cannot encode; conversions in infos are counted in `tally`.
     """
     check_names(batch, where=where)
     parts = (batch.select(slice(first, first + TOGETHER)) for first in range(0, len(batch), TOGETHER))
@@ -47,17 +50,17 @@ def encode_batch(batch: EpisodeBatch, *, where: str, tally: Tally) -> list[bytes
 
 
 def check_names(batch: EpisodeBatch, *, where: str) -> None:
-    """Raise BadData for a name in `batch` that a file cannot hold: text with lone surrogates."""
+    """Raise BadData for a name in `batch` with lone surrogates, which no file can hold."""
     for name in chain(batch.ids, batch.agent_ids or (), batch.module_ids or (), batch.multi_agent_ids or ()):
         if name is not None and not name.isascii():
             try:
                 name.encode("utf-8")
             except UnicodeEncodeError as err:
-                raise BadData(f"the name {name[:80]!r}, which UTF-8 cannot hold", where=where, fix="give other ids") from err
+                raise BadData(f"UTF-8 cannot encode the name {name[:80]!r}", where=where, fix="use other ids") from err
 
 
 class _Items:
-    """The items of a batch."""
+    """Builds the items of a batch."""
 
     def __init__(self, batch: EpisodeBatch, where: str, tally: Tally) -> None:
         self.batch, self.where, self.tally = batch, where, tally
@@ -65,7 +68,7 @@ class _Items:
         self.steps: list[int] = batch.lengths.tolist()
         self.acted = list(pairwise(batch.starts.tolist()))  # rows of each episode
         self.seen = list(pairwise(batch.obs_starts.tolist()))
-        self.columns: list[tuple[Iterable[bytes | memoryview], ...]] = []  # for each mark: the bytes in its place, by episode
+        self.columns: list[tuple[Iterable[bytes | memoryview], ...]] = []  # for each mark: its bytes by episode
 
     def joined(self) -> list[bytes]:
         batch, first = self.batch, self.first
@@ -89,17 +92,17 @@ class _Items:
             "_last_step_time": None if batch.clock is None else self.each(_clock_bytes(batch.clock[:, 1])),
             "custom_data": {} if batch.custom_data is None else self.each(self.custom_data()),
         }
-        begin, *between = pack(state).split(pack(MARK))  # which come in the order of their columns
+        begin, *between = pack(state).split(pack(MARK))  # marks are in the order of their columns
         parts = [(*columns, repeat(shared)) for columns, shared in zip(self.columns, between, strict=True)]
         return list(map(b"".join, zip(repeat(begin), *chain.from_iterable(parts))))
 
     def each(self, *columns: Iterable[bytes | memoryview]) -> bytes:
-        """A mark in the template, and the bytes of each episode in its place."""
+        """Add the bytes of each episode; return the mark that they replace."""
         self.columns.append(columns)
         return MARK
 
     def by_steps(self, make: Callable[[int], bytes]) -> Iterable[bytes]:
-        """Bytes that depend on the number of steps alone."""
+        """Bytes that depend only on the number of steps."""
         made = {steps: make(steps) for steps in set(self.steps)}
         return map(made.__getitem__, self.steps)
 
@@ -155,7 +158,7 @@ def _uint_bytes(value: int) -> bytes:
 
 
 def _clock_bytes(seconds: NDArray[Any]) -> list[bytes]:
-    """Each of `seconds` (E,) as a float; NaN as nil."""
+    """Pack each of `seconds` (E,) as a float; NaN as nil."""
     image = np.full((len(seconds), 9), FLOAT64, np.uint8)
     image[:, 1:] = seconds.astype(">f8").view(np.uint8).reshape(-1, 8)
     return [NIL if second != second else row.tobytes() for row, second in zip(image, seconds.tolist(), strict=True)]

@@ -1,9 +1,9 @@
-"""Lists of equally laid out values read as one array, without an object per value; a single differing byte is a mismatch.
+"""Read lists of equally laid out values as one array, without an object per value; a single differing byte is a mismatch.
 
-RLlib's recorder packs one small array per step. When every step takes the same number of bytes and differs only in its payload,
-the list is a table: rows of that many bytes, some columns constant (headers, keys, dtypes, shapes), some payload.
-`ItemTemplate` describes one row. It is learned from the first value by packing that value again, so that it is used only for
-bytes that the standard packer would write, and every constant byte of every row is compared with it.
+RLlib's recorder packs one small array per step. If all steps have the same size and differ only in their payload, the list is
+a table: some byte columns are constant (headers, keys, dtypes, shapes), the others payload. `ItemTemplate` describes one row.
+It is learned by repacking the first value, so it matches only bytes that the standard packer writes; every constant byte of
+every row is compared with it.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ class Payload:
 
     start: int
     stop: int
-    stored: np.dtype[Any]  # as the bytes are
-    wanted: np.dtype[Any]  # as the array will be
+    stored: np.dtype[Any]  # in the bytes
+    wanted: np.dtype[Any]  # in the array
     shape: tuple[int, ...]  # of one step
-    fixint: bool = False  # a msgpack small integer: its own type byte, so the value must stay in range
+    fixint: bool = False  # a msgpack fixint: value and type share one byte, so the value must stay in range
 
 
 @dataclass(frozen=True, slots=True)
 class ItemTemplate:
-    """One row of a strided list: `image` with the payloads cut out of it."""
+    """One row of a strided list: constant bytes and payloads."""
 
     size: int
-    head: bytes  # its bytes up to the first payload
+    head: bytes  # the bytes up to the first payload
     constants: tuple[tuple[int, int, NDArray[np.uint8]], ...]  # (start, stop, bytes)
     payloads: Tree  # of Payload, in the structure of one value
 
     def read(self, data: bytes | bytearray, start: int, count: int) -> Tree | None:
-        """Leaves (count, *shape) of `count` values from byte `start`; None unless every one fits the template."""
+        """Leaves (count, *shape) of `count` values from byte `start`; None unless all match the template."""
         if start + count * self.size > len(data):
             return None
         rows = np.frombuffer(data, np.uint8, count * self.size, start).reshape(count, self.size)
@@ -71,7 +71,7 @@ class ItemTemplate:
 
 
 class _OutOfRange(Exception):
-    """A byte that is not a small integer, or not a bool, where the template has one."""
+    """A byte is no fixint or bool although the template has one there."""
 
 
 def _read_payload(rows: NDArray[np.uint8], payload: Payload) -> NDArray[Any]:
@@ -88,7 +88,7 @@ def _read_payload(rows: NDArray[np.uint8], payload: Payload) -> NDArray[Any]:
 
 
 def learn_template(data: bytes, start: int, *, where: str) -> ItemTemplate | None:
-    """The template of the value at byte `start`; None where it holds anything but arrays and numbers, or is packed unusually.
+    """The template of the value at byte `start`; None if it holds anything but arrays and numbers, or is packed unusually.
 
     Raises UnsafeData and BadEpisode as `arrays.unpack` does.
     """
@@ -104,11 +104,11 @@ def learn_template(data: bytes, start: int, *, where: str) -> ItemTemplate | Non
 
 
 class _NotStrided(Exception):
-    """A value whose packed size may vary from step to step."""
+    """The packed size of a value may vary between steps."""
 
 
 class _Builder:
-    """Packs one value again and records the places of its payloads."""
+    """Repacks a value and records the offsets of its payloads."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -122,7 +122,7 @@ class _Builder:
             return self._node(value) if b"nd" in value else self._dict(value, depth)
         if isinstance(value, list):
             if all(isinstance(part, (bool, int, float)) for part in value):
-                raise _NotStrided  # a plain vector: one leaf, not a tuple of leaves
+                raise _NotStrided  # a vector is one leaf, not a tuple of leaves
             self.image += list_header(len(value))
             return tuple(self.add(part, depth + 1) for part in value)
         return self._number(value)
@@ -151,10 +151,10 @@ class _Builder:
             dtype = dtype_from_type(node.get(b"type"), kind=node.get(b"kind", b""), where=self.where)
             shape = shape_from_node(node, where=self.where) if node[b"nd"] is True else ()
         except OfflineCliError:
-            raise _NotStrided from None  # the general reader reports what is wrong
+            raise _NotStrided from None  # `decode` reports the error
         data = node.get(b"data")
         if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize or dtype.kind == "U":
-            raise _NotStrided  # text needs its characters checked: left to the general reader
+            raise _NotStrided  # `decode` validates the characters of text
         self.image += map_header(len(node))
         span = (0, 0)
         for key, part in node.items():

@@ -1,9 +1,9 @@
-"""Bytes to episodes: one at a time, exactly and without haste, and many at a time.
+"""Decode episodes from bytes: one at a time, or many at a time by layout.
 
-* `decode`: what `SingleAgentEpisode.from_state` makes of the state in the bytes, RLlib's (2.40 to 2.60) or ours.
-* `decode_batch`: no Python object per step, and per episode only a row of values: items of one layout are cut (`layouts.py`),
-  and each leaf of a batch is one join of the items' payloads. An item in no known layout goes through `decode`, which reads it
-  or reports what is wrong with it. Lookback buffers are dropped: their steps belong to an earlier chunk.
+* `decode`: one episode, through `SingleAgentEpisode.from_state`; the state may be RLlib's (2.40 to 2.60) or ours.
+* `decode_batch`: many, with one row of values per episode and no Python object per step: items of one layout are sliced
+  (`layouts.py`), and each leaf of a batch is one join of their payloads. An item of unknown layout goes through `decode`, which
+  reads it or reports its error. Lookback buffers are dropped: their steps belong to an earlier chunk.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from offline_cli.trees import Tree, map_leaves
 __all__ = ["BatchDecoder", "decode", "decode_batch"]
 
 FIX = "write the file again from its source"
-MAX_LAYOUTS = 8  # at once: each costs one attempt per item that has another
-PATIENCE = 16  # layouts learned before one item in four earns another
+MAX_LAYOUTS = 8  # kept: each costs one attempt per item of another layout
+PATIENCE = 16  # layouts learned freely; after that at most one for every four unknown items
 
 
 def decode(data: bytes, *, where: str) -> SingleAgentEpisode:
-    """The episode in `data`; arrays that came from bytes copy on write.
+    """Decode the episode in `data`; its arrays are copied before the first write.
 
-    Raises BadEpisode for cut or malformed bytes and lengths that disagree, UnsafeData for bytes that would build objects or
-    need memory out of proportion, UnsupportedSpace for spaces that episodes cannot have. `where` names file and row.
+    Raises BadEpisode for truncated or malformed bytes and lengths that disagree, UnsafeData for bytes that would build objects
+    or need excessive memory, UnsupportedSpace for unsupported spaces. `where` names file and row.
     """
     state = unpack(data, where=where)
     if not isinstance(state, dict):
-        raise BadEpisode(f"a {type(state).__name__} where an episode's state belongs", where=where, fix=FIX)
+        raise BadEpisode(f"a {type(state).__name__} instead of an episode's state", where=where, fix=FIX)
     state |= {key: _name(state.get(key), key, where) for key in ("id_", *NAMES)}
     try:
         episode = SingleAgentEpisode.from_state(state)
-    except OfflineCliError as err:  # a state does not know where it was read
+    except OfflineCliError as err:  # add the place
         raise type(err)(err.what, where=f"{where}, {err.where}", fix=err.fix, details=err.details) from err
     if state["id_"] is None or not episode.is_reset:
-        raise BadEpisode("an episode without id or without a first observation", where=where, fix=FIX)
+        raise BadEpisode("the episode has no id or no first observation", where=where, fix=FIX)
     return episode
 
 
@@ -53,35 +53,32 @@ def _name(value: Any, key: str, where: str) -> str | None:
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return str(int(value))  # agents of a multi-agent environment may be numbered
-    raise BadEpisode(f"{key} is {str(value)[:40]!r}, not text", where=where, fix=FIX)
+        return str(int(value))  # agent ids may be numbers
+    raise BadEpisode(f"{key} is {str(value)[:40]!r}, not a string", where=where, fix=FIX)
 
 
 def decode_batch(
     items: Iterable[bytes], *, where: Callable[[int], str], rejects: Rejects, tally: Tally
 ) -> Iterator[EpisodeBatch]:
-    """The episodes in `items`, in order; a new batch begins where the structure changes.
+    """Decode the episodes in `items`, in order; a new batch starts where the structure changes.
 
-    `items` may be a pyarrow array of binary as well. `where(i)` names the place of item i, and is called for errors only. Bad
-    items go through `rejects`. Episodes may be fragments (t_started > 0, no flag set); of a lookback buffer nothing is taken.
+    `items` may be a binary pyarrow array. `where(i)` names the place of item i; it is called only for errors. Bad items go to
+    `rejects`. Episodes may be fragments (t_started > 0, no end flag); lookback buffers are dropped.
     """
     return BatchDecoder(rejects, tally).decode(items, where=where)
 
 
 class BatchDecoder:
-    """`decode_batch` for many files: keeps learned layouts (a millisecond each) between calls.
-
-    Not for several threads at once.
-    """
+    """`decode_batch` for many files: keeps learned layouts (1 ms each) between calls. Not thread-safe."""
 
     def __init__(self, rejects: Rejects, tally: Tally) -> None:
         self.rejects, self.tally = rejects, tally
-        self.layouts: list[ItemLayout] = []  # that of the last item first
+        self.layouts: list[ItemLayout] = []  # most recently used first
         self.unknown = self.learned = 0
 
     def decode(self, items: Iterable[bytes], *, where: Callable[[int], str]) -> Iterator[EpisodeBatch]:
         """As `decode_batch`; exhaust one iterator before the next call."""
-        to_list = getattr(items, "to_pylist", None)  # pyarrow arrays: one pass in C instead of a scalar object per item
+        to_list = getattr(items, "to_pylist", None)  # pyarrow arrays: one pass in C
         pending: list[EpisodeBatch] = []
         for batch in self._batches(to_list() if to_list else items if isinstance(items, list) else list(items), where):
             if pending and pending[0].structure_difference(batch):
@@ -127,14 +124,14 @@ class BatchDecoder:
     def _flush(
         self, layout: ItemLayout | None, rows: list[list[Any]], items: Sequence[Any], stop: int, where: Callable[[int], str]
     ) -> Iterator[EpisodeBatch]:
-        """The batch of `rows`, of the items before `stop`."""
+        """Yield the batch of `rows`, which belong to the items before `stop`."""
         if layout is None or not rows:
             return
         batch = self._batch_of(layout, rows)
         if batch is not None:
             yield batch
             return
-        for index, row in enumerate(rows, start=stop - len(rows)):  # the odd episode is found by reading each alone
+        for index, row in enumerate(rows, start=stop - len(rows)):  # find the bad episode by reading each alone
             batch = self._batch_of(layout, [row]) if len(rows) > 1 else None
             if batch is not None:
                 yield batch
@@ -142,7 +139,7 @@ class BatchDecoder:
                 yield from self._alone(items[index], where(index))
 
     def _batch_of(self, layout: ItemLayout, rows: Sequence[Sequence[Any]]) -> EpisodeBatch | None:
-        """The batch of these rows; None where something in them does not fit."""
+        """The batch of these rows; None if one of them is inconsistent."""
         tally = Tally()
         try:
             batch = _RowsOfLayout(layout, rows, tally).batch()
@@ -154,7 +151,7 @@ class BatchDecoder:
     def _alone(self, item: Any, place: str) -> Iterator[EpisodeBatch]:
         try:
             if not isinstance(item, bytes):
-                raise BadEpisode(f"a {type(item).__name__} where packed bytes belong", where=place, fix="leave this row out")
+                raise BadEpisode(f"a {type(item).__name__} instead of packed bytes", where=place, fix="remove this row")
             episode = decode(item, where=place)
             try:
                 batch = EpisodeBatch.from_episodes([episode], tally=self.tally)
@@ -168,7 +165,7 @@ class BatchDecoder:
 
 
 class _RowsOfLayout:
-    """Rows of one layout, transposed. What does not fit raises BadEpisode, without a place."""
+    """Rows of one layout, transposed. Inconsistent rows raise BadEpisode without a place."""
 
     def __init__(self, layout: ItemLayout, rows: Sequence[Sequence[Any]], tally: Tally) -> None:
         self.layout, self.tally = layout, tally
@@ -182,7 +179,7 @@ class _RowsOfLayout:
             raise BadEpisode("t before t_started, or no id", where=INSIDE, fix="")
         rewards = self.tree(layout.buffers["rewards"], 0, None)
         if not isinstance(rewards, np.ndarray) or rewards.ndim != 1 or rewards.dtype.kind not in "biuf":
-            raise BadEpisode("rewards that are not one number per step", where=INSIDE, fix="")
+            raise BadEpisode("rewards are not one number per step", where=INSIDE, fix="")
         return EpisodeBatch(
             ids=tuple(self.values("id_")),
             starts=np.concatenate([[0], np.cumsum(self.steps)]),
@@ -207,20 +204,20 @@ class _RowsOfLayout:
         return self.columns[self.layout.slots[key]]
 
     def some(self, key: str) -> tuple[Any, ...] | None:
-        """The values of a field; None where all are missing or empty maps."""
+        """The values of a field; None if all are missing or empty maps."""
         index = self.layout.slots.get(key)
         found = () if index is None else self.columns[index]
         return found if any(value is not None and value != {} for value in found) else None
 
     def tree(self, fields: BufferFields, more: int, space: Space | None) -> Tree:
-        """Leaves (rows, *shape) of all episodes, each `more` rows than steps, lookback buffers left out."""
+        """Leaves (rows, *shape) of all episodes, with `more` rows than steps in each, without lookback buffers."""
         skip = self.skipped(fields)
         want = (self.steps + more + np.array(skip, np.int64)).tolist()
 
         def joined(field: ArrayField | StepsField) -> Tree:
             column = self.columns[field.index]
             if [count for count, _ in column] != want:
-                raise BadEpisode("buffers of other lengths than the timesteps imply", where=INSIDE, fix="")
+                raise BadEpisode("buffer lengths and timesteps disagree", where=INSIDE, fix="")
             return field.joined(column, skip, space, self.tally)
 
         return map_leaves(joined, fields.data)
@@ -232,7 +229,7 @@ class _RowsOfLayout:
         fields = self.layout.buffers["infos"]
         found, skip = self.columns[fields.data], self.skipped(fields)
         if [count for count, _ in found] != (self.steps + 1 + np.array(skip, np.int64)).tolist():
-            raise BadEpisode("infos of another number than observations", where=INSIDE, fix="")
+            raise BadEpisode("the numbers of infos and observations differ", where=INSIDE, fix="")
         if all(infos is None for _, infos in found):
             return None
         empty: Mapping[str, Any] = {}

@@ -1,1 +1,1 @@
-"""HDF5 files: opened safely (`safe.py`), written whole (`writing.py`), and a module for each layout; Minari's is a package."""
+"""HDF5 files: safe reading (`safe.py`), writing (`writing.py`), and one module per layout. Minari is a separate package."""

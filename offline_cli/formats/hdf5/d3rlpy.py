@@ -1,10 +1,9 @@
-"""d3rlpy's HDF5 layout (`ReplayBuffer.dump`, version 2.1): arrays of each episode by its number, `observations_0`, ...
+"""d3rlpy's HDF5 layout (`ReplayBuffer.dump`, version 2.1): one set of arrays per episode, `observations_0`, ...
 
-* An episode has T observations: the last one, which its last action led to, is not in the file. One that did not terminate
-  ended by a time limit.
-* Several observations (`observations_0_0`, `observations_0_1`) are a Tuple. d3rlpy knows arrays and tuples of arrays, so Dict
-  observations are refused when they are written.
-* Discrete actions have a second dimension of 1 in the file, and none here.
+* An episode has T observations; its final observation is not in the file. An episode that did not terminate is truncated.
+* Several observations (`observations_0_0`, `observations_0_1`) are a Tuple. d3rlpy supports arrays and tuples of arrays, so
+  Dict observations cannot be written.
+* Discrete actions have a second dimension of 1 in the file, which is removed on reading.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from offline_cli.trees import Tree, map_leaves
 
 FORMAT: Final = "d3rlpy"
 COLUMNS: Final = ("observations", "actions", "rewards", "terminated")
-READ, WRITTEN = "2.", "2.1"  # versions
-FIX: Final = "write the file again with d3rlpy, or leave the episode out with --on-error skip"
+READ, WRITTEN = "2.", "2.1"  # versions of the layout
+FIX: Final = "write the file again with d3rlpy, or skip the episode with --on-error skip"
 
 
 def open_d3rlpy(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
-    """The files. Raises BadData for one that is damaged."""
+    """Open d3rlpy files. Raises BadData if the first is damaged."""
     with Hdf5File(files[0]) as file:
         ours = read_metadata(file.attributes(), file.url)
     info = SourceInfo(format=FORMAT, location=context.location, **{"action_scale": ENV_SCALE, **ours})
@@ -47,24 +46,24 @@ def open_d3rlpy(files: Sequence[Location], context: OpenContext) -> EpisodeFiles
 
 @dataclass(slots=True)
 class D3rlpySource(EpisodeFiles):
-    """Files of a replay buffer each."""
+    """d3rlpy files, one replay buffer each."""
 
     format: ClassVar = FORMAT
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
-        """See `EpisodeFiles`. Raises BadData for another version."""
+        """See `EpisodeFiles`. Raises BadData for unsupported versions."""
         found = held.enter(Hdf5File(file, self.read_options.memory_limit)).datasets()
         missing = [name for name in ("version", "columns", "num_episodes") if name not in found]
         if missing:
-            raise BadData(f"no dataset {missing[0]}", where=file.url, fix=FIX)
+            raise BadData(f"the dataset {missing[0]} is missing", where=file.url, fix=FIX)
         version, columns, count = (np.ravel(found[name].read()) for name in ("version", "columns", "num_episodes"))
         said, lacking = "".join(map(str, version)), sorted(set(COLUMNS).difference(map(str, columns)))
         if not said.startswith(READ) or lacking:
             fix = "load it with the version of d3rlpy that wrote it, and dump it with d3rlpy 2"
-            what = f"a file of version {said[:20]!r}" + f", without {', '.join(lacking)}" * bool(lacking)
+            what = f"the file has version {said[:20]!r}" + f", without {', '.join(lacking)}" * bool(lacking)
             raise BadData(what, where=file.url, fix=fix)
         for column in set(map(str, columns)).difference(COLUMNS):
-            tally.drop_column(column, "d3rlpy has no such column")
+            tally.drop_column(column, "not a column of d3rlpy")
         if count.dtype.kind not in "iu" or count.size != 1 or not 0 <= int(count[0]) <= len(found):
             raise BadData("num_episodes is not a number of episodes", where=file.url, fix=FIX)
         yield from (([number], partial(_episode, found, number, prefix, file.url)) for number in range(int(count[0])))
@@ -88,19 +87,19 @@ def _episode(found: Mapping[str, SafeDataset], number: int, prefix: str, url: st
 
 
 def _column(found: Mapping[str, SafeDataset], name: str, where: str) -> Tree:
-    """One array, or one for each part of a Tuple. Raises BadEpisode."""
+    """One array, or a tuple of arrays. Raises BadEpisode."""
     if name in found:
         return found[name].read()
     parts = list[Any]()
     while f"{name}_{len(parts)}" in found:
         parts.append(found[f"{name}_{len(parts)}"].read())
     if not parts:
-        raise BadEpisode(f"{name} is not in the file, whose num_episodes counts it", where=where, fix=FIX)
+        raise BadEpisode(f"{name} is missing, although num_episodes includes it", where=where, fix=FIX)
     return tuple(parts)
 
 
 class D3rlpySink(Hdf5Sink):
-    """A `Sink`; see the module."""
+    """A `Sink` for d3rlpy files."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, FORMAT)
@@ -108,7 +107,7 @@ class D3rlpySink(Hdf5Sink):
         _check(context.action_space, "actions")
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`: some datasets for each episode."""
+        """See `Sink`: one set of datasets per episode."""
         count_left_out(batch, self.context.tally, extra=False)
         count_finals(batch, self.context.tally)
         actions = map_leaves(lambda leaf: leaf.reshape(-1, 1) if leaf.ndim == 1 else leaf, batch.actions)
@@ -130,11 +129,11 @@ class D3rlpySink(Hdf5Sink):
 
 
 def _check(space: Space, what: str) -> None:
-    """Raise UnsupportedSpace for what is neither an array nor a tuple of arrays."""
+    """Raise UnsupportedSpace for anything but an array or a tuple of arrays."""
     parts: Sequence[Any] = space.spaces if isinstance(space, spaces.Tuple) else (space,)
     if any(isinstance(part, (spaces.Dict, spaces.Tuple)) for part in parts):
         fix = "choose another --to, or record vectors"
-        raise UnsupportedSpace(f"d3rlpy has no {what} in a {type(space).__name__}", where=f"--to {FORMAT}", fix=fix)
+        raise UnsupportedSpace(f"d3rlpy cannot store {what} in a {type(space).__name__}", where=f"--to {FORMAT}", fix=fix)
 
 
 D3RLPY_SINK: Final = SinkKind(

@@ -1,11 +1,11 @@
-"""D4RL's HDF5 layout: flat arrays of all steps, whose `terminals` and `timeouts` end episodes.
+"""D4RL's HDF5 layout: flat arrays of all steps, in which `terminals` and `timeouts` end episodes.
 
-* Observations are those that were acted on; an episode's last one is in no row, unless the file has `next_observations`.
-* Without `timeouts`, an episode ends at `terminals`, and where `next_observations` do not lead to the next row; where there
-  are neither, time limits are not known, which is counted (`missing-timeouts`).
-* Further arrays of one row a step (`infos/qpos`) are extra model outputs; `infos/action_log_probs` is `action_logp`, RLlib's
-  name. What has other rows (`metadata/...`) is left out by name.
-* Written are the arrays above. `next_observations` are left out where the final observation of an episode is not known.
+* A row has the observation before its action; an episode's final observation is known only from `next_observations`.
+* Without `timeouts`, an episode ends at `terminals`, and where `next_observations` differs from the next row's observation.
+  If both are missing, time limits are unknown, which is counted (`missing-timeouts`).
+* Other arrays with one row per step (`infos/qpos`) are extra model outputs; `infos/action_log_probs` becomes `action_logp`,
+  RLlib's name. Arrays with another number of rows (`metadata/...`) are dropped and reported by name.
+* The sink writes the same arrays, without `next_observations` if any episode's final observation is unknown.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from offline_cli.tally import UNFINISHED, Tally
 from offline_cli.trees import Tree, map_leaves
 
 FORMAT: Final = "d4rl"
-OLD_ENDS: Final = "episode_terminals"  # of d3rlpy's first version, whose files are otherwise the same
+OLD_ENDS: Final = "episode_terminals"  # in files of d3rlpy 1, otherwise the same layout
 NEEDED: Final = (OBS, ACTIONS, REWARDS, TERMINALS)
 KNOWN: Final = (*NEEDED, NEXT, TIMEOUTS, OLD_ENDS)
 LOGP: Final = {"action_log_probs": "action_logp"}  # theirs to ours
 RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS, Columns.ITEM})
-COMPARED: Final = 1 << 16  # rows whose observations are compared at a time
-CHUNK: Final = 1 << 20  # bytes of rows that HDF5 stores together
-FIX: Final = "write the file again with as many rows in each array"
+COMPARED: Final = 1 << 16  # rows compared at a time
+CHUNK: Final = 1 << 20  # bytes per HDF5 chunk
+FIX: Final = "write the file again with the same number of rows in each array"
 
 
 def open_d4rl(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
-    """The files, each with arrays of its own that are looked at when it is read. Raises BadData."""
+    """Open D4RL files; the arrays of each are checked when it is read. Raises BadData."""
     with Hdf5File(files[0]) as file:
         ours = read_metadata(file.attributes(), file.url)
     info = SourceInfo(format=FORMAT, location=context.location, **{"action_scale": ENV_SCALE, **ours})
@@ -67,7 +67,7 @@ def open_d4rl(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
 
 @dataclass(slots=True)
 class D4rlSource(EpisodeFiles):
-    """Files of steps."""
+    """D4RL files."""
 
     format: ClassVar = FORMAT
     rows_are_steps: ClassVar = True
@@ -82,10 +82,10 @@ class D4rlSource(EpisodeFiles):
 
 
 class _Steps:
-    """The datasets of a file with a row a step: `FlatArrays`."""
+    """The datasets of a file with one row per step: `FlatArrays`."""
 
     def __init__(self, found: Mapping[str, SafeDataset], where: str, drop: frozenset[str], tally: Tally) -> None:
-        """Raises BadData where arrays that are needed are missing, or disagree. `drop`: see `OpenContext`."""
+        """Raises BadData if required arrays are missing or differ in length. `drop`: see `OpenContext`."""
         self._where, self._tally, self._datasets = where, tally, dict[str, SafeDataset]()
         kept = {name.partition("/")[0] for name in found if _dotted(name) not in drop}
         missing = [key for key in NEEDED if key not in kept]
@@ -96,17 +96,17 @@ class _Steps:
             head, dotted = name.partition("/")[0], _dotted(name)
             why = LEFT_OUT if dotted in drop else "" if one.has_rows(self._rows) else one.why_no_column(self._rows)
             if head in KNOWN and why and why != LEFT_OUT:
-                fix = f"leave it out: convert ... --drop {dotted}" if "." in dotted and one.dtype is None else FIX
+                fix = f"drop it: convert ... --drop {dotted}" if "." in dotted and one.dtype is None else FIX
                 raise BadData(f"{name} is {why}, of rewards", where=where, fix=fix)
             if head not in KNOWN and not why and _extra_name(name) in RESERVED:
-                why = "its name means something else in a dataset"
+                why = "the name is reserved"
             if why:
                 tally.drop_column(dotted if why == LEFT_OUT else name, why)
             else:
                 self._datasets[name] = one
         self._keys = {name.partition("/")[0] for name in self._datasets}
         if NEXT in self._keys and self._forms(NEXT) != self._forms(OBS):
-            raise BadData(f"{NEXT} are of another form than {OBS}", where=where, fix=FIX)
+            raise BadData(f"{NEXT} and {OBS} have different shapes", where=where, fix=FIX)
         self.row_bytes = sum(one.row_bytes for one in self._datasets.values())
         self._terminateds, self._truncateds = self._ends()
         self.starts = np.concatenate([[0], np.flatnonzero(self._terminateds | self._truncateds) + 1])
@@ -115,14 +115,14 @@ class _Steps:
         return {name[len(key) :]: one.shape for name, one in self._datasets.items() if name.partition("/")[0] == key}
 
     def _ends(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(N,) which steps terminate, and which are truncated: the last one in any case."""
+        """(N,) Which steps terminate, and which are truncated. The last step always ends an episode."""
         terminateds = self._numbers(TERMINALS) != 0
         if TIMEOUTS in self._keys:
             truncateds = self._numbers(TIMEOUTS) != 0
         elif OLD_ENDS in self._keys:
             truncateds = (self._numbers(OLD_ENDS) != 0) & ~terminateds
         elif NEXT in self._keys:
-            edges = [*range(0, self._rows, COMPARED), self._rows]  # each part with one row more, to which its last may lead
+            edges = [*range(0, self._rows, COMPARED), self._rows]  # each part overlaps the next by one row
             parts = [(first, min(stop + 1, self._rows)) for first, stop in pairwise(edges)]
             leads_on = [chained(self._tree(OBS, *part), self._tree(NEXT, *part)) for part in parts]
             truncateds = ~np.concatenate([*leads_on, [True]])[: self._rows] & ~terminateds
@@ -155,7 +155,7 @@ class _Steps:
         whole = map_leaves(lambda acted, after: with_finals(acted, after, starts), obs, following)
         if following is not obs:
             broken = ~chained(obs, following)
-            broken[last[:-1] - first] = False  # where the next episode begins
+            broken[last[:-1] - first] = False  # the last steps of episodes
             rows = np.flatnonzero(broken) + first + 1
             self._tally.assume("broken-chain", len(rows), places=lambda: (f"{self._where} row {row}" for row in rows.tolist()))
         extra = {name: one for name, one in self._datasets.items() if name.partition("/")[0] not in KNOWN}
@@ -173,7 +173,7 @@ class _Steps:
 
 
 def _dotted(name: str) -> str:
-    """The path of a leaf, as `--drop` takes it."""
+    """The path of a leaf in the notation of `--drop`."""
     head, slash, rest = name.partition("/")
     ours = {OBS: Columns.OBS, NEXT: Columns.OBS}.get(head, head)
     return f"{ours}{slash}{rest}".replace("/", ".")
@@ -185,14 +185,14 @@ def _extra_name(name: str) -> str:
 
 
 class D4rlSink(Hdf5Sink):
-    """A `Sink`; see the module."""
+    """A `Sink` for D4RL files."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, FORMAT)
         self._steps = FlatSteps(context.tally)
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`: rows at the end of each array."""
+        """See `Sink`: appends rows to each array."""
         count_left_out(batch, self.context.tally)
         theirs = {ours: name for name, ours in LOGP.items()}
         extra = {f"infos/{theirs.get(name, name)}": tree for name, tree in batch.extra.items()}
@@ -204,7 +204,7 @@ class D4rlSink(Hdf5Sink):
         self.count(batch)
 
     def _dataset(self, name: str, values: NDArray[np.generic]) -> Any:
-        """A dataset of these values, to which rows can be added."""
+        """Create a resizable dataset with these values."""
         row = values.shape[1:]
         chunk = (max(1, CHUNK // max(1, values.itemsize * math.prod(row))), *row)
         return self.root.create_dataset(name, data=values, maxshape=(None, *row), chunks=chunk)

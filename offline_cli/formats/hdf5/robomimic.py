@@ -1,12 +1,13 @@
-"""robomimic's HDF5 layout: a group for each demonstration (`data/demo_i`), observations by key, splits by name (`mask/KEY`).
+"""robomimic's HDF5 layout: one group per demonstration (`data/demo_i`), observations by key, splits by name (`mask/KEY`).
 
-* The last observation of a demonstration is the last of `next_obs`; without these it is not known.
-* `dones` at the last step say whether it terminated; all of them are kept as the extra output `step_dones`, because many files
-  mark each step at which the task is solved. Simulator `states` and other arrays of one row a step are extra outputs too.
-* Actions are in [-1, 1], whatever the environment takes: action scale `normalized`. Those of a bounded Box in the units of an
-  environment are rescaled when they are written, which is counted.
-* Splits become the field `mask` of each episode, several names with commas; `split --by mask` makes them again. Other
-  attributes of a demonstration, such as `model_file`, are custom data too.
+* The final observation of a demonstration is the last one of `next_obs`; without `next_obs` it is unknown.
+* The last value of `dones` tells whether the demonstration terminated. All values are kept as the extra output `step_dones`,
+  because many files mark every step at which the task is solved. Simulator `states` and other arrays with one row per step are
+  extra outputs too.
+* Actions are in [-1, 1], whatever the environment's bounds: action scale `normalized`. On writing, actions of a bounded Box in
+  environment units are rescaled, which is counted.
+* Splits become the custom-data field `mask` of each episode, several names joined by commas; `split --by mask` recreates them.
+  Other attributes of a demonstration, such as `model_file`, are custom data too.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from offline_cli.trees import Tree
 FORMAT: Final = "robomimic"
 DATA, DEMO, MASK = "data", "demo_", "mask"
 DONES: Final = "step_dones"
-ONLY: Final = "obs"  # the key of observations that have none
+ONLY: Final = "obs"  # the key for observations that are a single array
 KNOWN: Final = ("obs", "next_obs", "actions", "rewards", "dones")
 NAME: Final = re.compile(r"demo_(?:0|[1-9][0-9]{0,15})", re.ASCII)
-GYM: Final = 2  # robomimic's number of the kind of environments that gymnasium has
-FIX: Final = "write the demonstration again, or leave it out with --on-error skip"
+GYM: Final = 2  # robomimic's environment type for gymnasium
+FIX: Final = "write the demonstration again, or skip it with --on-error skip"
 
 
 def open_robomimic(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
-    """The files. Raises BadData for one that is damaged."""
+    """Open robomimic files. Raises BadData if the first is damaged."""
     with Hdf5File(files[0]) as file:
         attributes, demos = file.attributes(DATA), numbered(file.members(DATA), DEMO)
         actions = file.datasets(f"{DATA}/{demos[0][1]}").get("actions") if demos else None
@@ -70,12 +71,12 @@ def open_robomimic(files: Sequence[Location], context: OpenContext) -> EpisodeFi
 
 @dataclass(slots=True)
 class RobomimicSource(EpisodeFiles):
-    """Files of demonstrations."""
+    """robomimic files."""
 
     format: ClassVar = FORMAT
 
     def episodes(self, file: Location, prefix: str, held: Scope, tally: Tally) -> Reads:
-        """See `EpisodeFiles`; reads the splits."""
+        """See `EpisodeFiles`; also reads the splits."""
         opened = held.enter(Hdf5File(file, self.read_options.memory_limit))
         members = opened.members(DATA)
         demos, masks = numbered(members, DEMO), dict[str, list[str]]()
@@ -104,12 +105,12 @@ class RobomimicSource(EpisodeFiles):
         obs, after = (self._observations(values, key) for key in ("obs", "next_obs"))
         if obs is None:
             fix = "extract them with robomimic's dataset_states_to_obs.py"
-            raise BadEpisode("no observations are in the demonstration", where=where, fix=fix)
+            raise BadEpisode("the demonstration has no observations", where=where, fix=fix)
         if "actions" not in values:
-            raise BadEpisode("no actions are in the demonstration", where=where, fix=FIX)
+            raise BadEpisode("the demonstration has no actions", where=where, fix=FIX)
         steps, dones = len(values["actions"]), values.get("dones")
         for path, one in values.items():
-            why = "the name has a meaning here" if path.startswith(DONES) else why_left_out(one, steps)
+            why = "the name is reserved" if path.startswith(DONES) else why_left_out(one, steps)
             if path.partition("/")[0] not in KNOWN and why:
                 dropped[path] = why
             elif path.partition("/")[0] not in KNOWN:
@@ -136,7 +137,7 @@ class RobomimicSource(EpisodeFiles):
         return made
 
     def _observations(self, values: Mapping[str, Values], key: str) -> Tree | None:
-        """The arrays below a key as a Dict; the only one, where the declared space has no keys."""
+        """The arrays below a key as a Dict; or a single array if the declared space is not a Dict."""
         found = {path.removeprefix(f"{key}/"): one for path, one in values.items() if path.startswith(f"{key}/")}
         space = self.info.observation_space
         if list(found) == [ONLY] and not (space is None or isinstance(space, (spaces.Dict, spaces.Tuple))):
@@ -145,7 +146,7 @@ class RobomimicSource(EpisodeFiles):
 
 
 class RobomimicSink(Hdf5Sink):
-    """A `Sink`; see the module."""
+    """A `Sink` for robomimic files."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, FORMAT)
@@ -154,7 +155,7 @@ class RobomimicSink(Hdf5Sink):
         self._bounds = _bounds_of(context)
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`: a group for each episode."""
+        """See `Sink`: one group per episode."""
         count_left_out(batch, self.context.tally, kept=None, ids=True)
         obs = batch.obs if isinstance(batch.obs, (dict, tuple)) else {ONLY: batch.obs}
         steps = {"actions": self._scaled(batch.actions), "dones": batch.step_flags()[0].astype(np.int64)}
@@ -162,7 +163,7 @@ class RobomimicSink(Hdf5Sink):
         for at, assumed in enumerate(batch.final_obs_assumed):
             rows = slice(int(batch.starts[at]), int(batch.starts[at + 1]))
             data = dict(batch.custom_data[at]) if batch.custom_data is not None else {}
-            data.pop(Columns.FINAL_OBS_ASSUMED, None)  # said by what is not there
+            data.pop(Columns.FINAL_OBS_ASSUMED, None)  # implied by the missing next_obs
             group = self.root.create_group(f"{DATA}/{self._name(data)}")
             put(group, "obs", obs, slice(rows.start + at, rows.stop + at))
             if not assumed:
@@ -174,7 +175,7 @@ class RobomimicSink(Hdf5Sink):
         self.count(batch)
 
     def _name(self, data: dict[str, Any]) -> str:
-        """`demo_i`: its own of a robomimic file, else the next number."""
+        """`demo_i`: the name in the source if it was a robomimic file, otherwise the next free number."""
         name, masks = data.pop(Columns.SOURCE_ID, None), data.pop(MASK, "")
         if not (isinstance(name, str) and NAME.fullmatch(name) and name not in self._names):
             number = len(self._names)
@@ -210,7 +211,7 @@ class RobomimicSink(Hdf5Sink):
 
 
 def _bounds_of(context: SinkContext) -> tuple[NDArray[Any], NDArray[Any]] | None:
-    """Bounds by which actions are rescaled; None: they are in [-1, 1] already, or have no bounds."""
+    """Bounds for rescaling actions; None if they are in [-1, 1] already or unbounded."""
     space = context.action_space
     if not isinstance(space, spaces.Box) or context.action_scale != ENV_SCALE or context.spaces_inferred:
         return None

@@ -1,12 +1,12 @@
-"""An HDF5 file, opened by h5py in this process; every link and object is checked against an allow-list before a value is read.
+"""Open HDF5 files with h5py, checking every link and object against an allow-list before reading values.
 
-Allowed: groups, and datasets of numbers, booleans and texts. Bytes of varying length are read only as JPEG frames, as Minari
-stores them. Refused by name and place: soft and external links, external storage, virtual datasets, filters other than HDF5's
-own and h5py's, other types, and datasets that unfold to more than `RATIO` times what is stored. libhdf5 itself is C code, which
-a crafted file may crash, and this process with it (docs/SECURITY.md).
+Allowed: groups, and datasets of numbers, booleans and strings. Variable-length bytes are read only as JPEG frames, as Minari
+stores them. Refused: soft and external links, external storage, virtual datasets, filters other than those of HDF5 and h5py,
+other types, and datasets that decompress to more than `RATIO` times their stored size. libhdf5 is C code: a crafted file may
+crash it, and with it this process (docs/SECURITY.md).
 
-h5py's low-level objects are used: making a `Group` and `Dataset` of each takes longer than reading a small one. A remote file
-is copied to a temporary file first, because HDF5 jumps around in its files.
+Uses h5py's low-level API, because creating `Group` and `Dataset` objects takes longer than reading a small dataset. Remote
+files are first copied to a temporary file, because HDF5 reads at scattered offsets.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ Values = NDArray[Any] | list[str]
 
 TEXT, FRAMES = "text", "JPEG frames"
 FILTERS: Final = frozenset({1, 2, 3, 4, 5, 6, 32000})  # deflate, shuffle, fletcher32, szip, nbit, scaleoffset; h5py's lzf
-RATIO: Final = 1100  # more than deflate can: times the stored bytes that a dataset may unfold to, beyond:
-SMALL: Final = 64 << 20  # bytes of a dataset
-CHUNK: Final = 1 << 30  # bytes
-ATTRIBUTE: Final = 16 << 20  # bytes of one
-DEEPEST: Final = 32  # groups within groups
-OBJECTS: Final = 1_000_000  # in a file; texts of a dataset
+RATIO: Final = 1100  # highest compression ratio allowed (deflate cannot exceed it), for datasets larger than SMALL
+SMALL: Final = 64 << 20  # bytes
+CHUNK: Final = 1 << 30  # largest chunk, in bytes
+ATTRIBUTE: Final = 16 << 20  # largest attribute, in bytes
+DEEPEST: Final = 32  # deepest nesting of groups
+OBJECTS: Final = 1_000_000  # most objects in a file, and most strings in a dataset
 FIX: Final = "write the file again with h5py: plain datasets of numbers in groups"
 
 
 def need_h5py(where: str, extra: str = "hdf5") -> None:
-    """Raise MissingPackage where h5py is not installed."""
+    """Raise MissingPackage if h5py is not installed."""
     if importlib.util.find_spec("h5py") is None:
         fix = f"pip install 'offline-cli[{extra}]'"
         raise MissingPackage("HDF5 files need the package h5py, which is not installed", where=where, fix=fix)
@@ -58,9 +58,9 @@ def need_h5py(where: str, extra: str = "hdf5") -> None:
 
 @dataclass(frozen=True, slots=True)
 class SafeDataset(StoredArray):
-    """A dataset that passed the allow-list. Reading raises BadData, and MemoryLimitExceeded."""
+    """A dataset that passed the allow-list. Reading may raise BadData or MemoryLimitExceeded."""
 
-    where: str  # its place, for messages
+    where: str  # file and path, for messages
     opened: Any = field(repr=False)  # h5py.h5d.DatasetID
     most: int  # bytes that may be read at once
 
@@ -70,7 +70,7 @@ class SafeDataset(StoredArray):
         return self.said == FRAMES
 
     def read(self) -> Values:
-        """All of it: numbers, a single one as one row; texts as a list; JPEG frames decoded."""
+        """Read everything: numbers (a scalar as one row), a list of strings, or decoded JPEG frames."""
         if self.dtype is not None:
             values = self.rows()
             return values if self.shape else values.reshape(1)
@@ -78,9 +78,9 @@ class SafeDataset(StoredArray):
             return self._frames() if self.is_frames else self._texts()
 
     def rows(self, first: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Rows [first, stop) of numbers; of a dataset without rows, its number."""
+        """Rows [first, stop) of numbers; for a scalar dataset, its value."""
         if self.dtype is None:
-            raise BadData(f"{self.said}, and no numbers", where=self.where, fix=FIX)
+            raise BadData(f"expected numbers, found {self.said}", where=self.where, fix=FIX)
         is_part = bool(self.shape) and (first > 0 or (stop is not None and stop < self.shape[0]))
         shape = (len(range(self.shape[0])[first:stop]), *self.shape[1:]) if is_part else self.shape
         self._check_fits(math.prod(shape) * self.dtype.itemsize)
@@ -92,7 +92,7 @@ class SafeDataset(StoredArray):
                 if values.size:
                     every, memory_type = _reading(self.dtype)
                     self.opened.read(every, every, values, memory_type)
-        return values.view(np.uint8) != 0 if self.dtype.kind == "b" else values  # 0 or 1, whatever is stored
+        return values.view(np.uint8) != 0 if self.dtype.kind == "b" else values  # any nonzero byte is True
 
     def _indexed(self, rows: Any) -> Any:
         from h5py import Dataset as HighLevel
@@ -105,7 +105,7 @@ class SafeDataset(StoredArray):
         return [_text(value) for value in np.asarray(self._indexed(())).reshape(-1).tolist()]
 
     def _frames(self) -> NDArray[np.uint8]:
-        """(N, height, width) or (N, height, width, 3), as Minari decodes them."""
+        """Decode JPEG frames as Minari does: (N, height, width) or (N, height, width, 3)."""
         from PIL import Image
 
         found: list[NDArray[np.uint8]] = []
@@ -122,16 +122,16 @@ class SafeDataset(StoredArray):
 
 
 class Hdf5File:
-    """One open file without links; a context manager. Raises BadData, UnsafeData, StorageError, MissingPackage."""
+    """An open HDF5 file without links; a context manager. Raises BadData, UnsafeData, StorageError, MissingPackage."""
 
     def __init__(self, file: Location, memory_limit: int = MEMORY_LIMIT) -> None:
         self.url = file.url
         self._file, self._most = file, EpisodeLimit.within(memory_limit).most
         self._scope = Scope()
-        self._h5: Any = None  # the package: it is imported when a file is opened
+        self._h5: Any = None  # the h5py package, imported when a file is opened
         self._root: Any = None  # h5py.h5g.GroupID
-        self._names: list[str] = []  # of all objects, by path, sorted
-        self._last: tuple[str, Any] = "", None  # the group that was used last
+        self._names: list[str] = []  # sorted paths of all objects
+        self._last: tuple[str, Any] = "", None  # the most recently used group
 
     def __enter__(self) -> Self:
         need_h5py(self.url)
@@ -156,7 +156,7 @@ class Hdf5File:
         self._scope.close()
 
     def _local_data(self) -> Any:
-        """What h5py opens: a path of this machine, or a copy without a name."""
+        """A local path, or an anonymous temporary copy of a remote file."""
         if self._file.is_local:
             open_plain(self._file.path, shown=self.url).close()
             return self._file.path
@@ -167,7 +167,7 @@ class Hdf5File:
         return copy
 
     def _checked_names(self) -> Iterator[str]:
-        """Of all objects. Raises UnsafeData for a link that may lead elsewhere, BadData for too many or too deep ones."""
+        """Paths of all objects. Raises UnsafeData for soft and external links, BadData for too many or too deep objects."""
         links: list[tuple[bytes, int]] = []
 
         def collect(name: bytes, link: Any) -> bool | None:  # an exception would be lost in libhdf5
@@ -180,19 +180,19 @@ class Hdf5File:
         for raw, kind in links:
             name = raw.decode()
             if kind != self._h5.h5l.TYPE_HARD:
-                fix = "write a copy of what it leads to in its place (h5repack, or h5py's Group.copy)"
-                what = "a soft or an external link, which may lead to another file"
+                fix = "replace it by a copy of its target (h5repack, or h5py's Group.copy)"
+                what = "soft and external links are not supported: they may lead to another file"
                 raise UnsafeData(what, where=f"{self.url} {name}", fix=fix)
             yield name
 
     def _below(self, path: str) -> list[str]:
-        """The paths of all objects below a group, without its own."""
+        """Paths of all objects below a group, relative to it."""
         start = f"{path}/" if path else ""
-        stop = bisect_left(self._names, f"{path}0") if path else len(self._names)  # 0 is what follows a slash
+        stop = bisect_left(self._names, f"{path}0") if path else len(self._names)  # "0" sorts right after "/"
         return [name[len(start) :] for name in self._names[bisect_left(self._names, start) : stop]]
 
     def members(self, path: str = "") -> list[str]:
-        """Names in a group; none where there is no such group."""
+        """Names in a group; empty if the group does not exist."""
         return list(dict.fromkeys(name.partition("/")[0] for name in self._below(path)))
 
     def datasets(self, path: str = "") -> dict[str, SafeDataset]:
@@ -210,8 +210,10 @@ class Hdf5File:
         return found
 
     def attributes(self, path: str = "", tally: Tally | None = None, without: Collection[str] = ()) -> dict[str, Any]:
-        """Those of a group as JSON values, but for those named; the names of others, which are neither numbers nor texts, go
-        to `tally`."""
+        """Attributes of a group as JSON values, except those named in `without`.
+
+        Attributes that are neither numbers nor strings are counted as dropped in `tally`.
+        """
         where, values, names = self._where(path), dict[str, Any](), list[bytes]()
         with _failures(where):
             group = self._group(path)
@@ -247,20 +249,22 @@ class Hdf5File:
         return self._last[1]
 
     def _checked(self, opened: Any, name: str, where: str) -> SafeDataset:
-        """Raises BadData, UnsafeData for what is not on the allow-list."""
+        """Check a dataset against the allow-list. Raises BadData, UnsafeData."""
         h5d = self._h5.h5d
         stored, shape, dtype = opened.get_create_plist(), opened.shape, opened.dtype
         layout = stored.get_layout()
         if shape is None:
-            raise BadData("a dataset without a value", where=where, fix=FIX)
+            raise BadData("the dataset has no value", where=where, fix=FIX)
         if layout == h5d.VIRTUAL or (layout == h5d.CONTIGUOUS and stored.get_external_count()):
-            raise UnsafeData("a virtual dataset or external storage: its values are in another file", where=where, fix=FIX)
+            raise UnsafeData(
+                "virtual datasets and external storage are not supported: the values are in another file", where=where, fix=FIX
+            )
         if layout == h5d.CHUNKED:
             unknown = {stored.get_filter(number)[0] for number in range(stored.get_nfilters())} - FILTERS
             if unknown:
-                raise UnsafeData(f"filter {min(unknown)} is not HDF5's own, and is not loaded", where=where, fix=FIX)
+                raise UnsafeData(f"filter {min(unknown)} is not built into HDF5, and is not loaded", where=where, fix=FIX)
             if math.prod(stored.get_chunk()) * dtype.itemsize > CHUNK:
-                raise BadData("a chunk of more than a gibibyte", where=where, fix="write the file again with smaller chunks")
+                raise BadData("a chunk is larger than 1 GiB", where=where, fix="write the file again with smaller chunks")
         numbers, said = _type_of(dtype, where)
         nbytes = math.prod(shape) * dtype.itemsize
         if nbytes > SMALL and nbytes > RATIO * opened.get_storage_size():
@@ -270,7 +274,7 @@ class Hdf5File:
 
 
 def _type_of(kind: np.dtype[Any], where: str) -> tuple[np.dtype[Any] | None, str]:
-    """The dtype of numbers in the machine's byte order, and its name; TEXT, FRAMES. Raises UnsafeData for other types."""
+    """The native dtype of numbers (None for others), and its name, or TEXT or FRAMES. Raises UnsafeData for other types."""
     import h5py
 
     if kind.kind in "biuf" and kind.itemsize <= 8:
@@ -301,14 +305,14 @@ def _texts_in(value: Any) -> Any:
 
 
 def _text(raw: Any) -> str:
-    """A text of a file, whatever its bytes are."""
+    """Decode a string; invalid UTF-8 is escaped."""
     data = raw if isinstance(raw, bytes) else str(raw).encode("utf-8", "surrogateescape")
     return data.decode("utf-8", "backslashreplace")
 
 
 @contextmanager
 def _failures(where: str, fix: str = FIX) -> Iterator[None]:
-    """Within it, whatever h5py raises for damaged bytes is BadData."""
+    """Turn errors that h5py raises for damaged bytes into BadData."""
     try:
         yield
     except (OfflineCliError, KeyboardInterrupt):
@@ -319,6 +323,6 @@ def _failures(where: str, fix: str = FIX) -> Iterator[None]:
 
 
 def numbered(names: Iterable[str], prefix: str) -> list[tuple[int, str]]:
-    """Those of the names that are `prefix` and a number, with that number and in its order."""
+    """Names consisting of `prefix` and a number, with that number, sorted by it."""
     parts = ((name.removeprefix(prefix), name) for name in names if name.startswith(prefix))
     return sorted((int(rest), name) for rest, name in parts if rest.isascii() and rest.isdecimal() and len(rest) < 18)

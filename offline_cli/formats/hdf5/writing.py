@@ -1,7 +1,7 @@
-"""HDF5 files that sinks write, and our metadata in them.
+"""Write HDF5 files, and our metadata in them.
 
-A file is made in a temporary one, because HDF5 goes back to what it wrote, then stored as a whole. D4RL's, robomimic's and
-d3rlpy's layouts have no place for spaces, environment and action scale: these are one JSON attribute, which others ignore.
+HDF5 seeks while writing, so a temporary file is written first and then stored atomically. The layouts of D4RL, robomimic and
+d3rlpy cannot hold spaces, environment and action scale: these are stored in one JSON attribute, which other programs ignore.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ check_hdf5: Final = file_check(b"\x89HDF", "an HDF5 file")
 
 @model(frozen=True, kw_only=True, config=STRICT)
 class _Metadata:
-    """The attribute."""
+    """Content of the attribute."""
 
     observation_space: SpacePart
     action_space: SpacePart
@@ -43,15 +43,15 @@ class _Metadata:
 
 
 def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
-    """Arguments of a `SourceInfo` from the attribute; empty without it. Raises BadData for one of another form."""
+    """Arguments of a `SourceInfo` from the attribute; empty if it is missing. Raises BadData if it is invalid."""
     text = attributes.get(OURS)
     if not isinstance(text, str):
         return {}
     try:
         found = pydantic.TypeAdapter(_Metadata).validate_json(text)
     except pydantic.ValidationError as error:
-        fix = "remove the attribute, and say what you know: --env, --action-scale"
-        what = f"not what this program writes: {str(error.errors(include_url=False)[0]['msg'])[:200]}"
+        fix = "remove the attribute, and give --env and --action-scale instead"
+        what = f"invalid metadata: {str(error.errors(include_url=False)[0]['msg'])[:200]}"
         raise BadData(what, where=f"{url} attribute {OURS}", fix=fix) from error
     one = found.environment
     spec = None if one is None else EnvironmentSpec(one.id, one.kwargs, one.wrappers)
@@ -60,7 +60,7 @@ def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:
 
 
 def environment_of(record: Any, name: str, kwargs: str) -> EnvironmentSpec | None:
-    """The environment of a JSON object in a file of others, whose keys `name` and `kwargs` say it; None where it says none."""
+    """The environment described by the keys `name` and `kwargs` of a JSON object; None if there is none."""
     try:
         said = from_json(record)
         found, arguments = said.get(name), said.get(kwargs)
@@ -72,9 +72,9 @@ def environment_of(record: Any, name: str, kwargs: str) -> EnvironmentSpec | Non
 
 
 class Hdf5Sink(ForeignSink):
-    """A sink of one HDF5 file, which gets its name when it is whole. A class derived from it writes into `root`."""
+    """Base class of sinks that write one HDF5 file, atomically. Subclasses write into `root`."""
 
-    extra = "hdf5"  # the one that h5py comes with
+    extra = "hdf5"  # the extra that installs h5py
 
     def __init__(self, target: Location, context: SinkContext, name: str) -> None:
         super().__init__(target, context, name)
@@ -83,7 +83,7 @@ class Hdf5Sink(ForeignSink):
 
     @property
     def place(self) -> Location:
-        """Where the file goes."""
+        """The location of the file."""
         return self.target
 
     def __enter__(self) -> Self:
@@ -95,12 +95,12 @@ class Hdf5Sink(ForeignSink):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with suppress(Exception):  # of a full disk: what is closed here was not committed
+        with suppress(Exception):  # a full disk, for example: nothing was committed
             self.root.close()
         self._temporary.close()
 
     def put_metadata(self, group: Any, action_scale: str | None = None) -> None:
-        """Write our attribute; `action_scale`: of the actions as they are written, where that is another one."""
+        """Write our attribute. `action_scale`: of the actions written, if it differs from the context's."""
         context = self.context
         found = _Metadata(
             observation_space=context.observation_space,
@@ -113,11 +113,11 @@ class Hdf5Sink(ForeignSink):
         group.attrs[OURS] = pydantic.TypeAdapter(_Metadata).dump_json(found).decode()
 
     def store(self) -> Written:
-        """Store the file under its name, in a folder that is made if it has to be. Raises StorageError."""
+        """Store the file at `place`, creating its folder if needed. Raises StorageError."""
         try:
             self.root.close()
         except (OSError, RuntimeError, ValueError) as error:
-            fix = "make room where temporary files are, or set TMPDIR"
+            fix = "free space in the temporary folder, or set TMPDIR"
             raise StorageError(f"writing HDF5 failed: {error}", where=tempfile.gettempdir(), fix=fix) from error
         self._temporary.seek(0)
         folder = self.place.parent() or self.place
@@ -132,22 +132,22 @@ class Hdf5Sink(ForeignSink):
         return Written(self.episodes, self.steps, 1, staged.bytes)
 
     def put_attributes(self, group: Any, data: Mapping[str, Any]) -> None:
-        """Write custom data of an episode as attributes; what HDF5 has no type for is left out and counted."""
+        """Write custom data of an episode as attributes; values without an HDF5 type are dropped and counted."""
         self.context.tally.assume("custom-data-not-kept", int(not put_attributes(group, data)))
 
 
 def put(group: Any, name: str, tree: Tree, rows: slice = slice(None), *, tuple_key: str = "{}") -> None:
-    """Write the leaves of a tree as datasets, `/` between keys; `tuple_key`: what a part of a Tuple is called."""
+    """Write the leaves of a tree as datasets, keys joined by `/`. `tuple_key`: name template for parts of a Tuple."""
     for path, leaf in named_leaves(name, tree, tuple_key).items():
         group[path] = leaf[rows]
 
 
 def put_attributes(group: Any, values: Mapping[str, Any]) -> bool:
-    """Write numbers, texts and lists of one of these as attributes; whether these were all."""
+    """Write numbers, strings and lists of these as attributes. Returns whether all values were written."""
     is_whole = True
     for name, value in values.items():
         try:
             group.attrs[name] = value
-        except (TypeError, ValueError, OverflowError, OSError, RuntimeError):  # no type of HDF5's, or more than 64 KiB
+        except (TypeError, ValueError, OverflowError, OSError, RuntimeError):  # no HDF5 type, or larger than 64 KiB
             is_whole = False
     return is_whole

@@ -1,1 +1,1 @@
-"""LeRobot's datasets: what a folder says of itself (`dataset.py`), frames to episodes (`reader.py`) and back (`sink.py`)."""
+"""LeRobot datasets: read (`reader.py`) and written (`sink.py`)."""

@@ -1,15 +1,14 @@
-"""What `convert --to lerobot` writes: a dataset of layout v3.0, which LeRobot's own reader loads from its folder.
+"""Write a LeRobot dataset, layout v3.0, which LeRobot loads from its folder: `convert --to lerobot`.
 
-A Dict's parts are `observation.NAME`, an array alone is `observation.state`; actions are `action`, or `action.NAME`. One number
-is a scalar column of shape [1], a vector a list of fixed length, and what has more dimensions nested lists, as LeRobot's own
-`datasets.Array2D` to `Array5D` are stored. LeRobot has no place for the observation after an episode's last action: it is left
-out, and counted. Frames a second, kind of robot and tasks are read from the custom data of episodes (`fps`, `robot_type`,
-`task`), where reading a LeRobot dataset puts them; the rest of it is one JSON object in their records. Without `fps` a frame is
-a second, which is counted.
+The parts of a Dict are `observation.NAME`, a single array is `observation.state`; actions are `action`, or `action.NAME`. One
+number is a scalar column of shape [1], a vector is a fixed-size list, and arrays of more dimensions are nested lists, as
+LeRobot stores `datasets.Array2D` to `Array5D`. LeRobot cannot store the final observation of an episode: it is dropped, and
+counted. Frames per second, robot type and tasks come from the custom data of episodes (`fps`, `robot_type`, `task`), where our
+reader puts them; other custom data is one JSON object in the episode's record. Without `fps`, 1 is assumed, and counted.
 
-`data/chunk-000/file-000.parquet` has a row group for each episode, `meta/episodes/...` a row with its statistics. Quantiles of
-all episodes are means of those of each, weighted by their lengths, as LeRobot's own `aggregate_stats` makes them (source:
-lerobot 0.4.4, `datasets/compute_stats.py`). What is written is no dataset before `meta/info.json`, which is the last file.
+`data/chunk-000/file-000.parquet` has one row group per episode, `meta/episodes/...` one row with its statistics. Quantiles over
+all episodes are averages of the episodes' quantiles, weighted by length, as in LeRobot's `aggregate_stats` (source: lerobot
+0.4.4, `datasets/compute_stats.py`). `meta/info.json`, which makes the folder a dataset, is written last.
 """
 
 from __future__ import annotations
@@ -49,30 +48,30 @@ from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole
 from offline_cli.trees import Tree, flatten
 
-SECOND: Final = 1  # frames of one, where nothing is said
+SECOND: Final = 1  # frames per second assumed if unknown
 MAX_DIMENSIONS: Final = 5
-CHUNKS: Final = 1000  # files in a folder
+CHUNKS: Final = 1000  # most files per folder
 DATA: Final = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 FPS, ROBOT, TASK, TASKS = "fps", "robot_type", "task", "tasks"
 OWN: Final = (FPS, ROBOT, TASK, TASKS, Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED)
 TIMESTAMP, FRAME_INDEX, EPISODE_INDEX, INDEX, TASK_INDEX = FRAME
-Features = dict[str, dict[str, Any]]  # as info.json has them
+Features = dict[str, dict[str, Any]]  # in the notation of info.json
 
 
 class LeRobotSink(ForeignSink):
-    """A `Sink`; see the module."""
+    """A `Sink` for LeRobot datasets."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, "lerobot")
         self._features: Features = {}
         self._tasks: dict[str, int] = {}
         self._said: dict[str, Any] = {}  # fps and robot of the first episode
-        self._records: list[pa.Table] = []  # of each batch
-        self._files: list[Location] = []  # that have been begun
+        self._records: list[pa.Table] = []  # one table per batch
+        self._files: list[Location] = []  # all files begun
         self._open: ShardWriter | None = None
         self._size = 0  # bytes in the open file, before compression
-        self._bytes = 0  # of whole files
+        self._bytes = 0  # bytes of complete files
         self._is_whole = False
 
     def __enter__(self) -> Self:
@@ -81,11 +80,11 @@ class LeRobotSink(ForeignSink):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Remove what was written of a dataset that is not whole."""
+        """Remove the files of an incomplete dataset."""
         if self._open is not None:
             self._open.discard()
         if not self._is_whole:
-            with suppress(OfflineCliError):  # the error that ends the writing is the one to report
+            with suppress(OfflineCliError):  # keep the original error
                 for file in self._files:
                     file.remove()
 
@@ -118,7 +117,7 @@ class LeRobotSink(ForeignSink):
         self.episodes, self.steps = self.episodes + len(whole), self.steps + steps
 
     def _record(self, columns: Mapping[str, NDArray[Any]], file: int) -> dict[str, Any]:
-        """Of an episode whose frames are in a file."""
+        """The record of an episode whose frames are in file number `file`."""
         texts, index = list(self._tasks), columns[INDEX]
         statistics = {
             f"stats/{name}/{kind}": found for name in columns for kind, found in _statistics_of(columns[name]).items()
@@ -137,13 +136,13 @@ class LeRobotSink(ForeignSink):
         }
 
     def _json_of(self, data: Mapping[str, Any]) -> str:
-        """Further custom data as a JSON object; what is not JSON is left out and counted."""
+        """Other custom data as a JSON object; values that are not JSON are dropped and counted."""
         found = {key: value for key, value in data.items() if key not in OWN and _is_json(value)}
         self.context.tally.assume("custom-data-not-kept", int(not data.keys() <= {*OWN, *found}))
         return json.dumps(found)
 
     def _write_rows(self, episode: pa.Table) -> int:
-        """Write the rows of an episode; the number of the file that has them."""
+        """Write the rows of an episode. Returns the number of their file."""
         rows = self._open.rows + episode.num_rows if self._open is not None else 0
         is_long = self.context.max_rows_per_file is not None and rows > self.context.max_rows_per_file
         if is_long or (self._open is not None and self._size + episode.nbytes > self.context.max_bytes_per_file):
@@ -201,10 +200,10 @@ class LeRobotSink(ForeignSink):
             "features": self._features,
         }
 
-    # ---- what is known of episodes ----
+    # ---- columns and metadata of episodes ----
 
     def _counted(self, batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
-        """The columns of a batch, with the features of the first one. Raises BadEpisode for others."""
+        """The columns of a batch. Raises BadEpisode if its features differ from the first batch's."""
         tally = self.context.tally
         count_left_out(batch, tally, kept=None, ids=True)
         count_finals(batch, tally)
@@ -214,12 +213,14 @@ class LeRobotSink(ForeignSink):
         self._features = self._features or features
         if self._features != features:
             odd = next(name for name in {**self._features, **features} if self._features.get(name) != features.get(name))
-            what = f"the feature {odd!r} is of another form than before"
-            raise BadEpisode(what, where=f"episode {batch.ids[0]}", fix="convert them into two datasets")
+            what = f"the feature {odd!r} differs in dtype or shape from earlier episodes"
+            raise BadEpisode(
+                what, where=f"episode {batch.ids[0]}", fix="convert the two kinds of episodes into separate datasets"
+            )
         return columns
 
     def _fps(self, data: Mapping[str, Any], name: str) -> float:
-        """Frames a second. Raises BadData where episodes differ."""
+        """Frames per second. Raises BadData if episodes differ."""
         fps: Any = data.get(FPS)
         if not isinstance(fps, int | float) or not fps > 0:
             self.context.tally.assume("fps-assumed", int(not self._said))
@@ -227,12 +228,13 @@ class LeRobotSink(ForeignSink):
         said = {FPS: fps, ROBOT: data.get(ROBOT)}
         self._said = self._said or said
         if self._said != said:
-            what = f"fps and robot_type are {list(said.values())} here, and {list(self._said.values())} before"
-            raise BadData(what, where=f"episode {name}", fix="convert each kind into its own dataset: LeRobot's have one")
+            what = f"fps and robot_type are {list(said.values())}, but {list(self._said.values())} in earlier episodes"
+            fix = "convert each kind into its own dataset: a LeRobot dataset has one fps and robot_type"
+            raise BadData(what, where=f"episode {name}", fix=fix)
         return float(fps)
 
     def _tasks_of(self, batch: EpisodeBatch, all_data: Sequence[Mapping[str, Any]]) -> NDArray[np.int64]:
-        """(N,) number of the task of each step."""
+        """(N,) Task index of each step."""
         found, numbers = [], batch.extra.get(TASK_INDEX)
         for at, data in enumerate(all_data):
             text, several, steps = data.get(TASK), data.get(TASKS), int(batch.lengths[at])
@@ -252,16 +254,16 @@ def _is_json(value: Any) -> bool:
 
 
 def _check_space(space: Space, name: str) -> None:
-    """Raise UnsupportedSpace for structures that LeRobot has no features for."""
+    """Raise UnsupportedSpace for spaces that LeRobot features cannot represent."""
     where, fix = "--to lerobot", "--to episodes keeps every space"
     if isinstance(space, spaces.Tuple):
-        raise UnsupportedSpace(f"{name} is a Tuple, and LeRobot's features have names", where=where, fix=fix)
+        raise UnsupportedSpace(f"{name} is a Tuple, but LeRobot's features need names", where=where, fix=fix)
     for key, part in space.spaces.items() if isinstance(space, spaces.Dict) else ():
         if "/" in key or not all(key.split(".")):
-            raise UnsupportedSpace(f"a feature cannot be called {name}.{key[:80]}", where=where, fix=fix)
+            raise UnsupportedSpace(f"{name}.{key[:80]} is not a valid feature name", where=where, fix=fix)
         _check_space(part, f"{name}.{key}")
     if len(space.shape or ()) > MAX_DIMENSIONS:
-        what = f"{name} has {len(space.shape or ())} dimensions, and {MAX_DIMENSIONS} can be written"
+        what = f"{name} has {len(space.shape or ())} dimensions; at most {MAX_DIMENSIONS} can be written"
         raise UnsupportedSpace(what, where=where, fix=fix)
 
 
@@ -269,7 +271,7 @@ def _check_space(space: Space, name: str) -> None:
 
 
 def _step_columns(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
-    """(N, ...) by the name of the feature; the final observation of each episode is not among them."""
+    """Values of each feature, (N, ...), without final observations."""
     terminateds, truncateds = batch.step_flags()
     known = {
         **_named(OBSERVATION, f"{OBSERVATION}.{STATE}", batch.acted_obs(view=True)),
@@ -287,7 +289,7 @@ def _named(role: str, alone: str, tree: Tree) -> dict[str, NDArray[Any]]:
 
 
 def _features_of(columns: Mapping[str, NDArray[Any]], meanings: Meanings) -> Features:
-    """Those of the columns, and those that every dataset has."""
+    """Features of the columns, and those in every dataset."""
     found: Features = {}
     for name, values in columns.items():
         shape = list(values.shape[1:] or (1,))
@@ -301,7 +303,7 @@ def _features_of(columns: Mapping[str, NDArray[Any]], meanings: Meanings) -> Fea
 
 
 def _huggingface(feature: Mapping[str, Any]) -> dict[str, Any]:
-    """The type of a column, as the `datasets` library has it."""
+    """The type of a column, in the notation of the `datasets` library."""
     shape, value = feature["shape"], {"dtype": feature["dtype"], "_type": "Value"}
     if len(shape) > 1:
         return {"shape": shape, "dtype": feature["dtype"], "_type": f"Array{len(shape)}D"}
@@ -309,7 +311,7 @@ def _huggingface(feature: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _arrow_column(values: NDArray[Any]) -> pa.Array:
-    """(N, ...) as LeRobot stores it."""
+    """Values, (N, ...), as LeRobot stores them."""
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     if values.shape[1:] in ((), (1,)):
         return flat
@@ -324,17 +326,17 @@ def _arrow_column(values: NDArray[Any]) -> pa.Array:
 
 
 def _statistics_of(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Of (T, ...) values of one feature in one episode: arrays (D,), D the size of the last dimension."""
+    """Statistics of one feature in one episode, values (T, ...): arrays (D,), D the size of the last dimension."""
     rows = values.reshape(len(values), -1) if values.ndim < 3 else values.reshape(-1, values.shape[-1])
     wide = rows.astype(np.float64)
-    ends = wide if values.dtype == np.uint64 else rows  # LeRobot has no whole numbers beyond int64 there
+    ends = wide if values.dtype == np.uint64 else rows  # LeRobot's statistics have no integers beyond int64
     found = {"min": ends.min(axis=0), "max": ends.max(axis=0), "mean": wide.mean(axis=0), "std": wide.std(axis=0)}
     quantiles = np.quantile(wide, list(QUANTILES.values()), axis=0)
     return found | {"count": np.array([len(values)])} | dict(zip(QUANTILES, quantiles, strict=True))
 
 
 def _total_statistics(records: pa.Table, name: str) -> dict[str, list[Any]]:
-    """Of one feature in all episodes, from the statistics in their records."""
+    """Statistics of one feature over all episodes, combined from their records."""
 
     def of(kind: str) -> NDArray[Any]:
         """(E, D)"""
@@ -352,7 +354,7 @@ def _total_statistics(records: pa.Table, name: str) -> dict[str, list[Any]]:
 
 
 def _tasks_file(tasks: Mapping[str, int]) -> bytes:
-    """The tasks by their numbers, as a data frame of pandas indexed by text."""
+    """The tasks file: a pandas data frame of task indexes, indexed by text."""
     number = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     text = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     names = {**text, "name": None, "field_name": None, "metadata": {"encoding": "UTF-8"}}

@@ -1,1 +1,1 @@
-"""Minari's datasets: read in all three of its storages (`reader.py`), and written (`sink.py`)."""
+"""Minari datasets: read from HDF5, Arrow and Parquet (`reader.py`), and written as HDF5 (`sink.py`)."""

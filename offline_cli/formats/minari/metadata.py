@@ -1,8 +1,8 @@
-"""What a Minari dataset says of itself: spaces, environment and storage, and the same written back.
+"""Read and write the metadata of a Minari dataset: spaces, environment and storage format.
 
-Since 0.5 that is `metadata.json`; before, attributes of `main_data.hdf5`. Everything else in it (authors, description, scores)
-travels as it is, in the provenance of a dataset of ours. Of the environment's record, id and arguments are taken; nothing that
-it names is imported.
+It is in `metadata.json` since Minari 0.5; earlier, in attributes of `main_data.hdf5`. Other keys (authors, description, scores)
+are kept unchanged in the provenance of a converted dataset. Only the id and arguments of the environment's record are used;
+nothing it names is imported.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ from offline_cli.storage.locations import Location
 FORMAT: Final = "minari"
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 HDF5: Final = "hdf5"
-VERSION: Final = "0.5.4"  # of Minari, whose layout is written
-MOST: Final = 64 << 20  # bytes of a file of metadata
+VERSION: Final = "0.5.4"  # the version of Minari whose layout is written
+MOST: Final = 64 << 20  # size limit of a metadata file, in bytes
 FIX: Final = "write the dataset again with Minari"
 ID: Final = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+-v[0-9]{1,9}", re.ASCII)
-EXTRA: Final = "extra_model_outputs"  # where our sink keeps these
-IDS: Final = ("eps_id", "agent_id", "module_id")  # attributes in which it keeps ids that are no numbers of episodes
+EXTRA: Final = "extra_model_outputs"  # the group in which our sink stores extra outputs
+IDS: Final = ("eps_id", "agent_id", "module_id")  # attributes for ids other than the episode number
 STORED: Final = ("Box", "Discrete", "MultiDiscrete", "MultiBinary")
 SPACES: Final = {"observation_space": Columns.OBS, "action_space": Columns.ACTIONS}
 COUNTED: Final = frozenset({"total_episodes", "total_steps", "data_format", "jpeg_encoding", *SPACES, "dataset_size"})
-"""What is made anew for a dataset that is written."""
+"""Keys that are computed for the dataset written, not copied."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What is known before an episode is read."""
+    """Metadata of a dataset."""
 
     data_format: str  # hdf5, arrow or parquet
-    spaces: tuple[Space | None, Space | None]  # of observations and actions, without the leaves that were dropped
-    dropped: tuple[str, ...]  # leaves of the spaces that the caller leaves out, by dotted path
+    spaces: tuple[Space | None, Space | None]  # of observations and actions, without dropped leaves
+    dropped: tuple[str, ...]  # dotted paths of the leaves that the caller drops
     environment: EnvironmentSpec | None
     episodes: int | None
-    document: Mapping[str, Any]  # what else it says
+    document: Mapping[str, Any]  # all other keys
 
 
 def json_object(file: Location) -> dict[str, Any]:
-    """What a file of metadata holds. Raises BadData."""
+    """The content of a metadata file. Raises BadData."""
     try:
         found = from_json(file.read_bytes()) if file.size() <= MOST else None
     except ValueError as error:
         raise BadData(f"not JSON: {error}", where=file.url, fix=FIX) from error
     if not isinstance(found, dict):
-        raise BadData("metadata that are not a JSON object", where=file.url, fix=FIX)
+        raise BadData("the metadata is not a JSON object", where=file.url, fix=FIX)
     return found
 
 
 def metadata_of(document: Mapping[str, Any], url: str, drop: Collection[str]) -> Metadata:
-    """Of `metadata.json`, or of the attributes of a file that Minari wrote before 0.5.
+    """Parse `metadata.json`, or the attributes of a file from before Minari 0.5.
 
-    Raises BadData, naming the key, for what Minari does not write; UnsupportedSpace.
+    Raises BadData, naming the key, for invalid metadata; UnsupportedSpace.
     """
     if document.get("data_format") not in (HDF5, "arrow", "parquet"):
-        raise BadData("data_format is none of hdf5, arrow and parquet", where=url, fix=FIX)
+        raise BadData("data_format is not hdf5, arrow or parquet", where=url, fix=FIX)
     total, dropped = document.get("total_episodes"), list[str]()
     found = [_space_of(document.get(key), path, f"{url} {key}", drop, dropped) for key, path in SPACES.items()]
     kept = {key: value for key, value in document.items() if key not in COUNTED}
@@ -96,9 +96,9 @@ def _space_of(said: Any, path: str, where: str, drop: Collection[str], dropped: 
 
 
 def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: list[str]) -> dict[str, Any]:
-    """A space in Minari's JSON as `space_from_json` takes it, without the parts of Dicts in `drop`.
+    """Convert a space from Minari's JSON to that of `space_from_json`, without the parts of Dicts in `drop`.
 
-    Raises UnsupportedSpace for a part that episodes cannot hold, and says how to leave it out.
+    Raises UnsupportedSpace, with the option that drops it, for a part that episodes cannot hold.
     """
     kind = node["type"]
     if kind == "Dict":
@@ -118,7 +118,7 @@ def _our_form(node: Any, path: str, where: str, drop: Collection[str], dropped: 
 
 
 def document_of(context: SinkContext, said: Mapping[str, Any], folder: str, counts: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata.json` of a dataset in `folder`: what a Minari dataset among the sources `said`, and what was written.
+    """The `metadata.json` of a dataset in `folder`. `said`: metadata of a Minari source, whose other keys are kept.
 
     Raises UnsupportedSpace.
     """
@@ -155,11 +155,11 @@ def _their_form(space: Space) -> dict[str, Any]:
             return {"type": "MultiDiscrete", "dtype": str(space.dtype), **counts}
         case spaces.MultiBinary():
             return {"type": "MultiBinary", "n": np.asarray(space.n).tolist()}
-    raise UnsupportedSpace(f"Minari has no form for {space}", where="--to minari", fix="choose another --to")
+    raise UnsupportedSpace(f"Minari cannot store {space}", where="--to minari", fix="choose another --to")
 
 
 def _environment_text(spec: EnvironmentSpec | None) -> str | None:
-    """The record of a registered environment, as Minari stores it; None where it is not registered, or has wrappers."""
+    """The record of an environment, as Minari stores it; None if it is not registered or has wrappers."""
     found = gym.registry.get(spec.id) if spec is not None and not spec.wrappers else None
     if found is None or spec is None:
         return None
@@ -168,7 +168,7 @@ def _environment_text(spec: EnvironmentSpec | None) -> str | None:
 
 
 def _dataset_id(said: Any, folder: str) -> str:
-    """What its source said, else the name of its folder, with the version that Minari wants."""
+    """The id from the source if valid, otherwise the folder's name, with the version suffix that Minari requires."""
     if isinstance(said, str) and ID.fullmatch(said):
         return said
     name = re.sub(r"[^-_\w]+", "-", folder, flags=re.ASCII).strip("-") or "dataset"

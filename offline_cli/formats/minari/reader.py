@@ -1,11 +1,11 @@
-"""Minari's datasets as sources: episodes of T+1 observations by the spaces of their metadata, in HDF5, Arrow or Parquet.
+"""Read Minari datasets in HDF5, Arrow or Parquet: episodes of T+1 observations, with the spaces of their metadata.
 
-HDF5 has a group for each episode; Arrow and Parquet have a folder for each, with a table and a `metadata.json`. Their tables
-have a row for each observation: of actions, rewards and flags the last row is padding. Parts of a Tuple are called `_index_0`
-in HDF5 and `0` in tables.
+HDF5 has a group per episode; Arrow and Parquet have a folder per episode, with a table and a `metadata.json`. The tables have
+one row per observation: the last row of actions, rewards and flags is padding. Parts of a Tuple are named `_index_0` in HDF5
+and `0` in tables.
 
-Ids are Minari's own numbers, unless the episode names another (`eps_id`, which our sink writes). Infos are kept as infos; other
-attributes of an episode (`seed`, `options/...`) are its custom data, without the statistics of rewards, which follow from them.
+An episode's id is its number, unless it has the attribute `eps_id`, which our sink writes. Infos are kept as infos; other
+attributes of an episode (`seed`, `options/...`) become custom data, except reward statistics, which can be computed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from offline_cli.trees import Tree
 OBSERVATIONS, ACTIONS, INFOS = "observations", "actions", "infos"
 REWARDS, TERMINATIONS, TRUNCATIONS = "rewards", "terminations", "truncations"
 STATISTICS: Final = frozenset({"id", "total_steps", *(f"rewards_{name}" for name in ("sum", "mean", "std", "max", "min"))})
-FIX: Final = "write the episode again with Minari, or leave it out with --on-error skip"
+FIX: Final = "write the episode again with Minari, or skip it with --on-error skip"
 
 
 def open_minari(files: Sequence[Location], context: OpenContext) -> MinariSource:
-    """The dataset among the files. Raises BadData where there are several, or its metadata are not Minari's."""
+    """Open the dataset among the files. Raises BadData if there is not exactly one, or its metadata is invalid."""
     found = [file for file in files if file.name == METADATA and b'"data_format"' in file.start(1 << 16)[0]]
     old = [] if found else [file for file in files if file.name.endswith(".hdf5")]
     if len(found or old) != 1:
-        what = f"{len(found or old)} Minari datasets are here: {', '.join(file.url for file in (found or old)[:3])}"
-        raise BadData(what, where=context.location, fix="name the folder of one, or several folders")
+        what = f"{len(found or old)} Minari datasets found instead of one: {', '.join(file.url for file in (found or old)[:3])}"
+        raise BadData(what, where=context.location, fix="name the folder of one dataset, or several folders")
     place = (found or old)[0]
     document, folder = json_object(place) if found else _of_old_file(place), place.url.removesuffix(place.name)
     data = [file for file in files if file.url.startswith(folder) and file is not place] if found else old
@@ -68,17 +68,17 @@ def open_minari(files: Sequence[Location], context: OpenContext) -> MinariSource
 
 
 def _of_old_file(file: Location) -> dict[str, Any]:
-    """The metadata of a file that Minari wrote before 0.5: attributes of its root."""
+    """Metadata from the root attributes of a file from before Minari 0.5."""
     with Hdf5File(file) as opened:
         attributes = opened.attributes()
     if not {"observation_space", "total_episodes"} & attributes.keys():
-        what, fix = f"this is the file of a Minari dataset, without its {METADATA}", "name the folder that has both"
+        what, fix = f"the file belongs to a Minari dataset, but {METADATA} is missing", "name the folder that has both"
         raise BadData(what, where=file.url, fix=fix)
     return {**attributes, "data_format": HDF5}
 
 
 class _Stored(NamedTuple):
-    """One episode as its storage has it."""
+    """One stored episode."""
 
     where: str
     values: dict[str, Values]  # by path: observations/pair/0
@@ -87,21 +87,21 @@ class _Stored(NamedTuple):
 
 @dataclass(slots=True)
 class MinariSource(EpisodeFiles):
-    """The files of one dataset; `metadata` says how they are stored."""
+    """The files of one dataset, stored as `metadata` describes."""
 
     format: ClassVar = FORMAT
     metadata: Metadata = field(kw_only=True)
-    folder: str = field(kw_only=True)  # URL, with its last slash
+    folder: str = field(kw_only=True)  # URL with a trailing slash
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """See `Source`: whole episodes. Raises NoData where the file of episodes is not there."""
+        """See `Source`: whole episodes. Raises NoData if the episode file is missing."""
         self.done, said = 0, self.metadata.episodes
         for path in self.metadata.dropped:
             tally.drop_column(path, LEFT_OUT)
         with self.scope.part() as held:
             names, read = self._hdf5(held, tally) if self.metadata.data_format == HDF5 else self._folders()
             if said is not None and said != len(names):
-                what = f"its metadata says {said} episodes, and {len(names)} are here"
+                what = f"the metadata declares {said} episodes, but {len(names)} exist"
                 fix = "copy the dataset again, or write it again with Minari"
                 rejects.add(BadData(what, where=self.info.location, fix=fix), rows=1)
                 rejects.lose_episodes(Lost.UNREADABLE, max(0, said - len(names)))
@@ -110,7 +110,7 @@ class MinariSource(EpisodeFiles):
         self.done = self.size or self.done
 
     def _hdf5(self, held: Scope, tally: Tally) -> tuple[list[tuple[int, str]], Callable[[str], _Stored]]:
-        """The groups of episodes, and what reads one."""
+        """Names of the episode groups, and a function that reads one."""
         main = next((file for file in self.files if file.name == MAIN or len(self.files) == 1), None)
         if main is None:
             what, fix = f"{MAIN} is not beside {METADATA}", "name the folder that has both"
@@ -127,7 +127,7 @@ class MinariSource(EpisodeFiles):
         return numbered(opened.members(), "episode_"), read
 
     def _folders(self) -> tuple[list[tuple[int, str]], Callable[[str], _Stored]]:
-        """The folders of episodes, and what reads one."""
+        """Names of the episode folders, and a function that reads one."""
         folders: dict[str, list[Location]] = {}
         for file in self.files:
             folders.setdefault(file.url.removeprefix(self.folder).partition("/")[0], []).append(file)
@@ -141,7 +141,9 @@ class MinariSource(EpisodeFiles):
             try:
                 table = pa.Table.from_batches(found) if found else pa.table({})
             except pa.ArrowException as error:
-                raise BadEpisode(f"tables of two kinds: {str(error)[:200]}", where=where, fix=FIX) from error
+                raise BadEpisode(
+                    f"the episode's tables have different columns: {str(error)[:200]}", where=where, fix=FIX
+                ) from error
             kept = {key: value for key, value in attributes.items() if key not in STATISTICS}
             return _Stored(where, dict(_table_leaves(table, where)), kept)
 
@@ -168,7 +170,7 @@ class MinariSource(EpisodeFiles):
             elif head == INFOS:
                 dropped[path] = why_left_out(one, steps + 1)
             elif not f"{_dotted(path)}.".startswith(tuple(f"{name}." for name in self.metadata.dropped)):
-                dropped[path] = "neither Minari nor the space has it"
+                dropped[path] = "not a Minari field, and not in the space"
         ended = terminations | truncations
         is_unfinished = steps > 0 and not ended[-1]
         made = whole_episode(
@@ -193,7 +195,7 @@ class MinariSource(EpisodeFiles):
 
 
 def _table_leaves(table: pa.Table, where: str) -> Iterator[tuple[str, Values]]:
-    """Values by path, without the padding of columns that have a row for each step."""
+    """Values by path, without the padding row of per-step columns."""
     for part in table.schema:
         if part.name != "episode_id":
             array = pa.concat_arrays(table[part.name].chunks)
@@ -207,7 +209,7 @@ def _leaves(array: pa.Array, field_: pa.Field, path: str, where: str) -> Iterato
         for at, part in enumerate(array.flatten()):
             yield from _leaves(part, kind.field(at), f"{path}/{kind.field(at).name}", where)
     elif is_text(kind) or pa.types.is_null(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        yield path, array.to_pylist()  # the bytes are JPEG frames, which are read from HDF5 alone
+        yield path, array.to_pylist()  # bytes are JPEG frames, which are only decoded from HDF5
     else:
         values: NDArray[Any] = np.asarray(tree_of(array, field_, where=lambda row: f"{where} row {row}"))
         sides = (field_.metadata or {}).get(b"shape", b"").decode("ascii", "replace").split(",")
@@ -216,7 +218,7 @@ def _leaves(array: pa.Array, field_: pa.Field, path: str, where: str) -> Iterato
 
 
 def _tree(values: dict[str, Values], space: Space | None, path: str, where: str) -> Tree:
-    """Takes the arrays of the space from `values`, in its structure and shapes; in that of the names, where none is known."""
+    """Pop the arrays of a space from `values`, in its structure and shapes; by names if the space is unknown."""
     if isinstance(space, spaces.Dict):
         return {key: _tree(values, inner, f"{path}/{key}", where) for key, inner in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -226,33 +228,33 @@ def _tree(values: dict[str, Values], space: Space | None, path: str, where: str)
         return found if space is None or isinstance(found, list) else _shaped(found, tuple(space.shape or ()))
     keys = dict.fromkeys(one[len(path) + 1 :].partition("/")[0] for one in values if one.startswith(f"{path}/"))
     if space is not None or not keys:
-        raise BadEpisode(f"no values of {path}, which each episode has", where=where, fix=FIX)
+        raise BadEpisode(f"the episode has no {path}", where=where, fix=FIX)
     parts = {key: _tree(values, None, f"{path}/{key}", where) for key in keys}
     numbers = [str(at) for at in range(len(parts))]
     return tuple(parts[key] for key in numbers) if set(numbers) == set(parts) else parts
 
 
 def _flags(values: dict[str, Values], key: str, steps: int, where: str) -> NDArray[np.bool_]:
-    """(T,) Takes them from `values`. Raises BadEpisode."""
+    """Pop per-step flags, (T,), from `values`. Raises BadEpisode."""
     found = values.pop(key, None)
     if not isinstance(found, np.ndarray) or len(found) != steps:
-        raise BadEpisode(f"no flag of {key} for each of {steps} rewards", where=where, fix=FIX)
+        raise BadEpisode(f"{key} must have one flag for each of {steps} rewards", where=where, fix=FIX)
     return np.asarray(one_number_each(found, key, where=where, fix=FIX) != 0)
 
 
 def _dotted(path: str) -> str:
-    """The path of an array as `--drop` takes it."""
+    """The path of an array in the notation of `--drop`."""
     head, slash, rest = path.partition("/")
     return f"{Columns.OBS if head == OBSERVATIONS else head}{slash}{rest}".replace("/", ".")
 
 
 def _shaped(values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """Rows of another shape of as many numbers; those that do not fit are found where episodes meet their space."""
+    """Reshape rows if the sizes match; mismatches are reported later, when episodes are checked against the space."""
     fits = math.prod(values.shape[1:]) == math.prod(shape)
     return values.reshape(len(values), *shape) if fits else values
 
 
 def _rows(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One dict a row, of columns or nested dicts of columns."""
+    """Turn columns, or nested dicts of columns, into one dict per row."""
     whole = {name: _rows(part) if isinstance(part, dict) else part for name, part in columns.items()}
     return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]

@@ -1,8 +1,8 @@
-"""Episodes as a Minari dataset: `--out D` gets `D/data`, which Minari opens as it is (`MinariDataset("D/data")`).
+"""Write a Minari dataset: `--out D` writes `D/data`, which `MinariDataset("D/data")` opens.
 
-A folder of Minari's own root is a dataset of that id: `--out ~/.minari/datasets/walker/expert-v0`. Images are stored as they
-are, without JPEG. Episodes are numbered from 0; an id that is no such number is kept as the attribute `eps_id`, and so are the
-ids of agents. Extra model outputs are datasets that Minari does not look at (`extra_model_outputs`).
+Below Minari's root, the folder is the dataset's id: `--out ~/.minari/datasets/walker/expert-v0`. Images are not
+compressed as JPEG. Episodes are numbered from 0; other episode ids are kept in the attribute `eps_id`, and agent and module
+ids likewise. Extra model outputs are in the group `extra_model_outputs`, which Minari ignores.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TUPLE_KEY: Final = "_index_{}"
 
 
 class MinariSink(Hdf5Sink):
-    """A `Sink`; see above."""
+    """A `Sink` for Minari datasets."""
 
     extra = FORMAT
 
@@ -43,7 +43,7 @@ class MinariSink(Hdf5Sink):
         return self.target.join(DATA).join(MAIN)
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`: a group for each episode."""
+        """See `Sink`: one group per episode."""
         tally, returns = self.context.tally, batch.returns
         count_left_out(batch, tally, kept=None, ids=True, infos=True, agents=True)
         terminations, truncations = batch.step_flags()
@@ -73,7 +73,7 @@ class MinariSink(Hdf5Sink):
         self.count(batch)
 
     def commit(self, *, assumptions: Mapping[str, int], episodes_lost: int | None) -> Written:
-        """See `Sink`: metadata.json, without which nothing is a dataset, comes last."""
+        """See `Sink`: writes metadata.json last, which makes the folder a dataset."""
         folder = self.target.join(DATA)
         written = self.store()
         counts = {"total_episodes": self.episodes, "total_steps": self.steps, "dataset_size": round(written.bytes / 1e6, 1)}
@@ -84,14 +84,14 @@ class MinariSink(Hdf5Sink):
 
 
 def _ids(batch: EpisodeBatch, at: int, number: int) -> dict[str, str]:
-    """Of one episode, those that its number does not say."""
+    """Ids of one episode that its number does not give."""
     kept = (batch.ids if batch.ids[at] != str(number) else None, batch.agent_ids, batch.module_ids)
     found = {key: None if names is None else names[at] for key, names in zip(IDS, kept, strict=True)}
     return {key: name for key, name in found.items() if name is not None}
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Values by name, those within objects by `/`."""
+    """Values by name; nested names are joined by `/`."""
     for key, value in data.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{key}/")
@@ -100,7 +100,7 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def _info_columns(infos: Sequence[Mapping[str, Any]], tally: Tally, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Arrays, or texts, of keys that all infos have, those of nested infos by `/`; other keys are named as left out."""
+    """Columns of the keys that all infos have, nested names joined by `/`; other keys are counted as dropped."""
     for key in dict.fromkeys(key for info in infos for key in info):
         path, values = f"{prefix}{key}", [info[key] for info in infos if key in info]
         is_whole = len(values) == len(infos) and "/" not in key and bool(key)
@@ -111,7 +111,7 @@ def _info_columns(infos: Sequence[Mapping[str, Any]], tally: Tally, prefix: str 
         elif is_whole and (array := _one_array(values)) is not None:
             yield path, array
         else:
-            tally.drop_column(f"infos/{path}", "Minari keeps infos that have one value, of one form, for each observation")
+            tally.drop_column(f"infos/{path}", "Minari needs one value of the same type and shape for every observation")
 
 
 def _one_array(values: Sequence[Any]) -> NDArray[Any] | None:
@@ -123,7 +123,7 @@ def _one_array(values: Sequence[Any]) -> NDArray[Any] | None:
 
 
 def _statistics(rewards: NDArray[np.float64], total: float) -> dict[str, float]:
-    """What Minari's recorder notes of each episode."""
+    """The reward statistics that Minari's recorder stores per episode."""
     if not len(rewards):
         return {"rewards_sum": 0.0}
     figures = {"mean": rewards.mean(), "std": rewards.std(), "max": rewards.max(), "min": rewards.min()}
@@ -135,5 +135,5 @@ MINARI_SINK: Final = SinkKind(
     "a Minari dataset in HDF5",
     MinariSink,
     refuse_folder,
-    keeps="all but clocks, ids of multi-agent episodes, infos that differ in form, custom data that HDF5 has no type for",
+    keeps="all but clocks, ids of multi-agent episodes, infos that differ in type, custom data that HDF5 has no type for",
 )

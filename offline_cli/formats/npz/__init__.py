@@ -1,1 +1,1 @@
-"""NumPy archives: flat arrays as a table (`flat.py`, `columns.py`) and back (`sink.py`), and OGBench's trajectories."""
+"""NumPy archives: opening them (`archive.py`), flat arrays read and written (`flat.py`), OGBench's trajectories."""

@@ -1,8 +1,8 @@
-"""Flat arrays of an archive, a row a step as D4RL has them, read as a table and written.
+"""Read and write NumPy archives of flat arrays, one row per step, as in D4RL.
 
-Arrays without a row a step are no columns, and are left out by name.
+Arrays with another number of rows are dropped and reported by name.
 
-The sink writes in bounded memory: rows wait in temporary files until their number is known.
+The sink uses bounded memory: rows go to temporary files until their number is known.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from offline_cli.storage.staging import StagedFile
 from offline_cli.tally import Rejects, Tally
 
 HOW: Final = (
-    "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions, rewards, terminals"
-    " and timeouts (docs/formats.md#numpy-archives)"
+    "give --mapping FILE, which maps the arrays to columns (docs/tables.md), or name the arrays observations, actions, rewards,"
+    " terminals and timeouts (docs/formats.md#numpy-archives)"
 )
 
 
 def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
-    """Raises BadMapping where no mapping is given and the names say nothing; BadData."""
+    """Open archives as a table. Raises BadMapping if no mapping is given and the array names are unknown; BadData."""
     tables, left_out = context.tables, dict[str, str]()
     for file in files:
         with Scope() as scope:
@@ -47,7 +47,7 @@ def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
         if tables.mapping is None:
             columns = _columns_of(names)
             if not {Columns.OBS, Columns.ACTIONS} <= {name.partition(".")[0] for name in columns}:
-                what = f"no arrays of observations and actions, by their names: {', '.join(names)[:500]}{_and(left_out)}"
+                what = f"no array is named as observations or actions; the arrays are {', '.join(names)[:500]}{_and(left_out)}"
                 raise BadMapping(what, where=file.url, fix=HOW)
             left_out |= dict.fromkeys(context.drop.intersection(columns), LEFT_OUT)
             columns = {ours: theirs for ours, theirs in columns.items() if ours not in context.drop}
@@ -61,12 +61,12 @@ def open_npz(files: Sequence[Location], context: OpenContext) -> Source:
 
 
 def _and(left_out: Mapping[str, str]) -> str:
-    """The arrays that are no columns, for the end of a message."""
-    return f"; no columns are {'; '.join(f'{name} ({why})' for name, why in left_out.items())}"[:2000] if left_out else ""
+    """The end of a message: arrays that are not columns, and why."""
+    return f"; not columns: {'; '.join(f'{name} ({why})' for name, why in left_out.items())}"[:2000] if left_out else ""
 
 
 def _columns_of(names: Collection[str]) -> dict[str, str]:
-    """Theirs by ours, as a mapping has them."""
+    """Recognized arrays: our column name to theirs, as in a mapping."""
     columns: dict[str, str] = {}
     for ours, aliases in ALIASES.items():
         for theirs in aliases:
@@ -80,13 +80,13 @@ def _columns_of(names: Collection[str]) -> dict[str, str]:
 
 @dataclass(slots=True)
 class NpzSource(TableSource):
-    """Archives of one table, in the order given."""
+    """Archives read as one table, in the order given."""
 
     format: ClassVar = "npz"
-    left_out: Mapping[str, str] | None = None  # arrays that are no columns, and why
+    left_out: Mapping[str, str] | None = None  # arrays that are not columns, and why
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """As of a table."""
+        """See `Source`; also counts the dropped arrays."""
         for name, why in (self.left_out or {}).items():
             tally.drop_column(name, why)
         yield from TableSource.fragments(self, tally, rejects)
@@ -95,12 +95,12 @@ class NpzSource(TableSource):
 # ---- writing ----
 
 
-WRITTEN_AT: Final = (1980, 1, 1, 0, 0, 0)  # the same input gives the same bytes
+WRITTEN_AT: Final = (1980, 1, 1, 0, 0, 0)  # fixed, so that the same input gives the same bytes
 PIECE: Final = 8 << 20
 
 
 class NpzSink(ForeignSink):
-    """A `Sink` of one archive, whole or not at all. Rewards are float32, as others write them, where that changes none."""
+    """A `Sink` that writes one archive, atomically. Rewards are float32, as is usual, if that is lossless for all."""
 
     def __init__(self, target: Location, context: SinkContext) -> None:
         super().__init__(target, context, "npz")
@@ -108,7 +108,7 @@ class NpzSink(ForeignSink):
         self._scope = Scope()  # owns the temporary files
         self._files: dict[str, TempFile] = {}
         self._forms: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}  # of a row
-        self._are_narrow = True  # no reward changes as float32
+        self._are_narrow = True  # all rewards are exact as float32
 
     def __enter__(self) -> Self:
         return self
@@ -117,7 +117,7 @@ class NpzSink(ForeignSink):
         self._scope.close()
 
     def write(self, batch: EpisodeBatch) -> None:
-        """See `Sink`. Raises BadEpisode for arrays of another form than before."""
+        """See `Sink`. Raises BadEpisode if an array's dtype or shape differs from earlier episodes."""
         count_left_out(batch, self.context.tally)
         arrays = self._steps.arrays(batch, batch.extra)
         forms = {name: (rows.dtype, rows.shape[1:]) for name, rows in arrays.items()}
@@ -126,8 +126,8 @@ class NpzSink(ForeignSink):
             self._files = {name: self._scope.enter(TempFile(self.context.temp_dir, holding="arrays")) for name in forms}
         if self._forms != forms:
             odd = next(name for name in {**self._forms, **forms} if self._forms.get(name) != forms.get(name))
-            what = f"{odd!r} is {forms.get(odd, 'not there')}, and {self._forms.get(odd, 'not there')} before"
-            raise BadEpisode(what, where=f"episode {batch.ids[0]}", fix="convert them into two files")
+            what = f"{odd!r} is {forms.get(odd, 'missing')}, but {self._forms.get(odd, 'missing')} in earlier episodes"
+            raise BadEpisode(what, where=f"episode {batch.ids[0]}", fix="convert the two kinds of episodes into separate files")
         for name, rows in arrays.items():
             self._files[name].append(np.ascontiguousarray(rows))
         self._are_narrow &= narrow(batch.rewards).dtype == np.float32
@@ -162,7 +162,7 @@ class NpzSink(ForeignSink):
 
 NPZ_SINK: Final = SinkKind(
     "npz",
-    "a NumPy archive of flat arrays, a row a step, as D4RL's",
+    "a NumPy archive of flat arrays, one row per step, as in D4RL",
     NpzSink,
     file_check(b"PK\x03\x04", "a NumPy archive"),
     {"overwrite"},

@@ -1,11 +1,11 @@
-"""OGBench's archives: `observations`, `actions` and `terminals`, and T+1 rows for an episode of T steps.
+"""Read OGBench's archives: `observations`, `actions` and `terminals`, with T+1 rows for an episode of T steps.
 
-The last row of a trajectory (`terminals` is 1) has its final observation; the action there led nowhere, and is none of the
-episode's. `terminals` divide trajectories, and say nothing of the task: they end by time. Where there are `masks`, a 0 in the
-last step is a termination. Rewards are computed by OGBench when its tasks are made; most files have none.
+The last row of a trajectory (`terminals` is 1) has its final observation; the action there is a placeholder, not a step.
+`terminals` only divide trajectories, so episodes are truncated, not terminated. If `masks` exist, a 0 in the last step is a
+termination. OGBench computes rewards when it creates a task; most files have none.
 
-What rows of steps cannot hold (the last row of `actions`, `qpos`, `qvel`, `button_states`) is kept in the custom data of its
-episode as `last_row`.
+The last row of the other arrays (`actions`, `qpos`, `qvel`, `button_states`) is kept in the episode's custom data as
+`last_row`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ MASKS: Final = "masks"
 NEEDED: Final = (OBS, ACTIONS, TERMINALS)
 LAST_ROW: Final = "last_row"
 VALIDATION: Final = "-val.npz"
-FIX: Final = "write observations, actions and terminals with a row for each observation, as OGBench does; or --from npz"
+FIX: Final = "write observations, actions and terminals with one row per observation, as OGBench does; or use --from npz"
 
 
 def open_ogbench(files: Sequence[Location], context: OpenContext) -> EpisodeFiles:
-    """Raises UsageError for a file together with the validation file beside it."""
+    """Open archives. Raises UsageError if both a training file and its validation file are given."""
     names = {file.name: file for file in files if file.name.endswith(".npz")}
     for name, file in names.items():
         training = f"{name.removesuffix(VALIDATION)}.npz"
         if name.endswith(VALIDATION) and training in names:
-            what = f"{name} is the validation data of {training}, and a source of its own"
-            fix = f"name one of them, {names[training].url}, and convert the other into its own dataset"
+            what = f"{name} is the validation data of {training}: a separate source"
+            fix = f"name only one, {names[training].url}, and convert the other into its own dataset"
             raise UsageError(what, where=file.url, fix=fix)
     declared = SourceInfo(format=OgbenchSource.format, location=context.location, action_scale=ENV_SCALE)
     return OgbenchSource(files, context.location, declared)
@@ -50,7 +50,7 @@ def open_ogbench(files: Sequence[Location], context: OpenContext) -> EpisodeFile
 
 @dataclass(slots=True)
 class OgbenchSource(EpisodeFiles):
-    """Archives of trajectories."""
+    """OGBench archives."""
 
     format: ClassVar = "ogbench"
     rows_are_steps: ClassVar = True
@@ -65,20 +65,20 @@ class _Trajectories:
     """The arrays of one archive: `FlatArrays`."""
 
     def __init__(self, archive: NpzArchive, held: Scope, tally: Tally) -> None:
-        """Raises BadData."""
+        """Check the arrays and find the trajectories. Raises BadData."""
         self._url, self._tally = archive.url, tally
         shapes = {name: archive.numbers(name).shape for name in NEEDED}
         rows = shapes[OBS][0]
         if any(shape[0] != rows for shape in shapes.values()):
             said = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
-            raise BadData(f"arrays with different numbers of rows: {said}", where=archive.url, fix=FIX)
+            raise BadData(f"arrays have different numbers of rows: {said}", where=archive.url, fix=FIX)
         ends = np.flatnonzero(one_number_each(archive.values(TERMINALS), TERMINALS, where=archive.url, fix=FIX)) + 1
         self.starts = np.unique(np.concatenate([[0], ends, [rows]])).astype(np.int64)
-        self._ended = np.isin(self.starts[1:], ends)  # (E,) whether `terminals` say so
+        self._ended = np.isin(self.starts[1:], ends)  # (E,) whether `terminals` marks the end
         names = list[str]()
         for name, one in archive.arrays.items():
             if name in (Columns.EPS_ID, Columns.T):
-                tally.drop_column(name, "the name has a meaning here")
+                tally.drop_column(name, "the name is reserved")
             elif not one.has_rows(rows):
                 tally.drop_column(name, one.why_no_column(rows))
             elif name != TERMINALS:

@@ -1,8 +1,8 @@
-"""RLlib's own recordings, of the new stack and of the old one.
+"""RLlib's recordings, of the new and the old API stack.
 
 * `episodes`: packed episodes in Parquet, one per row;
 * `columns`: rows of steps in Parquet;
-* `sample_batch`: SampleBatch and MultiAgentBatch lines of JSON, whose files `json_lines` reads;
-* `input_reader`: objects in the manner of RLlib's `InputReader`, and the `IOContext` that they are made with;
-* `packed`, `pickles`: cells that RLlib or Ray pickled, as arrays.
+* `sample_batch`: JSON lines of SampleBatch and MultiAgentBatch; `json_lines` reads their files;
+* `input_reader`: objects with the interface of RLlib's `InputReader`, and their `IOContext`;
+* `packed`, `pickles`: decode cells that RLlib or Ray pickled into arrays.
 """

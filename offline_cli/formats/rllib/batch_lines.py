@@ -1,12 +1,12 @@
-"""Lines of SampleBatch or MultiAgentBatch JSON as arrays, by policy; a line that is neither is refused with its place.
+"""Decode lines of SampleBatch or MultiAgentBatch JSON into arrays, by policy; other lines are errors.
 
-Besides plain lists these are read: the wrapper `{"value": ...}` (text or object), lines without `type`, NaN and Infinity as
-Python writes them, packed columns and cells, columns of a Dict or Tuple by part (`{"a": [n rows]}`, as RLlib writes them) or by
-row (as other programs do). Where a list could be either, it holds rows if it has as many items as the line has steps; with the
-space given, a Tuple is known to be one.
+Besides plain lists, these are supported: the wrapper `{"value": ...}` (text or object), lines without `type`, Python's NaN and
+Infinity, packed columns and cells, and columns of a Dict or Tuple by part (`{"a": [n rows]}`, as in RLlib) or by row (as in
+other programs). An ambiguous list holds rows if its length is the line's number of steps; if the space is known, Tuples are
+recognized.
 
-Columns of numbers that have no meaning of their own become extra model outputs by name. Columns without a place in an episode
-are left out, with the reason. Rows that pad sequences to one length are removed by `seq_lens`, and counted.
+Other numeric columns become extra model outputs by name. Columns that an episode cannot hold are dropped, with a reason. Rows
+that pad sequences are removed by `seq_lens`, and counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ UNROLL_ID: Final = "unroll_id"
 NEEDED: Final = (Columns.OBS, Columns.ACTIONS)
 IDS: Final = (Columns.EPS_ID, AGENT_INDEX)
 PER_STEP: Final = (Columns.REWARDS, *END_FLAGS, Columns.T, *IDS)
-"""Columns of one number per step; the first that a line has gives its number of steps."""
+"""Columns of one number per step; the first one in a line gives the number of steps."""
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 ROLES: Final = frozenset({*PER_STEP, *TREES, Columns.INFOS, "type", "count"})
 PER_SEQUENCE: Final = "state_in"
@@ -50,56 +50,56 @@ PREVIOUS: Final = frozenset({"prev_actions", "prev_rewards"})
 NO_PLACE: Final = (
     frozenset({*STEP_COLUMNS, *PREVIOUS, UNROLL_ID, Columns.SEQ_LENS, Columns.RESET_INFOS, Columns.SOURCE_ID}) - ROLES
 )
-"""Columns that are never extra model outputs: bookkeeping, and names that mean something else in our own tables."""
+"""Columns that never become extra model outputs: bookkeeping, and names that are reserved in our tables."""
 
-START: Final = 1 << 16  # bytes of a line that are searched where it cannot be parsed
+START: Final = 1 << 16  # bytes searched of an unparsable line
 MAX_WRAPPERS: Final = 4
 MAX_DEPTH: Final = 16
 MAX_NDIM: Final = 32
-MAX_ID: Final = 512  # letters of an id: an array has room for the longest in each row
-FIX: Final = "write the file again from its source, or --on-error skip to leave out the line"
+MAX_ID: Final = 512  # longest id: arrays allocate the longest length for each row
+FIX: Final = "write the file again from its source, or skip the line with --on-error skip"
 
 
 @dataclass(slots=True)
 class PolicyRows:
     """The N steps of one policy in a line."""
 
-    policy: str | None  # None: of a SampleBatch, which names none
-    place: str  # of the line
-    nbytes: int  # of the line, or of the arrays if that is more
+    policy: str | None  # None for a SampleBatch, which has no policy name
+    place: str  # place of the line
+    nbytes: int  # size of the line or of its arrays, whichever is larger
     columns: dict[str, Tree]
     """By RLlib's names, leaves (N, ...): obs, actions, rewards (float64), terminateds, truncateds, agent_index (int64 or text);
     eps_id (the same), t (int64) and new_obs where the line has them; any other is an extra model output."""
-    extras: frozenset[str]  # of the columns
-    typed: frozenset[str]  # columns that say their dtype, as packed ones do; JSON knows only float64, int64 and bool
-    infos: list[Any] | None  # (N,) of the observation that each step led to; None: all empty
-    file: tuple[int, str] = (0, "")  # of the line: its number in the source, and its URL
-    lost_before: str = ""  # where lines were lost right before the first one, of unknown episodes
+    extras: frozenset[str]  # names of extra outputs in `columns`
+    typed: frozenset[str]  # columns with a known dtype, such as packed ones; JSON has only float64, int64 and bool
+    infos: list[Any] | None  # (N,) infos of the observation that each step led to; None: all empty
+    file: tuple[int, str] = (0, "")  # of the line: number in the source, and URL
+    lost_before: str = ""  # place of lines of unknown episodes that were lost right before the first row
 
     def __len__(self) -> int:
         return len(self.columns[Columns.REWARDS])
 
     @property
     def ended(self) -> NDArray[np.bool_]:
-        """(N,) whether a step ended its episode."""
+        """(N,) Whether a step ended its episode."""
         return np.asarray(self.columns[Columns.TERMINATEDS] | self.columns[Columns.TRUNCATEDS])
 
     @property
     def form(self) -> object:
-        """Equal for rows that can be joined: of the same columns and shapes, and of the same dtypes where they say these."""
+        """A key that is equal for rows that can be joined: same columns and shapes, and same known dtypes."""
         return self.typed, {
             name: map_leaves(lambda leaf: (leaf.dtype if name in self.typed else None, leaf.shape[1:]), tree)  # noqa: B023
             for name, tree in self.columns.items()
         }
 
     def take(self, rows: NDArray[np.int64]) -> PolicyRows:
-        """Some rows, by number."""
+        """Select rows by number."""
         infos = None if self.infos is None else [self.infos[row] for row in rows.tolist()]
         return replace(self, columns=map_leaves(lambda leaf: leaf[rows], self.columns), infos=infos)
 
     @classmethod
     def joined(cls, parts: Sequence[PolicyRows]) -> PolicyRows:
-        """The rows of lines of one form, one after the other."""
+        """Concatenate rows of lines with the same form."""
         if len(parts) == 1:
             return parts[0]
         infos = None
@@ -113,13 +113,13 @@ class PolicyRows:
 
 
 def is_batch(line: Line) -> bool:
-    """Whether a line is a batch, or was one before it was cut: by its type, or by the columns that every batch has.
+    """Whether a line is a batch, even if truncated: by its type, or by the columns in every batch.
 
     A row of a table may have their names, but has one value where a batch has a list.
     """
     try:
         record = _parsed(line)
-    except BadData:  # a line cut in half may still show what it was
+    except BadData:  # a truncated line may still be recognizable
         start = line.data[:START]
         kinds = (SAMPLE_BATCH, MULTI_AGENT_BATCH, POLICY_BATCHES)
         return any(word.encode() in start for word in kinds) or all(f'"{name}'.encode() in start for name in NEEDED)
@@ -132,7 +132,7 @@ def is_batch(line: Line) -> bool:
 
 
 def _parsed(line: Line) -> Any:
-    """The line's value, without its wrappers. Raises BadData, naming the line, where it is not whole JSON."""
+    """The line's value, without wrappers. Raises BadData, naming the line, if it is not complete JSON."""
     value = _loaded(line.data, line)
     for _ in range(MAX_WRAPPERS):
         if not isinstance(value, dict) or "value" not in value or "type" in value:
@@ -146,17 +146,17 @@ def _loaded(data: bytes, line: Line) -> Any:
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        if b"NaN" in data or b"Infinity" in data:  # Python's own writer makes these, and no standard parser takes them
+        if b"NaN" in data or b"Infinity" in data:  # written by Python, but rejected by orjson
             try:
                 return from_json(data)
             except ValueError:
                 pass
-        fix = FIX if line.whole else f"the writer was stopped in the middle of it: {FIX}"
-        raise BadData(f"a line that is not whole JSON: {error}", where=line.where, fix=fix) from error
+        fix = FIX if line.whole else f"the writer was stopped in the middle of the line: {FIX}"
+        raise BadData(f"the line is not complete JSON: {error}", where=line.where, fix=fix) from error
 
 
 def _batches_of(record: Any, where: str, tally: Tally) -> Mapping[str | None, Mapping[str, Any]]:
-    """The columns by name of each policy of a line; the policy of a SampleBatch is None. Raises BadData, naming the line."""
+    """The columns of each policy in a line; the policy of a SampleBatch is None. Raises BadData, naming the line."""
     kind = record.get("type") if isinstance(record, dict) else None
     if isinstance(record, dict) and kind is None and (POLICY_BATCHES in record or Columns.OBS in record):
         tally.assume("missing-type")
@@ -174,25 +174,25 @@ def _batches_of(record: Any, where: str, tally: Tally) -> Mapping[str | None, Ma
 
 @dataclass(slots=True)
 class BatchReader:
-    """Reads lines of one source, and counts what it has to assume."""
+    """Decodes lines of one source, and counts assumptions."""
 
     tally: Tally
     observation_space: Space | None = None  # distinguishes a Tuple from a list of rows
     action_space: Space | None = None
 
     def read(self, line: Line) -> list[PolicyRows]:
-        """The rows of each policy of a line that has any. Raises BadData, naming line and column."""
+        """The rows of each policy in a line, without empty ones. Raises BadData, naming line and column."""
         was_enabled = gc.isenabled()
-        gc.disable()  # JSON makes no cycles, and the search for them takes a fifth of the time
+        gc.disable()  # JSON has no cycles, and garbage collection takes a fifth of the time
         try:
-            tally = Tally()  # of a line that cannot be read nothing is assumed
+            tally = Tally()  # do not count assumptions of unreadable lines
             return self.rows(_batches_of(_parsed(line), line.where, tally), line.where, len(line.data), tally)
         finally:
             if was_enabled:
                 gc.enable()
 
     def rows(self, batches: Mapping[str | None, Mapping[str, Any]], place: str, nbytes: int, tally: Tally) -> list[PolicyRows]:
-        """The steps of each policy that has any, of its columns by name: as JSON has them, or arrays."""
+        """The rows of each policy, without empty ones. `batches`: columns by policy and name, JSON values or arrays."""
         found = []
         for policy, batch in batches.items():
             where = place if policy is None else f"{place}, policy {policy!r}"
@@ -206,13 +206,13 @@ class BatchReader:
 
 @dataclass(slots=True)
 class _Batch:
-    """The columns of one policy in a line, as they were parsed."""
+    """The parsed columns of one policy in a line."""
 
     given: Mapping[str, Any]
     where: str
     tally: Tally
     reader: BatchReader
-    steps: int | None = None  # None: not known yet
+    steps: int | None = None  # None: unknown
     typed: set[str] = field(default_factory=set)
 
     def rows(self, policy: str | None, place: str, nbytes: int) -> PolicyRows:
@@ -238,7 +238,7 @@ class _Batch:
         return self._without_padding(found)
 
     def _column(self, name: str) -> Tree:
-        """The column as arrays of as many rows as the line has steps, if that is known."""
+        """A column as arrays, with one row per step if the number of steps is known."""
         space = None
         if name in TREES:
             space = self.reader.action_space if name == Columns.ACTIONS else self.reader.observation_space
@@ -256,7 +256,7 @@ class _Batch:
         return tree
 
     def _vector(self, name: str) -> NDArray[Any]:
-        """A column of one value per step, (n,): only rewards may be without a value."""
+        """A column of one value per step, (n,). Only rewards may have missing values."""
         array, where = self._column(name), f"{self.where}, column {name}"
         if not isinstance(array, np.ndarray) or array.size != len(array):
             raise _bad("more than one value per step", where)
@@ -283,7 +283,7 @@ class _Batch:
                 raise _bad(f"obs of shape {obs} and new_obs of shape {new_obs}", self.where)
 
     def _extras(self) -> dict[str, Tree]:
-        """Extra model outputs. Counts the columns that hold none."""
+        """Extra model outputs. Counts dropped columns."""
         extras = {}
         for name, value in self.given.items():
             if name in ROLES:
@@ -302,7 +302,7 @@ class _Batch:
         return extras
 
     def _infos(self) -> list[Any] | None:
-        """The info of each step; None: all are empty."""
+        """The info of each step; None if all are empty."""
         value, where = self.given.get(Columns.INFOS), f"{self.where}, column {Columns.INFOS}"
         if isinstance(value, str):
             value = unpack(value, where=where, object_lists=True)
@@ -319,7 +319,7 @@ class _Batch:
         return [info if isinstance(info, dict) else {"info": info} if info else {} for info in value]
 
     def _without_padding(self, found: PolicyRows) -> PolicyRows:
-        """Without the rows that fill sequences up to one length, where `seq_lens` says that there are any."""
+        """Remove the rows that pad sequences, by `seq_lens`."""
         if Columns.SEQ_LENS not in self.given or not len(found):
             return found
         self.steps = None
@@ -356,7 +356,7 @@ def _is_column(value: Any) -> bool:
 
 
 def _whole(values: NDArray[Any]) -> NDArray[Any]:
-    """Ids as int64 where they fit, else as text."""
+    """Ids as int64 if they fit, otherwise as text."""
     if values.dtype.kind == "U" or values.dtype == np.int64:
         return values
     with np.errstate(invalid="ignore"):  # what does not fit int64 is text
@@ -369,9 +369,9 @@ def _whole(values: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(slots=True)
 class _Values:
-    """Reads the values of one column, and records what was seen on the way.
+    """Decodes the values of one column, and records what was found.
 
-    Raises BadEpisode where rows have no common shape, UnsafeData for hostile packed text.
+    Raises BadEpisode if rows have different shapes, UnsafeData for hostile packed text.
     """
 
     where: str
@@ -426,7 +426,7 @@ class _Values:
         return tuple(self.tree([row[i] for row in rows], _part(space, i), depth + 1) for i in range(sizes.pop()))
 
     def _array(self, rows: list[Any]) -> NDArray[Any] | None:
-        """(n, ...) of rows of one shape, of objects where they are no numbers; None for rows of different shapes."""
+        """Rows as an array (n, ...), of objects if they are not numbers; None if their shapes differ."""
         shape, level = [len(rows)], rows
         while level and type(level[0]) is list and len(shape) < MAX_NDIM:
             if set(map(type, level)) != {list} or len(sizes := set(map(len, level))) > 1:
@@ -438,7 +438,7 @@ class _Values:
         return None if array is None else array.reshape(shape)
 
     def _mixed(self, values: list[Any]) -> NDArray[Any] | None:
-        """(n,) of values that are not all floats or all integers; None where there are rows among them."""
+        """Mixed scalar values as an array (n,); None if some are rows."""
         kinds = set(map(type, values))
         if list in kinds:
             return None
@@ -460,7 +460,7 @@ def _uniform(values: list[Any]) -> NDArray[Any] | None:
     code = {float: "d", int: "q"}.get(type(values[0])) if values else "d"
     try:
         return None if code is None else np.frombuffer(struct.pack(f"{len(values)}{code}", *values), code)
-    except (struct.error, OverflowError):  # of other values among them
+    except (struct.error, OverflowError):  # other values among them
         return None
 
 

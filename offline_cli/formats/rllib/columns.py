@@ -1,12 +1,12 @@
 """RLlib's column recordings in Parquet, one row per step; `eps_id`, `obs`, `actions` and `rewards` are required.
 
-Whatever RLlib's recorder and our own `columns` format write is read: packed cells, pickled objects, tensor types, null columns,
-rows without timesteps, rows of several agents. Columns without a meaning of their own are extra model outputs. Columns of nulls
-count as absent. Extra columns that hold no numbers are left out, named and counted (`dropped-column`), and so are infos that
-are not dicts; a number missing in an extra column is NaN, and counted (`null-as-nan`).
+Reads everything that RLlib's recorder and our own `columns` format write: packed cells, pickled objects, tensor types, null
+columns, rows without timesteps, and rows of several agents. Unknown columns are extra model outputs. Columns of nulls count as
+missing. Extra columns without numbers are dropped, named and counted (`dropped-column`), and so are infos that are not dicts;
+missing numbers in extra columns become NaN, and are counted (`null-as-nan`).
 
-Rows that cannot be read, and rows of other shapes than most, go to the rejects by place, and their episodes are said to be
-incomplete. So are those of the rows around a row without `eps_id` or a damaged file, unless `t` shows what is missing.
+Unreadable rows, and rows whose shapes differ from most, are rejected, and their episodes are marked incomplete. So are the
+episodes next to a row without `eps_id` or a damaged file, unless `t` shows which steps are missing.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ KEYS: Final = (Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID)
 TREES: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS)
 SCALARS: Final = (Columns.REWARDS, *END_FLAGS, Columns.T)
 VALUES: Final = (*TREES, *SCALARS)
-"""Columns that hold a value for every row, where they are there at all."""
+"""Columns that need a value in every row if they exist."""
 INFOS: Final = (Columns.INFOS, Columns.RESET_INFOS)
-FIX: Final = "fill the value in, or --on-error skip to leave out the episode"
+FIX: Final = "fill in the value, or skip the episode with --on-error skip"
 
 Rows = NDArray[np.int64]
-Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by column: the shape of one step of each leaf, by dotted path
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # shapes of one step, by column and dotted path of the leaf
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class RllibColumnsSource(FileSource):
     format: ClassVar = "rllib-columns"
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Runs of rows as they stand; `t_started` from column `t` where there is one."""
+        """See `Source`: runs of rows in stored order; `t_started` is from column `t` if it exists."""
         self.done = 0
         reading = ColumnsReading(tally, rejects)
         most = EpisodeLimit.within(self.read_options.memory_limit).most
@@ -81,13 +81,13 @@ class RllibColumnsSource(FileSource):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of a chunk, in the order in which they are read."""
+    """Rows of a chunk, in reading order."""
 
     chunk: Chunk
     table: pa.Table
     keys: Keys
-    numbers: Rows  # (N,) of each row in its chunk
-    is_sorted: bool  # not in the order of the chunk
+    numbers: Rows  # (N,) row numbers in the chunk
+    is_sorted: bool  # sorted, so not in the order of the chunk
 
     def where(self, row: int) -> str:
         return self.chunk.where(int(self.numbers[row]))
@@ -97,7 +97,7 @@ class _Rows:
         return replace(self, table=self.table.take(rows), keys=keys, numbers=self.numbers[rows])
 
     def names_of(self, rows: Sequence[int]) -> list[str]:
-        """The episodes of these rows."""
+        """Ids of the episodes of rows."""
         return [self.keys.eps_ids[int(self.keys.code[row])] for row in rows]
 
 
@@ -110,18 +110,18 @@ class ColumnsReading:
     _ids: SharedIds = field(default_factory=SharedIds)
     _shapes: Shapes | None = None
     _dropped: set[str] = field(default_factory=set)  # columns
-    _counted: set[str] = field(default_factory=set)  # kinds of assumptions that are counted once
-    _open: list[str] = field(default_factory=list)  # episodes that the rows before leave open
-    _follows: bool = False  # whether the next row stands right after the last one, which left its episode open
-    _lost: str = ""  # where the row right before was lost, of an unknown episode
+    _counted: set[str] = field(default_factory=set)  # assumptions that are counted once
+    _open: list[str] = field(default_factory=list)  # episodes without an end so far
+    _follows: bool = False  # whether the next row directly follows the last one, which did not end its episode
+    _lost: str = ""  # place of a lost row of an unknown episode, right before the next row
 
     def cut(self, place: str) -> None:
-        """The file of the last chunk is damaged from there on, at `place`: what is open is not whole."""
+        """The last chunk's file is damaged from `place` on: mark open episodes as incomplete."""
         for name in self._open:
             self.rejects.lose(name, place)
 
     def of_chunk(self, chunk: Chunk) -> Iterator[Fragments]:
-        """Runs of the rows of a chunk; its bad rows go to the rejects."""
+        """Runs of the rows of a chunk; bad rows are rejected."""
         if chunk.lost_before:
             self._follows, self._lost = False, chunk.lost_before
         try:
@@ -142,7 +142,7 @@ class ColumnsReading:
             first = row + 1
 
     def _reject_nameless(self, place: str, row: pa.Table) -> None:
-        """Reject a row of no episode: it was of one that is open, or of the one after it; timesteps would show which."""
+        """Reject a row without an id. It may belong to an open episode or the next one, which only timesteps would show."""
         error = BadEpisode(f"column {Columns.EPS_ID} has no value", where=place, fix=FIX)
         self.rejects.add(error, raw=_quoted(row, self.rejects))
         self._follows, self._lost = False, place
@@ -150,7 +150,7 @@ class ColumnsReading:
             self.cut(place)
 
     def _of_named(self, chunk: Chunk, table: pa.Table, first: int) -> Iterator[Fragments]:
-        """Runs of rows of named episodes; `first`: the number of the first one in the chunk."""
+        """Runs of rows with ids. `first`: number of the first row in the chunk."""
         numbers = np.arange(first, first + table.num_rows)
         ready = _Rows(chunk, table, self._ids.named(_keys_of(table)), numbers, is_sorted=False)
         if self._lost and Columns.T not in table.column_names:
@@ -165,7 +165,7 @@ class ColumnsReading:
             if rows.is_sorted or numbers[0] != following:
                 self._follows = False
             file = chunk.file_of(numbers)
-            if not rows.is_sorted:  # lost rows end a file here
+            if not rows.is_sorted:  # the file ends with lost rows
                 file += np.cumsum(np.diff(numbers, prepend=numbers[0]) > 1)
             steps = self._steps(rows, trees, file)
             self._follows = bool(not (steps.terminateds[-1] or steps.truncateds[-1]))
@@ -180,7 +180,7 @@ class ColumnsReading:
     # ---- columns and rows ----
 
     def _wanted_columns(self, table: pa.Table) -> pa.Table:
-        """Without the columns that hold nothing of use, and those that were left out of the rows before."""
+        """Drop useless columns, and those dropped from earlier rows."""
         for index, column in reversed(list(enumerate(table.schema))):
             name, values = column.name, table.column(index)
             has_role = name in (*VALUES, *INFOS, *KEYS, *CUSTOM_COLUMNS)
@@ -200,9 +200,9 @@ class ColumnsReading:
     # ---- rows as arrays ----
 
     def _readable(self, rows: _Rows) -> list[tuple[_Rows, dict[str, Any]]]:
-        """The readable rows in as few parts as there are bad rows between them, each with the values of its columns.
+        """The readable rows, in parts separated by bad rows, with the values of their columns.
 
-        All have the shapes of the rows before; where there are none, most rows decide.
+        All have the shapes of earlier rows; for the first rows, the most common shapes.
         """
         parts = list(self._read(rows))
         if self._shapes is None and parts:
@@ -214,7 +214,7 @@ class ColumnsReading:
         return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
 
     def _read(self, rows: _Rows) -> Iterator[tuple[_Rows, dict[str, Any]]]:
-        """All rows at once where they can be read; otherwise halves, until the rows that cannot be read are isolated."""
+        """Read all rows at once; if that fails, halve them until the bad rows are isolated."""
         count = len(rows.numbers)
         if not count:
             return
@@ -230,7 +230,7 @@ class ColumnsReading:
     def _agrees(self, rows: _Rows, trees: Mapping[str, Any]) -> bool:
         problem = _difference(_shapes_of(trees), self._shapes or {})
         if problem:
-            fix = "pad or cut the values to one shape, or convert the files of each kind into a dataset of its own"
+            fix = "pad or cut the values to one shape, or convert the files of each shape into separate datasets"
             self._reject(rows, BadEpisode(problem, where=rows.where(0), fix=fix), len(rows.numbers))
         return not problem
 
@@ -271,7 +271,7 @@ class ColumnsReading:
 
 
 def _keys_of(table: pa.Table) -> Keys:
-    """The keys of all rows, ids as text; each row has an `eps_id`."""
+    """The keys of all rows, with ids as text; every row must have an `eps_id`."""
     codes, names = zip(*(_codes(table, name) for name in KEYS), strict=True)
     if len(names[1]) == len(names[2]) == 1:
         return Keys(codes[0], tuple(map(str, names[0])), names[1] * len(names[0]), names[2] * len(names[0]))
@@ -281,7 +281,7 @@ def _keys_of(table: pa.Table) -> Keys:
 
 
 def _codes(table: pa.Table, name: str) -> tuple[Rows, tuple[str | None, ...]]:
-    """(N,) index into distinct values, as text; a missing column has one value, None."""
+    """(N,) Indexes into the distinct values, as text; a missing column has the single value None."""
     if name not in table.column_names:
         return np.zeros(table.num_rows, np.int64), (None,)
     encoded = table[name].combine_chunks().dictionary_encode(null_encoding="encode")
@@ -290,7 +290,7 @@ def _codes(table: pa.Table, name: str) -> tuple[Rows, tuple[str | None, ...]]:
 
 
 def _order_of(table: pa.Table, keys: Keys) -> Rows | None:
-    """The order by episode, and within it by timestep or else in file order; None where rows mostly follow each other."""
+    """Row order by episode, then timestep or file order; None if rows are mostly in order already."""
     t = table[Columns.T].to_numpy() if Columns.T in table.column_names else None
     breaks = keys.code[1:] != keys.code[:-1]
     if t is not None:
@@ -301,7 +301,7 @@ def _order_of(table: pa.Table, keys: Keys) -> Rows | None:
 
 
 def _open_runs(rows: SourceRows) -> list[str]:
-    """The episodes of runs of rows whose last one is no end."""
+    """The episodes of runs that do not end with an end flag."""
     codes = rows.keys.code
     last = np.append(np.flatnonzero(np.diff(codes)), len(codes) - 1)
     is_open = ~(rows.terminateds | rows.truncateds)[last]
@@ -312,7 +312,7 @@ def _open_runs(rows: SourceRows) -> list[str]:
 
 
 def _check_columns(table: pa.Table, where: str) -> None:
-    """Raise BadData, naming the columns, where a step cannot be read from `table`."""
+    """Raise BadData, naming the columns, if `table` has missing or unsuitable columns."""
     present = {column.name: column.type for column in table.schema if not pa.types.is_null(column.type)}
     missing = [name for name in NEEDED if name not in present]
     if missing:
@@ -330,12 +330,12 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _quoted(rows: pa.Table, rejects: Rejects) -> bytes:
-    """The rows as text, where the rejects keep it."""
+    """The rows as text, if the rejects keep it."""
     return repr(rows.to_pylist()).encode() if rejects.on_error is OnError.QUARANTINE else b""
 
 
 def _trees(table: pa.Table, where: Callable[[int], str]) -> dict[str, Any]:
-    """By column: trees with leaves (N, ...), infos as lists. Raises BadData, naming the row."""
+    """Columns as trees with leaves (N, ...), and infos as lists. Raises BadData, naming the row."""
     trees: dict[str, Any] = {}
     for column in table.schema:
         name, values = column.name, table[column.name]
@@ -356,10 +356,10 @@ def _trees(table: pa.Table, where: Callable[[int], str]) -> dict[str, Any]:
 
 
 def _one_per_step(tree: Tree, name: str, place: str) -> NDArray[Any]:
-    """(N,) of a column of one value per step, which may be written as lists of one."""
+    """A column of one value per step, (N,), which may be stored as lists of length 1."""
     if isinstance(tree, np.ndarray) and tree.size == len(tree):
         return tree.reshape(len(tree))
-    raise BadEpisode(f"column {name} holds more than one value per step", where=place, fix="write one number for each step")
+    raise BadEpisode(f"column {name} holds more than one value per step", where=place, fix="write one number per step")
 
 
 # ---- shapes ----
@@ -370,7 +370,7 @@ def _shapes_of(trees: Mapping[str, Any]) -> Shapes:
 
 
 def _difference(have: Shapes, want: Shapes) -> str:
-    """Why steps of the two cannot share an episode; a column that only one has is no reason."""
+    """Why steps of the two shapes cannot share an episode; columns in only one of them are ignored."""
     for name, shapes in have.items():
         if name == Columns.NEXT_OBS and shapes != have.get(Columns.OBS, shapes):
             return f"column {name} has shapes {shapes}, and column {Columns.OBS} {have[Columns.OBS]}"

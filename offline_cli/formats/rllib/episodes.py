@@ -1,10 +1,10 @@
-"""RLlib's episode recordings: one packed episode per row, in Parquet column `item`, which is required.
+"""RLlib's episode recordings: one packed episode per row, in the required Parquet column `item`.
 
-The bytes are decoded by `episodes/codec`, many items at a time across files, because RLlib writes thousands of files of a few
-rows. Other columns, which our own `episodes` format has, are not read.
+`episodes/codec` decodes many items at a time, across files, because RLlib writes thousands of files with few rows. Other
+columns, which our own `episodes` format has, are not read.
 
-An item may also be the state of a `MultiAgentEpisode`, as its `get_state` gives it: of it the episodes of its agents are read,
-which RLlib keeps as states of their own (`agent_episodes`: pairs of agent and state). All items of a chunk are of one kind.
+An item may also be the state of a `MultiAgentEpisode` (`get_state`): its agents' episodes are read, which are separate states
+in it (`agent_episodes`: pairs of agent and state). All items of a chunk must be of the same kind.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ AGENTS: Final = b"agent_episodes"
 
 @dataclass(slots=True)
 class RllibEpisodesSource(FileSource):
-    """Parquet files of packed episodes, in the order given; they may be pieces (`t_started` > 0) of longer ones.
+    """Parquet files of packed episodes, in the order given. Episodes may be chunks (`t_started` > 0) of longer ones.
 
-    Each episode brings its own spaces: see the batches.
+    Episodes have their own spaces, which are in the batches.
     """
 
     format: ClassVar = "rllib-episodes"
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Batches of the episodes in file order, a new one where their structure changes."""
+        """See `Source`: batches in file order; a new batch begins where the structure changes."""
         self.done = 0
         decoder = BatchDecoder(rejects, tally)
         for chunk in chunks(
@@ -59,11 +59,11 @@ class RllibEpisodesSource(FileSource):
                 yield from self._decoded(decoder, items, chunk)
 
     def partitions(self, count: int) -> Sequence[RllibEpisodesSource]:
-        """See `Source`: each file is complete by itself."""
+        """See `Source`: files are independent."""
         return [self.over(part) for part in shares(self.files, count)]
 
     def _of_agents(self, decoder: BatchDecoder, items: pa.ChunkedArray, chunk: Chunk) -> Iterator[Fragments]:
-        """The episodes of all agents; an item that is not such a state is set aside."""
+        """The episodes of all agents; items that are not multi-agent states are rejected."""
         own, rows = list[bytes](), list[int]()
         for row, item in enumerate(items):
             try:
@@ -81,36 +81,36 @@ class RllibEpisodesSource(FileSource):
         done, before = 0, decoder.rejects.count
         for batch in decoder.decode(items, where=chunk.where):
             rows = np.arange(done, done + len(batch))
-            exact = decoder.rejects.count == before  # an item set aside leaves no trace in the batch
+            exact = decoder.rejects.count == before  # rejected items shift the rows of the batch
             done += len(batch)
             yield Fragments(batch, Origins(chunk.files, chunk.file_of(rows), chunk.row_in_file(rows)) if exact else None)
 
 
 def _are_of_several_agents(items: pa.ChunkedArray) -> bool:
-    """By the first: to look through all would take as long as reading them."""
+    """Whether the first item is a multi-agent state; checking all would take as long as reading them."""
     first = next((item for item in items if item.is_valid), None)
     return first is not None and AGENTS in first.as_py()
 
 
 def _agents_of(item: bytes | None, where: str) -> list[bytes]:
-    """The packed states of the agents in a packed state of several. Raises BadEpisode."""
+    """The packed states of the agents in a packed multi-agent state. Raises BadEpisode."""
     state = unpack_raw(item or b"", where=where)
     found = state.get(AGENTS.decode()) if isinstance(state, dict) else None
     pairs = list(found.items()) if isinstance(found, dict) else found
     if not isinstance(pairs, list) or not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
-        what = "no agent_episodes, pairs of agent and state, in an item among others that have them"
-        fix = "pack what MultiAgentEpisode.get_state gives; items of single agents go into files of their own"
+        what = "the item has no agent_episodes (pairs of agent and state), unlike other items of the file"
+        fix = "pack the result of MultiAgentEpisode.get_state; write single-agent episodes to separate files"
         raise BadEpisode(what, where=where, fix=fix)
     return [pack(own) for _, own in pairs]
 
 
 def _items(chunk: Chunk, rejects: Rejects) -> pa.ChunkedArray | None:
-    """The packed episodes of a chunk; the decoder refuses nulls among them by place."""
+    """The packed episodes of a chunk; the decoder rejects nulls."""
     kind = chunk.table.schema.field(Columns.ITEM).type if Columns.ITEM in chunk.table.column_names else pa.null()
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return chunk.table[Columns.ITEM]
-    fix = f"give files of packed episodes with the column {Columns.ITEM}, and files of other formats by themselves"
-    error = BadData(f"no column {Columns.ITEM} of bytes", where=chunk.files[0], fix=fix)
+    fix = f"give only files of packed episodes, with the column {Columns.ITEM}; convert other formats separately"
+    error = BadData(f"there is no column {Columns.ITEM} of bytes", where=chunk.files[0], fix=fix)
     rejects.add(error, rows=chunk.table.num_rows)
     rejects.lose_episodes(Lost.UNREADABLE, chunk.table.num_rows)
     return None

@@ -1,8 +1,8 @@
-"""Objects in the manner of RLlib's `InputReader`, whose `next()` gives SampleBatches, as a source.
+"""Objects with the interface of RLlib's `InputReader`, whose `next()` returns SampleBatches, as a source.
 
-`--from python:package.module:CustomInputReader` names a class, or a function as `register_input` takes it; it is called with an
-`IOContext`, whose `input_config` holds the paths of the sources as `input_files` and `paths`. Reading ends where `next()`
-returns None or raises StopIteration. RLlib's own readers start over at their end: they need `--limit`.
+`--from python:package.module:CustomInputReader` names a class, or a function as for `register_input`. It is called with an
+`IOContext`, whose `input_config` has the paths of the sources as `input_files` and `paths`. Reading ends when `next()` returns
+None or raises StopIteration. RLlib's own readers repeat endlessly: they need `--limit`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from offline_cli.formats.source import Source
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
-FIX: Final = "have next() give batches: columns by name, with one row a step"
+FIX: Final = "return batches from next(): columns by name, with one row per step"
 
 
 @dataclass(frozen=True, slots=True)
 class IOContext:
-    """What a reader is made with, by RLlib's names."""
+    """The argument for creating a reader, with RLlib's names."""
 
     log_dir: str
     config: Mapping[str, Any]
@@ -46,32 +46,32 @@ class IOContext:
         return dict(self.config.get("output_config", {}))
 
     def default_sampler_input(self) -> None:
-        """There is no sampler."""
+        """Returns None: there is no sampler."""
 
 
-Make = Callable[[str, Mapping[str, Any]], Any]  # of a folder, and RLlib's config
+Make = Callable[[str, Mapping[str, Any]], Any]  # called with a folder and RLlib's config
 
 
 def maker(found: Any, where: str, method: str) -> Make:
-    """What makes objects with `method` by a class or function that the user named in the option `where`.
+    """A factory of objects with `method`, from a class or function that the user named in the option `where`.
 
-    Raises BadConfig for an object that cannot be called, and where it makes one without `method`.
+    Raises BadConfig if it cannot be called, and the factory does if the object lacks `method`.
     """
-    fix = f"name a class with {method}(), as RLlib's, or a function that makes such an object"
+    fix = f"name a class with {method}(), like RLlib's, or a function that returns such an object"
     if not callable(found):
-        raise BadConfig(f"it is {type(found).__name__}, and makes nothing with {method}()", where=where, fix=fix)
+        raise BadConfig(f"{type(found).__name__} is not callable, so it cannot create {method}()", where=where, fix=fix)
 
     def made(folder: str, config: Mapping[str, Any]) -> Any:
         one = found(IOContext(folder, config))
         if not callable(getattr(one, method, None)):
-            raise BadConfig(f"it makes {type(one).__name__}, which has no {method}()", where=where, fix=fix)
+            raise BadConfig(f"the object is a {type(one).__name__}, which has no {method}()", where=where, fix=fix)
         return one
 
     return made
 
 
 def input_reader(found: Any, name: str) -> Reader:
-    """A `Reader` for a maker of objects with `next()`. Raises BadConfig for one that cannot be called."""
+    """A `Reader` for a class or function that creates objects with `next()`. Raises BadConfig if it cannot be called."""
     make = maker(found, f"--from {name}", "next")
 
     def open_files(files: Sequence[Location], context: OpenContext) -> Source:
@@ -82,7 +82,7 @@ def input_reader(found: Any, name: str) -> Reader:
 
 @dataclass(slots=True)
 class InputReaderSource(SampleBatchSource):
-    """The batches of an object with `next()`, made anew for each reading: to us what lines of SampleBatch JSON are."""
+    """Batches from an object with `next()`, created anew for each reading; handled like lines of SampleBatch JSON."""
 
     format: ClassVar = "input-reader"
     make: Make = field(kw_only=True)
@@ -116,7 +116,7 @@ class InputReaderSource(SampleBatchSource):
 
 
 def _policies(batch: Any) -> Mapping[str | None, Any]:
-    """The batches of a MultiAgentBatch, or of a dict as its JSON is, by policy; any other batch by itself."""
+    """Batches by policy, from a MultiAgentBatch or a dict like its JSON; any other batch has the policy None."""
     found = getattr(batch, "policy_batches", None)
     if found is None and isinstance(batch, Mapping):
         found = batch.get("policy_batches")
@@ -124,15 +124,15 @@ def _policies(batch: Any) -> Mapping[str | None, Any]:
 
 
 def _columns(batch: Any, where: str) -> dict[str, Any]:
-    """The columns of a batch as trees of arrays, infos as a list. Raises BadEpisode."""
+    """Columns of a batch: trees of arrays, and infos as a list. Raises BadEpisode."""
     if not isinstance(batch, Mapping):
-        raise BadEpisode(f"next() gave {type(batch).__name__}, which has no columns", where=where, fix=FIX)
+        raise BadEpisode(f"next() returned {type(batch).__name__}, which has no columns", where=where, fix=FIX)
     columns: dict[str, Any] = {}
     for name, value in dict(batch).items():
         try:
             columns[str(name)] = value if value is None else list(value) if name == Columns.INFOS else _typed(value)
         except (TypeError, ValueError) as error:
-            raise BadEpisode(f"column {name} is no array: {error}", where=where, fix=FIX) from error
+            raise BadEpisode(f"column {name} is not an array: {error}", where=where, fix=FIX) from error
     return columns
 
 

@@ -1,7 +1,7 @@
-"""The lines of JSON files: plain, gzip or zip by their first bytes.
+"""Read the lines of JSON files: plain, gzip or zip, detected by the first bytes.
 
-A file that breaks off is reported once, as a row of its own; what was read before it counts. A packed file may not hold lines
-far larger than itself.
+A truncated file is reported once, as one bad row; lines before it are kept. Lines of compressed files have a size limit
+relative to the file.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from offline_cli.formats.source import Openable
 from offline_cli.scopes import Scope, part_of
 from offline_cli.storage.failures import storage_failures
 
-MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, and a line is a part of a file
-SMALL_LINE_BYTES: Final = 8 << 20  # parsed, a line can take 30 times its bytes
-MAX_RATIO: Final = 200  # a longer line may be so often the size of its packed file; bombs reach 1032 with deflate
-BUFFER_BYTES: Final = 1 << 20  # of a plain file: a line is many times as long as Python's own buffer
-PIECE_BYTES: Final = 1 << 20  # of a line that is skipped
+MAX_LINE_BYTES: Final = 1 << 30  # RLlib starts a new file after 64 MiB, so lines are smaller
+SMALL_LINE_BYTES: Final = 8 << 20  # always allowed; a parsed line can take 30 times its size
+MAX_RATIO: Final = 200  # limit of a longer line, as a multiple of its compressed file; deflate bombs reach 1032
+BUFFER_BYTES: Final = 1 << 20  # for plain files: lines are much longer than Python's default buffer
+PIECE_BYTES: Final = 1 << 20  # read at a time when skipping a line
 GZIP_MAGIC: Final = b"\x1f\x8b"
-ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an archive of no files
-BOM: Final = b"\xef\xbb\xbf"  # of UTF-8: what editors and Windows put at the start
+ZIP_MAGICS: Final = (b"PK\x03\x04", b"PK\x05\x06")  # the second: an empty archive
+BOM: Final = b"\xef\xbb\xbf"  # UTF-8 byte order mark, written by editors and Windows
 DAMAGE: Final = (EOFError, LookupError, OverflowError, RuntimeError, ValueError, struct.error, zipfile.BadZipFile, zlib.error)
-"""Exceptions of the readers of packed files; zipfile checks little of an archive's tables."""
+"""Exceptions of decompressors for damaged files; zipfile hardly checks an archive's tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a file, its end of line taken off; never blank."""
+    """One nonblank line of a file, without its newline."""
 
     data: bytes
-    file: str  # URL, for a zip archive with the member's name after "!"
+    file: str  # URL; for a zip archive, followed by "!" and the member's name
     number: int  # from 1
-    whole: bool = True  # whether an end of line followed: a killed writer leaves none
-    position: int = 0  # bytes of the file, as it is stored, that have been read with it
+    whole: bool = True  # whether a newline followed; false if the writer was killed
+    position: int = 0  # bytes of the stored file read up to its end
 
     @property
     def where(self) -> str:
@@ -49,8 +49,9 @@ class Line:
 
 
 def lines_of(location: Openable, scope: Scope | None = None) -> Iterator[Line | BadData]:
-    """The lines of the file, blank ones left out; errors in place of a line that is too long, and of the rest of a file that
-    cannot be decompressed to its end. `scope` owns the file while it is open.
+    """The nonblank lines of a file. Yields errors for lines that are too long, and for an unreadable rest of the file.
+
+    `scope` closes the file.
     """
     where = location.url
     with storage_failures(where, "reading it"), part_of(scope) as held:
@@ -67,19 +68,21 @@ def lines_of(location: Openable, scope: Scope | None = None) -> Iterator[Line | 
                 opened: Any = gzip.GzipFile(fileobj=file) if is_packed else io.BufferedReader(file, BUFFER_BYTES)
                 yield from _split(held.enter(opened), where, file, limit)
         except (OSError, *DAMAGE) as error:
-            if not is_packed or getattr(error, "errno", None) is not None:  # the storage's; those of packed bytes have none
+            if (
+                not is_packed or getattr(error, "errno", None) is not None
+            ):  # from storage; errors of decompression have no errno
                 raise
-            fix = "fetch the file again from where it was made, or --on-error skip to keep what came before"
-            what = f"the file breaks off or is damaged: {str(error) or type(error).__name__}"
+            fix = "fetch the file again from its origin, or keep the lines before with --on-error skip"
+            what = f"the file is truncated or damaged: {str(error) or type(error).__name__}"
             yield BadData(what, where=where, fix=fix, details={PROBLEM: "unreadable-file"})
 
 
 def _lines_of_members(file: IO[bytes], size: int, where: str, limit: int, held: Scope) -> Iterator[Line | BadData]:
-    """Raises BadZipFile where members overlap: a few bytes could unfold without end."""
+    """Lines of a zip archive. Raises BadZipFile if members overlap, as in zip bombs."""
     archive = held.enter(zipfile.ZipFile(file))
     entries = [entry for entry in archive.infolist() if not entry.is_dir()]
     if sum(entry.compress_size for entry in entries) > size:
-        raise zipfile.BadZipFile("members that overlap")
+        raise zipfile.BadZipFile("members overlap")
     if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
         raise zipfile.BadZipFile("a compression method other than deflate")
     for name in sorted(entry.filename for entry in entries):
@@ -93,10 +96,10 @@ def _split(file: Any, file_name: str, stored: IO[bytes], limit: int) -> Iterator
         number += 1
         whole = data.endswith(b"\n")
         if len(data) == limit and not whole:
-            del data  # before the next piece is made
+            del data  # free memory before reading the next piece
             while (rest := file.readline(PIECE_BYTES)) and not rest.endswith(b"\n"):
                 pass
-            what, place = f"a line of more than {limit >> 20} MiB", f"{file_name} line {number}"
+            what, place = f"the line is longer than {limit >> 20} MiB", f"{file_name} line {number}"
             yield UnsafeData(what, where=place, fix="write the file again from its source")
         elif stripped := (data.removeprefix(BOM) if number == 1 else data).strip():
             yield Line(stripped, file_name, number, whole, stored.tell())

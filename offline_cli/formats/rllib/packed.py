@@ -1,15 +1,15 @@
-"""Packed cells of RLlib (base64 of an lz4 frame of a pickle) and bare pickles of Ray as arrays; nothing in them is run.
+"""Decode RLlib's packed cells (base64 of an lz4 frame of a pickle) and Ray's bare pickles into arrays, without executing them.
 
-RLlib packs a value as text by pickling it, compressing the pickle as one lz4 frame and writing that in base64. Recordings of
-the old stack hold whole columns in this form, columns of the new stack one vector per cell. Ray pickles what Arrow has no type
-for: states of a module with memory, actions of a Tuple space. We read all of these, and never write them.
+RLlib packs a value by pickling it, compressing the pickle as one lz4 frame, and encoding that in base64. Old-stack recordings
+hold whole columns in this form, new-stack ones one vector per cell. Ray pickles values without an Arrow type: states of
+recurrent modules, actions of a Tuple space. All of these can be read, but are never written.
 
-Small cells of a column mostly differ in the bytes of their numbers alone, as they are stored. So one cell is read with all care
-(`pickles`), and of those that agree with it in every other byte only the numbers are taken, for many cells at once: ten times
-as fast. What lies where is proved by trial, and a form that cannot be proved is not used; other cells are read one by one.
+Small cells of a column mostly differ only in the bytes of their numbers. So one cell is decoded safely (`pickles`), and for
+cells with identical other bytes only the numbers are extracted, many at once: ten times as fast. The layout is verified by
+trial, and not used if that fails; other cells are decoded one by one.
 
-Before memory is taken, the size that an lz4 frame states is checked against what lz4 can reach from its bytes. A frame that
-states none is decompressed up to the same limit.
+Before allocating memory, the declared size of an lz4 frame is checked against lz4's limits. A frame without a declared size is
+decompressed up to the same limit.
 """
 
 from __future__ import annotations
@@ -29,39 +29,39 @@ from offline_cli.errors import BadData, BadEpisode, UnsafeData
 from offline_cli.formats.rllib.pickles import is_pickle, numbers_of, unpickle
 from offline_cli.trees import Tree, leaves, paths, unflatten_like
 
-MAX_BYTES: Final = 1 << 30  # of one unpacked value; RLlib's largest are columns of images of a few hundred steps
-MAX_RATIO: Final = 256  # lz4 reaches at most 255 bytes from one
-SMALL_BYTES: Final = 24 << 20  # what a frame may unfold to however small it is
-USUAL_RATIO: Final = 24  # of larger ones: that of images that hardly change
+MAX_BYTES: Final = 1 << 30  # limit of an unpacked value; RLlib's largest are columns of images of a few hundred steps
+MAX_RATIO: Final = 256  # lz4 expands a byte to at most 255
+SMALL_BYTES: Final = 24 << 20  # always allowed as the decompressed size of a frame
+USUAL_RATIO: Final = 24  # limit for larger frames: the ratio of nearly constant images
 FRAME_MAGIC: Final = b"\x04\x22\x4d\x18"
-CONTENT_SIZE_BIT: Final = 0b0000_1000  # of a frame's fifth byte
-HEAD: Final = 64  # characters of a text that hold the whole header of a frame: at most 19 bytes
+CONTENT_SIZE_BIT: Final = 0b0000_1000  # in a frame's fifth byte
+HEAD: Final = 64  # base64 characters that contain a frame's header, at most 19 bytes
 FIX: Final = "write the file again from its source, or set the row aside with --on-error"
 OTHER_FIX: Final = "convert the files of each kind into a dataset of its own, or --on-error skip"
 NUMERIC: Final = "biufc"
 
-CHUNK_BYTES: Final = 1 << 20  # of the cells that are read at once
+CHUNK_BYTES: Final = 1 << 20  # bytes of cells decoded at a time
 SMALL_CELL: Final = 4 << 10  # bytes of a cell that lz4 takes longer to unpack than numpy to compare
 MAX_TRIALS: Final = 64  # cells of a column whose form is looked for; RLlib's have two or four forms
 TRIALS: Final = 4  # places of an array's bytes that are tried: a small one may have its bytes elsewhere, too
 
 
 def looks_packed(value: Any) -> bool:
-    """Whether `value` is a text that RLlib would unpack: base64 of an lz4 frame, or such a frame itself."""
+    """Whether `value` is packed text by RLlib's rules: an lz4 frame, or base64 of one."""
     return isinstance(value, (str, bytes)) and value[:4] in ("BCJN", b"BCJN", FRAME_MAGIC)
 
 
 def unpack(cell: str | bytes, *, where: str, object_lists: bool = False) -> Any:
-    """The value in a packed cell or bare pickle: an array, a numpy scalar, or plain containers of these.
+    """Decode a packed cell or bare pickle: an array, a NumPy scalar, or plain containers of these.
 
-    `object_lists`: object arrays come back as lists of plain values (for infos) instead of being refused. Raises UnsafeData
-    where the pickle names anything but numpy's arrays or would unfold beyond reason, BadEpisode for a cut or invalid cell.
+    `object_lists`: return object arrays as lists (for infos) instead of refusing them. Raises UnsafeData if the pickle names
+    anything but NumPy arrays or is too large, BadEpisode if the cell is truncated or invalid.
     """
     return unpickle(_pickle_of(cell, where), where=where, object_lists=object_lists)
 
 
 def tree_of_value(value: Any, *, where: str) -> Tree:
-    """An unpickled value as a tree of arrays. Raises BadEpisode where a part of it is not numbers."""
+    """An unpickled value as a tree of arrays. Raises BadEpisode if a part is not numbers."""
     if isinstance(value, dict):
         parts = {str(key): tree_of_value(part, where=where) for key, part in value.items()}
         if len(parts) < len(value) or not parts:
@@ -79,10 +79,10 @@ def tree_of_value(value: Any, *, where: str) -> Tree:
 
 
 def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, where: Callable[[int], str]) -> Tree:
-    """A tree of arrays (n, *shape) of n packed cells or bare pickles; `where` names the place of row i.
+    """Decode n packed cells or bare pickles to a tree of arrays (n, *shape). `where(i)` is the place of row i.
 
-    Raises BadEpisode, naming the row, where a cell is null, cut, not numbers, or differs in structure, shape or dtype from the
-    first; UnsafeData as `unpack` does.
+    Raises BadEpisode, naming the row, if a cell is null, truncated, not numbers, or differs in structure, shape or dtype from
+    the first; UnsafeData like `unpack`.
     """
     array = _binary(cells, where)
     if not len(array):
@@ -95,7 +95,7 @@ def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, w
 
 
 def _binary(cells: Any, where: Callable[[int], str]) -> pa.LargeBinaryArray:
-    """The cells in one piece of memory. Raises BadEpisode where one is null."""
+    """The cells in one contiguous array. Raises BadEpisode if one is null."""
     try:
         array = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
         array = (array if isinstance(array, pa.Array) else pa.array(list(array), pa.large_binary())).cast(pa.large_binary())
@@ -123,17 +123,16 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
 
 @dataclass(frozen=True, slots=True)
 class _CellForm:
-    """Cells of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers.
+    """The layout of cells with a single array: where the numbers are, and the other bytes, which must match.
 
-    Of base64 only the characters are decoded that stand for numbers, four for each three bytes, with the bytes that share a
-    group with them.
+    In base64, only the groups of four characters (three bytes) that contain numbers are decoded.
     """
 
-    start: int  # of the bytes, or characters, that are read
+    start: int  # of the bytes or characters read
     stop: int
-    before: NDArray[np.uint8]  # what all have in common
+    before: NDArray[np.uint8]  # common bytes before and after them
     after: NDArray[np.uint8]
-    lead: NDArray[np.uint8]  # bytes that all have in common around the numbers, among those that are read
+    lead: NDArray[np.uint8]  # common bytes around the numbers, among those read
     trail: NDArray[np.uint8]
     is_text: bool
     dtype: np.dtype[Any]
@@ -141,10 +140,10 @@ class _CellForm:
 
     @classmethod
     def of(cls, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _CellForm | None:
-        """The form of `cell`: `data`, a frame or a pickle that holds `leaf` alone, or base64 of that. None where it cannot be
-        proved, or numbers lie at the very end of a text, where base64 may be padded.
+        """The form of `cell`, which is `data` (a frame or pickle of the single array `leaf`) or base64 of it.
 
-        The proof: read again with other bytes in the place of the numbers, `data` gives these as numbers.
+        None if the form cannot be verified, or the numbers are at the very end of base64, which may be padded. Verification:
+        with the numbers' bytes replaced, decoding `data` must give the replacements.
         """
         numbers, start = leaf.tobytes(), -1
         filling = np.random.default_rng(0).integers(0, 2 if leaf.dtype.kind == "b" else 256, leaf.nbytes, np.uint8).tobytes()
@@ -174,7 +173,7 @@ class _CellForm:
         return cls(4 * first, 4 * last, stored[: 4 * first], stored[4 * last :], lead, trail, True, leaf.dtype, leaf.shape)
 
     def read(self, rows: NDArray[np.uint8]) -> tuple[NDArray[np.bool_], NDArray[Any]]:
-        """(m,) which of the rows (m, length) have this form, and the arrays of these (k, *shape)."""
+        """Which rows (m, length) have this form, (m,), and their arrays (k, *shape)."""
         same = (rows[:, : self.start] == self.before).all(axis=1) & (rows[:, self.stop :] == self.after).all(axis=1)
         found = rows[same, self.start : self.stop]
         if self.is_text:
@@ -208,7 +207,7 @@ class _Cells:
             raise BadEpisode(f"a packed cell of absurd shape: {error}", where=where(0), fix=FIX) from error
 
     def fill(self, first: int, count: int) -> None:
-        """Read so many cells, many at once where they have a known form."""
+        """Decode cells, many at once if they have a known form."""
         for numbers, data in _by_length(self.cells.slice(first, count)):
             rows = first + numbers
             for form in self.forms.get(data.shape[1], ()):
@@ -222,7 +221,7 @@ class _Cells:
     def _without_alike(
         self, form: _CellForm, rows: NDArray[np.intp], data: NDArray[np.uint8]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
-        """The rows that have another form, and their bytes; the others are read."""
+        """Decode the rows with this form. Returns the other rows, and their bytes."""
         alike, found = form.read(data)
         if not alike.any():
             return rows, data
@@ -230,12 +229,12 @@ class _Cells:
         return rows[~alike], data[~alike]
 
     def _fill_one(self, row: int) -> _CellForm | None:
-        """Read a cell with all care; its form, where that is a new one."""
+        """Decode a single cell safely. Returns its form if it is new."""
         cell = self.cells[row].as_py()
         try:
             raw = _raw_of(cell, "")
             value = unpickle(_pickle_in(raw, ""), where="")
-        except BadData:  # a place costs more to say than a cell to unpack
+        except BadData:  # computing a place takes longer than unpacking a cell
             value = unpack(cell, where=self.where(row))
         tree = tree_of_value(value, where=self.where(row)) if not isinstance(value, np.ndarray) else value
         found = leaves(tree)
@@ -302,12 +301,12 @@ def _from_frame(raw: bytes, where: str) -> bytes:
 
 
 def _declared_size(frame: bytes) -> int:
-    """Bytes that the header of a frame says that it unfolds to; 0: it does not say."""
+    """The decompressed size declared in a frame's header; 0 if there is none."""
     return int.from_bytes(frame[6:14], "little") if len(frame) > 14 and frame[4] & CONTENT_SIZE_BIT else 0
 
 
 def _largest(stored: int) -> int:
-    """Bytes that a frame of `stored` bytes may unfold to."""
+    """Limit of the decompressed size of a frame of `stored` bytes."""
     small = MAX_RATIO * stored
     return min(small, MAX_BYTES) if small <= SMALL_BYTES else min(MAX_BYTES, small, max(SMALL_BYTES, USUAL_RATIO * stored))
 
@@ -317,7 +316,7 @@ def _bomb(what: str, where: str) -> UnsafeData:
 
 
 def unfolded_size(text: str | bytes) -> int:
-    """Bytes in a packed cell, by what its frame declares if it does; those of `text` where it cannot be unpacked."""
+    """The decompressed size of a packed cell, as its frame declares; the length of `text` if it is not packed."""
     head = text[:HEAD]
     try:
         frame = head if isinstance(head, bytes) and head[:4] == FRAME_MAGIC else binascii.a2b_base64(head)

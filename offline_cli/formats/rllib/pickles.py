@@ -1,15 +1,14 @@
-"""Pickles of numpy arrays, numpy scalars and plain containers, as data; a pickle that names anything else is refused.
+"""Safely unpickle NumPy arrays, NumPy scalars and plain containers; pickles that name anything else are refused.
 
-A pickle of one array, as numpy writes it, is known by its bytes, and nothing of it is carried out. Of any other,
-`pickletools.genops`, which only parses, first checks every instruction against an allow-list. Python's unpickler then carries
-them out with stand-ins for the few names by which numpy and pickle write arrays, dtypes and scalars. numpy's own functions of
-these names are never called: they take object dtypes, trust the sizes they are given, and set whatever state they are given. A
-stand-in has no attributes to set, and only records what it was called with. The records become arrays at the end, where a dtype
-is known by its name alone and a shape must agree with its bytes.
+A pickle of a single array, as NumPy writes it, is recognized by its bytes and not executed. For any other pickle, every
+instruction is first checked against an allow-list, using `pickletools.genops`, which only parses. Python's unpickler then runs
+it with stand-ins for the few names that NumPy and pickle use for arrays, dtypes and scalars. NumPy's own functions are never
+called: they accept object dtypes, and trust any sizes and state. A stand-in has no attributes to set, and only records its
+arguments. Records become arrays at the end, when dtypes must have known names and shapes must match the bytes.
 
 Arrays hold numbers, booleans or text (dtype kinds `biufcSU`). Object arrays are refused, unless the caller asks for them as
-plain lists (for infos). What a pickle builds may not exceed its own bytes by more than a small factor, however often it refers
-to the same part. Bytes as Python 2 and protocols 0 to 2 wrote them are not read.
+plain lists (for infos). The result may exceed the size of the pickle only by a small factor, even with repeated references.
+Bytes as written by Python 2 and protocols 0 to 2 are not supported.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from numpy.typing import NDArray
 from offline_cli.errors import BadEpisode, UnsafeData
 
 FIX: Final = "read the file with the program that wrote it, and record numbers or JSON text"
-MAGIC: Final = b"\x80"  # of protocol 2 and later
-MAX_DEPTH: Final = 64  # of containers; RLlib's nest two or three deep
-MAX_TUPLES: Final = 50_000  # Python hashes nested tuples by recursion in C; 100,000 levels end the process
+MAGIC: Final = b"\x80"  # protocol 2 and later
+MAX_DEPTH: Final = 64  # nesting of containers; RLlib's is two or three
+MAX_TUPLES: Final = 50_000  # Python hashes nested tuples recursively in C; 100,000 levels crash the process
 MAX_NDIM: Final = 32
-SHARING: Final = 16  # a value may be this much larger than its pickle, by referring to parts of itself again
+SHARING: Final = 16  # limit of a value's size as a multiple of its pickle: repeated references can multiply it
 LAST_CHARACTER: Final = 0x10FFFF
 DTYPE_NAME: Final = re.compile(r"[<>=|]?(?:[biuf][1248]|f16|c(?:8|16|32)|[SU]\d{1,9})")
 OBJECT: Final = "O8"
@@ -46,7 +45,7 @@ INSTRUCTIONS: Final = re.compile(
     "|TUPLE[123]?|FROZENSET|APPENDS?|ADDITEMS|SETITEMS?|MEMOIZE|(LONG_BIN|BIN)?(PUT|GET)|GLOBAL|STACK_GLOBAL|REDUCE|BUILD"
 )
 ALLOWED: Final = frozenset(one.name for one in pickletools.opcodes if INSTRUCTIONS.fullmatch(one.name))
-"""Not among them: new objects, persistent ids, extension codes, buffers from elsewhere."""
+"""Excludes creating objects, persistent ids, extension codes, and out-of-band buffers."""
 ERRORS: Final = (
     pickle.UnpicklingError,
     ValueError,
@@ -58,7 +57,7 @@ ERRORS: Final = (
     MemoryError,
     RecursionError,
 )
-"""What Python's unpickler raises for a pickle that is cut or inconsistent."""
+"""Exceptions of Python's unpickler for truncated or inconsistent pickles."""
 
 FRAME: Final = rb"(?:\x95.{8})?"
 BEFORE_NUMBERS: Final = re.compile(
@@ -70,19 +69,19 @@ AFTER_NUMBERS: Final = re.compile(
     re.DOTALL,
 )
 SIZE: Final = re.compile(rb"K(.)|M(..)|J(.{4})", re.DOTALL)
-"""A contiguous array by numpy 1.26 to 2.x with protocol 5: a call of `_frombuffer` with bytes, dtype, shape and order."""
+"""A contiguous array pickled by NumPy 1.26 to 2.x, protocol 5: a call of `_frombuffer` with bytes, dtype, shape and order."""
 
 
 def is_pickle(cell: Any) -> bool:
-    """Whether a cell is a bare pickle: of protocol 2 or later, as all that Ray has written."""
+    """Whether a cell is a bare pickle of protocol 2 or later, which Ray always uses."""
     return isinstance(cell, bytes) and cell[:1] == MAGIC
 
 
 def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Any:
-    """The value that `data` (pickle, protocol 0 to 5) holds: array, numpy scalar, or plain containers of these.
+    """Unpickle `data` (protocol 0 to 5): an array, a NumPy scalar, or plain containers of these.
 
-    `object_lists`: give object arrays as lists instead of refusing them. Raises UnsafeData where the pickle names or does
-    anything beyond arrays and plain containers, or exceeds its bytes; BadEpisode where it is cut or inconsistent.
+    `object_lists`: return object arrays as lists instead of refusing them. Raises UnsafeData if the pickle names or does
+    anything else, or its value is too large; BadEpisode if it is truncated or inconsistent.
     """
     try:
         lone = _lone_array(data)
@@ -94,11 +93,11 @@ def unpickle(data: bytes, *, where: str, object_lists: bool = False) -> Any:
         raise UnsafeData(f"a pickle {error}: it is not read", where=where, fix=FIX) from error
     except ERRORS as error:
         fix = "write the file again from its source"
-        raise BadEpisode(f"not a whole pickle: {error or type(error).__name__}", where=where, fix=fix) from error
+        raise BadEpisode(f"not a complete pickle: {error or type(error).__name__}", where=where, fix=fix) from error
 
 
 def _lone_array(data: bytes) -> NDArray[Any] | None:
-    """The array in a pickle of that form; None for any other pickle."""
+    """The array in a pickle of a single array; None for any other pickle."""
     before = BEFORE_NUMBERS.match(data)
     if before is None:
         return None
@@ -114,35 +113,35 @@ def _lone_array(data: bytes) -> NDArray[Any] | None:
 
 
 def numbers_of(raw: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The flat array over `raw`; a boolean that is neither 0 nor 1 in the bytes is true.
+    """A flat array over `raw`; any nonzero byte of a boolean is true.
 
-    Raises ValueError for text of numbers that are not characters: numpy would take them, and fail wherever they are read.
+    Raises ValueError for text with invalid code points: NumPy accepts them, and fails later when they are read.
     """
     if not raw:
         return np.zeros(0, dtype)
     if dtype.kind == "b":
         return np.asarray(np.frombuffer(raw, np.uint8) != 0)
     if dtype.kind == "U" and int(np.frombuffer(raw, np.dtype(np.uint32).newbyteorder(dtype.byteorder)).max()) > LAST_CHARACTER:
-        raise ValueError("text of numbers that are no characters")
+        raise ValueError("text has invalid code points")
     return np.frombuffer(raw, dtype)
 
 
-# ---- instructions, and the names that they may call ----
+# ---- instructions, and names they may call ----
 
 
 class _Refused(Exception):
-    """What a pickle does that is not allowed: it `calls for os.system`."""
+    """A forbidden action of a pickle; the message continues `a pickle ...`."""
 
 
 def _check(data: bytes) -> None:
-    """Raise _Refused for an instruction that is not allowed, ValueError for a cut pickle."""
+    """Raise _Refused for a forbidden instruction, ValueError for a truncated pickle."""
     tuples = 0
     for instruction, arg, _ in pickletools.genops(data):
         name = instruction.name
         tuples += name in TUPLES
         if name not in ALLOWED or tuples > MAX_TUPLES:
             raise _Refused(f"that uses {name}")
-        if name in PUTS and (arg or 0) > len(data):  # the unpickler makes room for all numbers up to it
+        if name in PUTS and (arg or 0) > len(data):  # the unpickler allocates memory for all entries up to it
             raise ValueError(f"entry {arg} of a memo")
 
 
@@ -171,7 +170,7 @@ class _StandIn:
 
 @dataclass(slots=True, eq=False)
 class _DType:
-    """A dtype whose name has been checked; its byte order may follow as state."""
+    """A dtype with a checked name; its byte order may be set as state."""
 
     name: str
     order: str = "="
@@ -192,12 +191,12 @@ class _DType:
 
 @dataclass(slots=True, eq=False)
 class _Array:
-    """An array, or a scalar: what numpy was asked to make it from."""
+    """Arguments for creating an array or scalar."""
 
     data: Any = None
     dtype: Any = None
-    shape: Any = None  # of the bytes as they lie in memory
-    axes: Any = None  # by which they are transposed; None: not
+    shape: Any = None  # in memory order
+    axes: Any = None  # transposition, or None
     is_scalar: bool = False
 
     def __setstate__(self, state: Any) -> None:
@@ -220,7 +219,7 @@ def _ndarray(*_: Any) -> None:
 
 
 def _reconstruct(cls: Any, *_: Any) -> _Array:
-    """An array whose state follows."""
+    """An array whose state is set later."""
     if not isinstance(cls, _StandIn) or cls.call is not _ndarray:
         raise _Refused("of an array class other than numpy.ndarray")
     return _Array()
@@ -253,7 +252,7 @@ NAMES: Final[dict[str, Callable[..., Any]]] = {
     **{f"numpy.{core}.multiarray scalar": _scalar for core in ("core", "_core")},
     **{f"numpy.{core}.numeric _frombuffer": _array for core in ("core", "_core")},
 }
-"""What a pickle may name ("module name"), and what stands in for it."""
+"""Names that a pickle may call ("module name"), and their stand-ins."""
 
 
 # ---- records to values ----
@@ -261,21 +260,21 @@ NAMES: Final[dict[str, Callable[..., Any]]] = {
 
 @dataclass(slots=True)
 class _Plain:
-    """Makes values of records, and counts the memory that they take."""
+    """Converts records to values, and limits their memory."""
 
-    budget: int  # bytes and parts of containers that may still be made
+    budget: int  # remaining limit of bytes and container items
     object_lists: bool
 
     def spend(self, size: int) -> None:
         self.budget -= size
         if self.budget < 0:
-            raise _Refused("that unfolds to far more than its own bytes")
+            raise _Refused("that expands to far more than its own size")
 
     def of(self, node: Any, depth: int) -> Any:
-        """`node` with arrays in place of records; without cycles, because these would use up the budget."""
+        """Replace records in `node` by arrays. Cycles exhaust the budget."""
         self.spend(1)
         if depth > MAX_DEPTH:
-            raise _Refused("of containers in containers without end")
+            raise _Refused("with containers nested too deep")
         if isinstance(node, _Array):
             return self._array(node, depth)
         if isinstance(node, dict):

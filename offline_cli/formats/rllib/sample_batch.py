@@ -1,25 +1,22 @@
-"""RLlib's old-stack recordings: files of SampleBatch and MultiAgentBatch lines of JSON, as a source of fragments.
+"""Read RLlib's old-stack recordings: files with JSON lines of SampleBatch and MultiAgentBatch.
 
-Each line becomes rows of steps, policy by policy (`batch_lines`). Lines are read in blocks: the dtypes of their columns are
-settled, and lines of the same columns and shapes share a batch. A line that cannot be read whole is rejected, and
-reading continues with the next.
+Each line becomes rows of steps, by policy (`batch_lines`). Lines are read in blocks: dtypes are chosen per block, and lines
+with the same columns and shapes share a batch. An unreadable line is rejected, and reading continues with the next.
 
-Ids: where the source has one policy and one agent, an episode's id is its `eps_id` as text, its module the policy's name, and
-it has no agent id (RLlib keys single agents by their episode). Where it has several, each gets an episode of its own, with the
-id `<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_id` as the id of the multi-agent episode.
+Ids: with one policy and one agent in the source, an episode's id is its `eps_id` as text, its module the policy's name, and it
+has no agent id (RLlib keys single agents by their episode). With several, each agent has a separate episode, with the id
+`<eps_id>-<policy>-<agent_index>`, the agent index as agent id, and `eps_id` as the id of the multi-agent episode.
 
-Rows of one episode and agent that are apart in a line (agents that took turns) are brought together, in their order. Without
-`eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no `t`
-either, where `new_obs` is not the next `obs`; with neither of the two, where a file begins. Such episodes are named `<8 hex of
-the first rows>-<number>`, and counted.
+Rows of one episode and agent that are separated in a line (agents taking turns) are grouped, in order. Without `eps_id`, an
+episode begins after an end flag, when the agent changes, when `t` does not continue or, without `t`, when `new_obs` is not the
+next `obs`; without both, when a file begins. Such episodes are named `<8 hex digits of the first rows>-<number>`, and counted.
 
-JSON has no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all survive
-the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers are int64,
-and among decimals such a decimal if they are small: 1.0 may have been written as 1. Rewards are float64 always. Each column of
-decimals is counted once, as `dtype-inferred`.
+JSON has no float32. RLlib writes float32 values with the decimals of the equal float64, so a column becomes float32 if all its
+values are exact as float32, otherwise float64. Integers are int64; small ones among floats count as floats, because 1.0 may be
+written as 1. Rewards are always float64. Each column of floats is counted once, as `dtype-inferred`.
 
-Dtypes are settled on a block of lines, in most cases on all of the source. A later block that does not fit what was settled
-makes the column wider from there on (`dtype-widened`): nothing is rounded.
+Dtypes are chosen for a block of lines, which is usually the whole source. If a later block does not fit, the column becomes
+wider from there on (`dtype-widened`): nothing is rounded.
 """
 
 from __future__ import annotations
@@ -43,22 +40,22 @@ from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, same_leaf, unflatten_like
 
 FLOAT32: Final = np.dtype(np.float32)
-SMALL: Final = np.dtype(np.int16)  # stands for plain integers that float32 holds too
+SMALL: Final = np.dtype(np.int16)  # stands for plain integers that are exact as float32
 Leaf = tuple[str | None, str]  # policy, dotted path
 
 
 @dataclass(slots=True)
 class ColumnDtypes:
-    """The narrowest dtype of each leaf that holds all of its values so far."""
+    """The narrowest dtype of each leaf that represents all values so far."""
 
     tally: Tally
-    known: frozenset[str] = frozenset()  # columns whose spaces are known: converting gives their values the dtypes of these
+    known: frozenset[str] = frozenset()  # columns with known spaces, whose dtypes are applied when converting
     _settled: dict[Leaf, np.dtype[Any]] = field(default_factory=dict)
-    _plain: set[Leaf] = field(default_factory=set)  # of which a value was in a plain list
-    _inferred: set[Leaf] = field(default_factory=set)  # from decimals
+    _plain: set[Leaf] = field(default_factory=set)  # leaves with values from plain lists
+    _inferred: set[Leaf] = field(default_factory=set)  # leaves whose dtype was inferred from decimals
 
     def settle(self, block: Sequence[PolicyRows]) -> None:
-        """Take all rows of a block into account."""
+        """Update the dtypes with the rows of a block."""
         needed: dict[Leaf, np.dtype[Any]] = {}
         for rows in block:
             for name in (*TREES, *rows.extras):
@@ -77,7 +74,7 @@ class ColumnDtypes:
             self.tally.assume("dtype-widened", int(self._dtype_of(key, dtype) != before))
 
     def of(self, rows: PolicyRows) -> PolicyRows:
-        """The rows with their columns in the settled dtypes."""
+        """Convert the columns of rows to the chosen dtypes."""
         found = dict(rows.columns)
         for name in (*TREES, *rows.extras):
             if name in found:
@@ -92,7 +89,7 @@ class ColumnDtypes:
 
 
 def _narrowest(leaf: NDArray[Any]) -> np.dtype[Any]:
-    """For values of a plain list."""
+    """The dtype for values of a plain list."""
     if leaf.dtype.kind == "f":
         return FLOAT32 if _survives(leaf, FLOAT32) else leaf.dtype
     if leaf.dtype.kind in "iu":
@@ -110,11 +107,11 @@ def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def _shared_name(name: str) -> str:
-    """obs and new_obs are parts of one column in the end, and have one dtype."""
+    """The name under which a column's dtype is kept: obs and new_obs share one."""
     return Columns.OBS if name == Columns.NEXT_OBS else name
 
 
-BLOCK_BYTES: Final = 32 << 20  # of lines that are settled together: half a file of RLlib
+BLOCK_BYTES: Final = 32 << 20  # bytes of lines in a block: half of an RLlib file
 Key = tuple[Any, Any]  # eps_id, agent_index
 
 
@@ -122,19 +119,19 @@ Key = tuple[Any, Any]  # eps_id, agent_index
 class SampleBatchSource(FileSource):
     """Files of SampleBatch JSON, in the order given.
 
-    The spaces, where the caller knows them, distinguish Tuples from lists of rows.
+    Spaces given by the caller distinguish Tuples from lists of rows.
     """
 
     format: ClassVar = "sample-batch"
 
     def prepare(self, options: ReadOptions) -> None:
-        """See `Source`. JSON has no tuples: they are those of the spaces, where these are known."""
+        """See `Source`. Known spaces identify tuples, which JSON lacks."""
         self.read_options = options
         if options.spaces is not None:
             self.info = replace(self.info, observation_space=options.spaces[0], action_space=options.spaces[1])
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Runs of rows as they stand, a policy at a time; see `Source.fragments`."""
+        """See `Source`: runs of rows in stored order, one policy at a time."""
         self.done = 0
         observations, actions = self.info.spaces
         known = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
@@ -154,7 +151,7 @@ class SampleBatchSource(FileSource):
                 yield _fragments(dtypes.of(rows), parts, keys, order, follows, tally)
 
     def _blocks(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
-        """Rows of as many lines as are settled together; of fewer where these end as many episodes as the caller wants."""
+        """Blocks of rows; smaller ones if they end as many episodes as the caller wants."""
         block = list[PolicyRows]()
         nbytes = ended = 0
         limit = self.read_options.limit
@@ -168,8 +165,8 @@ class SampleBatchSource(FileSource):
             yield block
 
     def _rows(self, tally: Tally, rejects: Rejects) -> Iterator[PolicyRows]:
-        """The rows of all lines; those after lines that were lost are marked."""
-        lost, marked = "", set[str | None]()  # the last loss, and the policies whose rows have been marked with it
+        """The rows of all lines; those right after lost lines are marked."""
+        lost, marked = "", set[str | None]()  # place of the last loss, and policies marked since
         for line in self._lines(BatchReader(tally, *self.info.spaces), tally, rejects):
             if isinstance(line, str):
                 lost = line
@@ -183,7 +180,7 @@ class SampleBatchSource(FileSource):
                 yield rows
 
     def _lines(self, reader: BatchReader, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows] | str]:
-        """What each line holds; or the place of a line, or of the rest of a file, that was lost."""
+        """The rows of each line; or the place of a lost line or rest of a file."""
         before = 0
         for number, file in enumerate(self.files):
             for line in lines_of(file, self.scope):
@@ -208,9 +205,9 @@ class SampleBatchSource(FileSource):
 def _fragments(
     rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, order: NDArray[np.int64] | None, follows: bool, tally: Tally
 ) -> Fragments:
-    """`parts`: the lines that `rows` are of. `order`: in which rows are steps, where it is not the one they stand in."""
+    """`parts`: the lines that contain `rows`. `order`: of the rows, if it differs from the stored order."""
     line = _line_of(parts)
-    number = np.arange(len(line)) - np.searchsorted(line, line)  # of a row in its line
+    number = np.arange(len(line)) - np.searchsorted(line, line)  # row numbers in their lines
     if order is not None:
         rows, keys, line, number = rows.take(order), replace(keys, code=keys.code[order]), line[order], number[order]
     columns = rows.columns
@@ -234,12 +231,12 @@ def _fragments(
 
 
 def _line_of(parts: Sequence[PolicyRows]) -> NDArray[np.int64]:
-    """(N,) which of the lines each row is of."""
+    """(N,) The line of each row."""
     return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
 
 
 def _lose_begun(parts: Sequence[PolicyRows], keys: Keys, rejects: Rejects) -> None:
-    """Where lines were lost, the next episode of each agent may have begun in them, and only `t` could show it."""
+    """Mark the next episode of each agent after lost lines as incomplete: only `t` could show that it is not."""
     row = 0
     for part in parts:
         if part.lost_before and Columns.T not in part.columns:
@@ -257,10 +254,10 @@ class _LastRow:
 
     name: str  # made up, of its episode
     file: tuple[int, str]
-    columns: dict[str, Tree]  # leaves (1, ...): what the next row can be compared with
+    columns: dict[str, Tree]  # leaves (1, ...), to compare with the next row
 
     def continues_in(self, rows: PolicyRows, file: tuple[int, str]) -> bool:
-        """Whether the first of `rows`, of `file`, is the next step."""
+        """Whether the first of `rows`, in `file`, is the next step."""
         mine, theirs = self.columns, rows.columns
         if theirs[AGENT_INDEX][0] != mine[AGENT_INDEX][0]:
             return False
@@ -277,18 +274,18 @@ class _LastRow:
 
 @dataclass(slots=True)
 class _EpisodeIds:
-    """Ids of episodes, which name the agent where the first lines have several; made up where lines have none."""
+    """Assigns episode ids: with the agent's name if the first lines have several; generated if lines have none."""
 
     tally: Tally
     _shared: SharedIds = field(default_factory=SharedIds)
     _only: tuple[str | None, Any] | None = None  # policy, agent index: the only one of the first block
-    _open: dict[str | None, Key] = field(default_factory=dict)  # by policy: whose last row did not end its episode
-    _last: dict[str | None, _LastRow] = field(default_factory=dict)  # by policy: that row, where its id was made up
+    _open: dict[str | None, Key] = field(default_factory=dict)  # by policy: key of an episode that the last row did not end
+    _last: dict[str | None, _LastRow] = field(default_factory=dict)  # by policy: that row, if its id was generated
     _prefix: str = ""
     _made: int = 0
 
     def see(self, block: Sequence[PolicyRows]) -> None:
-        """Take note of the agents of the first block, and of its first rows."""
+        """Record the agents of the first block, and hash its first rows."""
         if not self._prefix:
             agents = {(rows.policy, agent) for rows in block for agent in set(rows.columns[AGENT_INDEX].tolist())}
             self._shared, self._only = SharedIds(len(agents) > 1), next(iter(agents)) if len(agents) == 1 else None
@@ -296,8 +293,10 @@ class _EpisodeIds:
             self._prefix = hashlib.blake2b(content, digest_size=4).hexdigest()
 
     def keys(self, rows: PolicyRows, parts: Sequence[PolicyRows]) -> tuple[Keys, NDArray[np.int64] | None, bool]:
-        """The keys of rows of one policy, which are of the lines `parts`; the order that brings those of one key in one line
-        together, None where they are; whether the first one stands right after a row that did not end its episode.
+        """Keys of the rows of one policy, in the lines `parts`.
+
+        Also returns the row order that groups equal keys of a line (None if they are grouped), and whether the first row
+        directly follows a row that did not end its episode.
         """
         last = self._last.pop(rows.policy, None)
         if Columns.EPS_ID not in rows.columns:
@@ -326,16 +325,16 @@ class _EpisodeIds:
     def _together(
         self, line: NDArray[np.int64], code: NDArray[np.int64], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64] | None:
-        """The order of rows that puts runs of one key in one line where the first of them is; None: they stand so."""
+        """The row order that groups equal keys of a line; None if they are grouped already."""
         _, first, which = np.unique(line * (code.max() + 1) + code, return_index=True, return_inverse=True)
         if len(first) == len(code):
             return None
-        turns = np.bincount(line) > np.bincount(line[first])  # the lines where keys take turns
+        turns = np.bincount(line) > np.bincount(line[first])  # lines in which keys alternate
         self.tally.assume("rows-brought-together", int(lengths[turns[line]].sum()))
         return np.argsort(np.repeat(first[which], lengths), kind="stable")
 
     def _made_up(self, rows: PolicyRows, parts: Sequence[PolicyRows], last: _LastRow | None) -> NDArray[np.str_]:
-        """(N,) ids of rows that have none; `last`: the row before them."""
+        """(N,) Generated ids for rows without ids. `last`: the previous row."""
         begins = _begins(rows, parts)
         names = [last.name] if last is not None and last.continues_in(rows, parts[0].file) else []
         made = int(np.count_nonzero(begins)) - len(names)
@@ -344,20 +343,20 @@ class _EpisodeIds:
         self._made += made
         if not rows.ended[-1]:
             kept = {name: rows.columns[name] for name in (AGENT_INDEX, Columns.T, Columns.NEXT_OBS) if name in rows.columns}
-            row = map_leaves(lambda leaf: leaf[-1:].copy(), kept)  # a copy: the block can go
+            row = map_leaves(lambda leaf: leaf[-1:].copy(), kept)  # a copy, so that the block can be freed
             self._last[rows.policy] = _LastRow(names[-1], parts[-1].file, row)
         return np.take(np.array(names, np.str_), np.cumsum(begins) - 1)
 
 
 def _begins(rows: PolicyRows, parts: Sequence[PolicyRows]) -> NDArray[np.bool_]:
-    """(N,) true where a row does not continue the one before it, whatever its `eps_id`; always at the first row."""
+    """(N,) Whether a row does not continue the previous one, regardless of `eps_id`; true for the first row."""
     columns = rows.columns
     follows = ~rows.ended[:-1] & (columns[AGENT_INDEX][1:] == columns[AGENT_INDEX][:-1])
     if Columns.T in columns:
         follows &= columns[Columns.T][1:] == columns[Columns.T][:-1] + 1
     elif Columns.NEXT_OBS in columns:
         follows &= chained(columns[Columns.OBS], columns[Columns.NEXT_OBS])
-    else:  # nothing shows that an episode goes on in another file
+    else:  # assume that episodes end with their file
         new = np.array([False, *(after.file != before.file for before, after in pairwise(parts))])
         line = _line_of(parts)
         follows &= (line[1:] == line[:-1]) | ~new[line[1:]]

@@ -1,4 +1,4 @@
-"""Tables of anybody's steps (Parquet, Arrow, CSV, JSON lines) as a source; every column used is explained by a mapping."""
+"""Read tables of steps (Parquet, Arrow, CSV, JSON lines) in any layout, described by a mapping of their columns."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The columns of files: matched with a mapping, what they hold, and the leaves of an episode that they become, each by SQL.
+"""Match the columns of files with a mapping, detect what they hold, and build SQL that reads them as leaves of episodes.
 
-* `match`: before data is read; raises with every column that is missing, and near names.
-* `columns_of`: what columns hold. Where numbers are text every cell is read, because the last row may have the first decimal.
-* `lay_out`: the leaves; raises with every column that contradicts the mapping.
+* `match`: checks the mapping before data is read; reports all missing columns, with similar names.
+* `columns_of`: detects what columns hold. Text columns are read completely: only the last row may have a decimal.
+* `lay_out`: the leaves of episodes; reports all columns that contradict the mapping.
 
-Names and texts of files never become SQL.
+Names and texts from files never become part of SQL.
 """
 
-# ruff: noqa: S608  names of our own alone become SQL, values are bound
+# ruff: noqa: S608  only our own names become SQL; values are bound
 
 from __future__ import annotations
 
@@ -41,46 +41,48 @@ from offline_cli.meanings import Element, Meanings
 from offline_cli.spaces import Space, leaf_spaces
 
 MEANINGS: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.RESET_INFOS})
-INDEXES: Final = ("", "__index_level_0__", "Unnamed: 0")  # what pandas calls the numbers of its rows
-ROLE_ALONE: Final = re.compile(r"(obs|observations?|states?|a|acts?|actions?|r|rewards?|[oar]_t)")  # no more than a role
+INDEXES: Final = ("", "__index_level_0__", "Unnamed: 0")  # pandas's names for row numbers
+ROLE_ALONE: Final = re.compile(
+    r"(obs|observations?|states?|a|acts?|actions?|r|rewards?|[oar]_t)"
+)  # column names that only state a role
 FLAG_ROLES: Final = (*END_FLAGS, STARTS)
 SCALARS: Final = (Columns.REWARDS, *FLAG_ROLES)
-KINDS: Final = ("number", "number", "bool", "list", "list", "time", "text")  # of cells of text: see `_cell_sql`
-FRACTIONS: Final = (1, 4)  # those of them that no integers hold
+KINDS: Final = ("number", "number", "bool", "list", "list", "time", "text")  # kinds of text cells: see `_cell_sql`
+FRACTIONS: Final = (1, 4)  # indexes of the kinds that do not fit integers
 LISTS, TEXT = (3, 4), 6
-MOST_TEXTS: Final = 256  # of a column of categories that are proposed
+MOST_TEXTS: Final = 256  # most categories proposed for a column
 SHOWN: Final = 40  # columns listed in a message
 SAMPLES: Final = 12
-LARGEST: Final = 9_200_000_000_000_000_000  # of numbers that are read as integers of 64 bits
+LARGEST: Final = 9_200_000_000_000_000_000  # limit of numbers read as int64
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One of their columns: what its cells hold in all files, and how they are read."""
+    """A column of the files: what its cells hold, and how they are read."""
 
     name: str
-    cells: str = ""  # what most are: number, list, bool, time, text, other; "": no row has a value; said: category, image
-    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float64))  # that holds all of them
-    held: str = ""  # the type, where it holds neither numbers nor text
-    is_soft: bool = False  # its numbers have no dtype in the files
+    cells: str = ""  # kind of most cells: number, list, bool, time, text, other; "": all null; by mapping: category, image
+    dtype: np.dtype[Any] = field(default_factory=lambda: np.dtype(np.float64))  # can hold all cells
+    held: str = ""  # the Arrow type, if neither numbers nor text
+    is_soft: bool = False  # the files give no dtype for its numbers
     rows: int = 0
     nulls: int = 0
-    kinds: tuple[str, ...] = ()  # of all cells of text
-    samples: tuple[str, ...] = ()  # of texts that are nothing else
-    depth: int = 1  # of lists
+    kinds: tuple[str, ...] = ()  # all kinds of its text cells
+    samples: tuple[str, ...] = ()  # examples of plain text
+    depth: int = 1  # nesting of lists
     categories: tuple[str, ...] = ()
-    image: str = ""  # what bytes of an image are decoded to
-    fill: str | float | None = None  # what a missing cell becomes: `zero`, `previous`, a number; None: nothing
+    image: str = ""  # the mode that images are decoded to
+    fill: str | float | None = None  # replaces missing cells: `zero`, `previous`, a number; None: not filled
 
     @property
     def holds_arrays(self) -> bool:
-        """Whether a value is more than one number."""
+        """Whether a cell holds several numbers."""
         return self.cells in ("list", "image")
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One array of an episode."""
+    """One array of an episode, and the columns it is read from."""
 
     part: Part
     columns: tuple[Column, ...]
@@ -97,11 +99,11 @@ class Leaf:
         return self.part.role
 
     def array_of(self, column: Column) -> str:
-        """What the array of one of its columns is called among others: its name, and the column's where several are stacked."""
+        """The key of a column's array: the leaf's name, plus the column's if several are stacked."""
         return f"{self.name}:{column.name}" if self.part.stacked else self.name
 
     def values(self, arrays: Mapping[str, NDArray[Any]], prefix: str = "") -> NDArray[Any]:
-        """(N, ...) of the arrays of its columns, which have `prefix` before their names."""
+        """The leaf's values, (N, ...), from the arrays of its columns. `prefix`: of their keys."""
         parts = [arrays[f"{prefix}{self.array_of(column)}"] for column in self.columns]
         if not self.part.stacked:
             return parts[0]
@@ -110,11 +112,11 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All leaves of a table, and the other columns read of it."""
+    """All leaves of a table, and its other columns."""
 
     leaves: tuple[Leaf, ...]
     infos: str | None
-    dropped: Mapping[str, str]  # columns left out, and why
+    dropped: Mapping[str, str]  # dropped columns, and why
 
     def of(self, role: str) -> tuple[Leaf, ...]:
         """The leaves of one role."""
@@ -122,12 +124,12 @@ class Layout:
 
     @property
     def is_time(self) -> bool:
-        """Whether `t` is a time, in nanoseconds."""
+        """Whether `t` is a time in nanoseconds, not a number."""
         return any(leaf.columns[0].cells == "time" for leaf in self.of(Columns.T))
 
     @property
     def columns(self) -> list[tuple[Leaf, Column]]:
-        """All columns of values, in the order of `v0`, `v1`, ... of a query."""
+        """All columns with their leaves, in the order of `v0`, `v1`, ... in a query."""
         return [(leaf, column) for leaf in self.leaves for column in leaf.columns]
 
 
@@ -135,10 +137,10 @@ class Layout:
 
 
 def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> tuple[TableMapping, tuple[str, ...], dict[str, str]]:
-    """The mapping without optional parts that no file has; columns that may become extra model outputs, if they hold numbers;
-    columns that are left out unread, and why.
+    """Match a mapping with the columns of files. `files`: columns by URL.
 
-    `files`: their columns by URL. Raises BadMapping with every column that is missing, or that `unmapped` refuses.
+    Returns the mapping without optional parts that no file has; unmapped columns that become extra model outputs if they hold
+    numbers; and dropped columns, with reasons. Raises BadMapping with all missing columns, and those that `unmapped` refuses.
     """
     every, said = common_columns(files), mapping.said
     anywhere = dict.fromkeys(name for columns in files.values() for name in columns)
@@ -147,7 +149,7 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> tuple[
     problems = list[str]()
     for theirs in dict.fromkeys(name for part in used for name in part.columns):
         lacking = [url for url, columns in files.items() if not _has(columns, theirs)]
-        if lacking:  # one file may lack what is optional for all: leaving it out of all would lose it silently
+        if lacking:  # optional columns must be in all files or none: dropping them everywhere would lose data silently
             ours = ", ".join(part.said_as for part in used if theirs in part.columns)
             place = f" in {lacking[0]}" if len(files) > 1 else ""
             problems.append(f"no column '{theirs}'{place} (for {ours}){nearest(theirs, files[lacking[0]])}")
@@ -157,19 +159,19 @@ def match(mapping: TableMapping, files: Mapping[str, Collection[str]]) -> tuple[
         if said.unmapped == "error":
             problems.append(f"column '{name}' is not mapped, and unmapped = \"error\"")
         elif said.unmapped == EXTRA and name in MEANINGS:
-            fix = 'name it under [columns], or say unmapped = "drop"'
-            problems.append(f"column '{name}' is not mapped, but its name has a meaning here: {fix}")
+            fix = 'name it under [columns], or set unmapped = "drop"'
+            problems.append(f"column '{name}' is not mapped, but its name is reserved: {fix}")
     if problems:
-        fix = f"the columns are: {listed(every)}" if every else "convert files without a column in common apart"
+        fix = f"the columns are: {listed(every)}" if every else "convert files without common columns separately"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files)}", fix=fix)
     spare = tuple(name for name in rest if said.unmapped == EXTRA and name not in INDEXES and name in every)
-    why = "the numbers of a data frame's rows" if said.unmapped == EXTRA else f'not named, and unmapped = "{said.unmapped}"'
+    why = "row numbers of a data frame" if said.unmapped == EXTRA else f'not named, and unmapped = "{said.unmapped}"'
     dropped = {name: why if name in every else "not in every file" for name in rest if name not in spare}
     return replace(mapping, parts=tuple(used)), spare, dropped
 
 
 def _costs(part: Part, columns: Collection[str]) -> Part:
-    """`rewards = "-cost"` is the column `cost`, as a negative reward."""
+    """`rewards = "-cost"` reads the column `cost` as a negative reward."""
     name = part.columns[0]
     if part.role == Columns.REWARDS and name.startswith("-") and name not in columns:
         return replace(part, columns=(name[1:].strip(),), is_cost=True)
@@ -177,13 +179,13 @@ def _costs(part: Part, columns: Collection[str]) -> Part:
 
 
 def common_columns(files: Mapping[str, Collection[str]]) -> list[str]:
-    """The columns that every file has, in the order of the first one."""
+    """The columns in all files, in the order of the first file."""
     first, *others = (dict.fromkeys(columns) for columns in files.values())
     return [name for name in first if all(name in other for other in others)]
 
 
 def expanded(theirs: str, columns: Collection[str]) -> list[str]:
-    """The column itself, or the columns of the struct of that name."""
+    """The column itself, or the columns of the struct with that name."""
     return [theirs] if theirs in columns else [name for name in columns if name.startswith(f"{theirs}.")]
 
 
@@ -192,26 +194,29 @@ def _has(columns: Collection[str], theirs: str) -> bool:
 
 
 def first_url(files: Mapping[str, Any]) -> str:
-    """The first of some files, for messages."""
+    """The first file, and the number of others, for messages."""
     return f"{next(iter(files))}{f' and {len(files) - 1} more' if len(files) > 1 else ''}"
 
 
 def listed(columns: Sequence[str]) -> str:
-    """The first of some names."""
+    """The first names, and the number of others, for messages."""
     return ", ".join(name[:100] for name in columns[:SHOWN]) + (
         f" and {len(columns) - SHOWN} more" if len(columns) > SHOWN else ""
     )
 
 
 def category_space(mapping: TableMapping, role: str) -> Space | None:
-    """The space of a column of categories: as many as the mapping names, whether or not each of them is there."""
+    """The Discrete space of a column of categories, with as many values as the mapping lists, used or not."""
     parts = mapping.of(role)
     names = mapping.said.categories.get(parts[0].columns[0], ()) if parts else ()
     return spaces.Discrete(len(names)) if names and len(parts) == 1 and not (parts[0].path or parts[0].stacked) else None
 
 
 def meanings_of(mapping: TableMapping) -> Meanings:
-    """What the mapping says of its columns. A single column gives its name, unless that, or a part's own, says as much."""
+    """Names, categories and units of elements, from the mapping.
+
+    A single column's name is used unless it only states the role, or the part has a name.
+    """
     said, found = mapping.said, dict[str, tuple[Element, ...]]()
     for part in mapping.parts:
         is_named = part.stacked or not (part.path or ROLE_ALONE.fullmatch(part.columns[0].lower()))
@@ -229,7 +234,7 @@ def meanings_of(mapping: TableMapping) -> Meanings:
 
 
 def columns_of(files: TableFiles, names: Collection[str], *, decimal: str, nulls: Collection[str]) -> dict[str, Column]:
-    """Flat columns by name; `nulls`: whose nulls are counted, where they are no text."""
+    """Detect what columns hold, by name. `nulls`: columns whose nulls are counted even if they are not text."""
     found = {name: _typed(files, name) for name in names}
     texts = {files.column(name): name for name in found if files.holds_text(name)}
     counted = [name for name in found if name in nulls and not files.holds_text(name)]
@@ -240,7 +245,7 @@ def columns_of(files: TableFiles, names: Collection[str], *, decimal: str, nulls
     found |= {name: replace(found[name], rows=rows, nulls=rows - count) for name, count in zip(counted, present, strict=True)}
     if not texts:
         return found
-    # as rows of one column: SQL that names thousands of columns takes DuckDB half a minute to plan
+    # unpivoted to one column: DuckDB takes half a minute to plan SQL with thousands of columns
     each = f"UNPIVOT (SELECT {', '.join(texts)} FROM {files.relation(texts.values())}) ON COLUMNS(*) INTO NAME name VALUE x"
     sql = (
         "SELECT name, kind, count(*),"
@@ -256,7 +261,7 @@ def columns_of(files: TableFiles, names: Collection[str], *, decimal: str, nulls
 
 
 def _typed(files: TableFiles, name: str) -> Column:
-    """What the type of a column says."""
+    """Detect a column by its Arrow type."""
     kind = files.kind_of(name)
     if files.holds_text(name) or pa.types.is_null(kind):
         return Column(name, is_soft=True)
@@ -271,7 +276,7 @@ def _typed(files: TableFiles, name: str) -> Column:
 
 
 def _of_text(column: Column, rows: int, groups: Sequence[Any]) -> Column:
-    """What most cells of a column of text are; `groups`: of each kind its number, cells, depth of lists, and samples."""
+    """Detect a text column by its most common kind. `groups`: per kind its index, number of cells, list depth, samples."""
     column = replace(column, rows=rows, nulls=rows - sum(count for _, count, _, _ in groups))
     if not groups:
         return column
@@ -301,7 +306,7 @@ def texts_of(files: TableFiles, name: str) -> list[str] | None:
 
 
 def _cell_sql(column: str, decimal: str) -> str:
-    """What a cell of text is, as an index of `KINDS`."""
+    """SQL for the kind of a text cell, as an index of `KINDS`."""
     number = _number_sql(column, decimal)
     marks = " OR ".join(f"contains({column}, '{letter}')" for letter in (decimal, "e", "E"))
     return (
@@ -313,14 +318,14 @@ def _cell_sql(column: str, decimal: str) -> str:
 
 
 def _number_sql(column: str, decimal: str, kind: str = "DOUBLE") -> str:
-    """The number in a text. DuckDB would take `1_000` for one too; with decimal commas a point makes none."""
+    """SQL for the number in a text. Rejects `1_000`, which DuckDB accepts, and decimal points if `decimal` is a comma."""
     odd = f"contains({column}, '_')" + (f" OR contains({column}, '.')" if decimal == "," else "")
     text = f"replace({column}, ',', '.')" if decimal == "," else column
     return f"CASE WHEN NOT ({odd}) THEN TRY_CAST({text} AS {kind}) END"
 
 
 def _micros_sql(column: str) -> str:
-    """Microseconds since 1970 in UTC of an ISO text, as BIGINT; NULL where it is none."""
+    """SQL for an ISO text as microseconds since 1970 in UTC, BIGINT; NULL if it is not one."""
     zoned = f"regexp_replace({column}, ' ?([Zz]|UTC|GMT)\\s*$', '+00')"
     return (
         f"CASE WHEN regexp_matches({column}, '^\\s*\\d{{4}}[-/]\\d{{1,2}}[-/]\\d{{1,2}}')"
@@ -329,12 +334,12 @@ def _micros_sql(column: str) -> str:
 
 
 def value_sql(files: TableFiles, role: str, column: Column, decimal: str) -> tuple[str, list[Any]]:
-    """A column's value, NULL where it has none, and the bound values. Times are nanoseconds as `t`, else microseconds."""
+    """SQL for a column's value (NULL if invalid), and values to bind. Times are nanoseconds in `t`, otherwise microseconds."""
     place, cells, kind = files.column(column.name), column.cells, files.kind_of(column.name)
     is_text, number = files.holds_text(column.name), "DOUBLE" if column.dtype.kind == "f" else "BIGINT"
     if cells == "category":
         return f"NULLIF(list_position(?, CAST({place} AS VARCHAR)), 0) - 1", [list(column.categories)]
-    if is_text and role in FLAG_ROLES:  # 0 or 1 in any format of numbers, true or false, yes or no
+    if is_text and role in FLAG_ROLES:  # 0 or 1 in any number format, true or false, yes or no
         text = f"lower(trim({place}))"
         is_said = f"WHEN {text} IN ('true', 'yes', 'y', 't') THEN 1.0 WHEN {text} IN ('false', 'no', 'n', 'f') THEN 0.0"
         return f"CASE {is_said} ELSE TRY_CAST({place} AS DOUBLE) END", []
@@ -350,7 +355,7 @@ def value_sql(files: TableFiles, role: str, column: Column, decimal: str) -> tup
 
 
 def _time_sql(place: str, kind: pa.DataType | None, *, in_nanoseconds: bool) -> str:
-    """A time as BIGINT; `kind`: None: of text. NULL where nanoseconds cannot hold it."""
+    """SQL for a time as BIGINT; NULL if it does not fit. `kind`: None if the column is text."""
     if kind is not None and (pa.types.is_duration(kind) or pa.types.is_time(kind)):  # as nanoseconds
         return place if in_nanoseconds else f"{place} // 1000"
     if in_nanoseconds and kind is not None and pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -368,9 +373,9 @@ def lay_out(
     columns: Mapping[str, Column],
     known: tuple[Space | None, Space | None],
 ) -> Layout:
-    """The layout of all files, of what `match` gave. Raises BadMapping with every column that contradicts the mapping.
+    """The layout of all files. Raises BadMapping with all columns that contradict the mapping.
 
-    `known`: the spaces of observations and actions that are declared.
+    `matched`: result of `match`. `known`: declared spaces of observations and actions.
     """
     mapping, spare, dropped = matched
     problems, leaves = list[str](), list[Leaf]()
@@ -399,15 +404,15 @@ def lay_out(
     by_part = {(leaf.role, leaf.part.path): leaf for leaf in leaves}
     leaves = [replace(leaf, dtype=_dtype(leaf, by_part, mapping, known)) for leaf in leaves]
     unfilled = mapping.said.fill.keys() - {column.name for leaf in leaves for column in leaf.columns}
-    problems += [f"fill: '{name}' is a struct, or holds no numbers: name its columns" for name in sorted(unfilled)]
+    problems += [f"fill: '{name}' is a struct, or not numbers: name its columns" for name in sorted(unfilled)]
     if problems:
-        fix = "name columns of numbers, lists of numbers or JSON lists; leave the others out"
+        fix = "name columns of numbers, lists of numbers or JSON lists; drop the others"
         raise BadMapping.of(problems, where=f"mapping {mapping.name} for {first_url(files.columns)}", fix=fix)
     return Layout(tuple(leaves), mapping.infos, {**dropped, **left_out})
 
 
 def _of_struct(part: Part, structs: Sequence[str], files: TableFiles) -> list[Part]:
-    """The part itself, or of a struct a part for each of its columns."""
+    """The part itself, or for a struct one part per column."""
     if not structs:
         return [part]
     names = expanded(structs[0], files.kinds)
@@ -416,7 +421,7 @@ def _of_struct(part: Part, structs: Sequence[str], files: TableFiles) -> list[Pa
 
 
 def _as_values(part: Part, column: Column, mapping: TableMapping, files: TableFiles, problems: list[str]) -> Column:
-    """How the column is read as numbers; as `other`, and with a problem, where it holds none."""
+    """How a column is read as numbers; if it cannot be, its cells are `other` and a problem is added."""
     name, said = column.name, mapping.said
     categories, image, is_image = said.categories.get(name, ()), said.images.get(name, ""), is_bytes(files.kinds[name])
     column = replace(column, fill=said.fill.get(name))
@@ -429,15 +434,15 @@ def _as_values(part: Part, column: Column, mapping: TableMapping, files: TableFi
     if column.cells in ("number", "list", "bool") and not image:
         return column
     if image:
-        problem = f"{files.kinds[name]}, and [images] are bytes of PNG or JPEG"
+        problem = f"{files.kinds[name]}, but [images] must be PNG or JPEG bytes"
     elif not column.cells:
         problem = "no value in any row"
     elif column.held:
-        hint = f'; if these are PNG or JPEG: [images] {toml_key(name)} = "rgb"' if is_image else ", nor one text a row"
+        hint = f'; if these are PNG or JPEG: [images] {toml_key(name)} = "rgb"' if is_image else ", nor text"
         problem = f"{column.held}, not numbers{hint}"
     else:
         texts = texts_of(files, name)
-        names = f"more than {MOST_TEXTS} texts, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
+        names = f"more than {MOST_TEXTS} different texts, too many" if texts is None else json.dumps(texts, ensure_ascii=False)
         hint = f"if the texts are categories, number them in the mapping: [categories] {toml_key(name)} = {names}"
         problem = f"text ({', '.join(repr(text[:40]) for text in column.samples[:3])}), not numbers; {hint}"
     problems.append(f"{part.said_as}: column '{name}' holds {problem}")
@@ -445,19 +450,19 @@ def _as_values(part: Part, column: Column, mapping: TableMapping, files: TableFi
 
 
 def toml_key(name: str) -> str:
-    """A key, in quotes where it needs them."""
+    """A TOML key, quoted if necessary."""
     return name if name.isidentifier() and name.isascii() else json.dumps(name, ensure_ascii=False)
 
 
 def _why_no_extra(column: Column) -> str:
-    """Why an unmapped column cannot be an extra model output; "" where all of it is numbers."""
+    """Why an unmapped column cannot be an extra model output; "" if it can."""
     if not (column.held or column.cells):
         return "no value in any row"
     if len(column.kinds) > 1:
         return f"cells of several kinds: {', '.join(column.kinds)}"
     if column.held or column.kinds in (("text",), ("time",)):
-        return f"{column.held or column.cells}, and not numbers"
-    return "by its name a part of a struct, which the mapping does not name" if "." in column.name else ""
+        return f"{column.held or column.cells}, not numbers"
+    return "by its name part of a struct, which is not in the mapping" if "." in column.name else ""
 
 
 def _dtype(
@@ -466,9 +471,9 @@ def _dtype(
     mapping: TableMapping,
     known: tuple[Space | None, Space | None],
 ) -> np.dtype[Any]:
-    """The dtype that the mapping says; else that of the space, for decimals written as text; else of the values.
+    """The dtype of a leaf: from the mapping; otherwise the space's, for decimals in text; otherwise the values'.
 
-    `new_obs` has that of `obs`; an extra output of whole numbers with a null is one of floats, so that it can hold NaN.
+    `new_obs` and `obs` share a dtype. Integer extra outputs with nulls become floats, to hold NaN.
     """
     role, dtype = Columns.OBS if leaf.role == Columns.NEXT_OBS else leaf.role, leaf.dtype
     for other in (Columns.OBS, Columns.NEXT_OBS) if role == Columns.OBS else ():

@@ -1,11 +1,11 @@
-"""Ordered rows as whole episodes: where one ends and the next begins, their ids, and what is no step.
+"""Assemble ordered rows into whole episodes: find their boundaries, name them, and reject bad rows.
 
-Whatever divides the rows (ids, files, end flags, start flags, `t`, the chain of observations, gaps and periods of time) is one
-array of booleans here: whether an episode begins at a row. Only the last, open episode is held. A bad row stays in the stream
-until its episode is known, which is then set aside.
+Everything that divides rows (ids, files, end flags, start flags, `t`, the chain of observations, time gaps and periods) becomes
+one boolean array: whether an episode begins at a row. Only the last, open episode is kept in memory. A bad row stays in the
+stream until its episode is known, which is then rejected.
 
-Ids are `<8 hex of the source's content>-<theirs>`. The hash is of the files' sizes, first and last bytes, not of their names: a
-copy elsewhere gives the same ids, and two tables that both number their episodes from 0 do not give the same ones.
+Ids are `<8 hex digits of a hash>-<id in the source>`. The hash covers the files' sizes, first and last bytes, but not their
+names: a copy elsewhere gives the same ids, and two tables that both number their episodes from 0 give different ids.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace
 from offline_cli.trees import Tree, flatten
 
 RUN, EPISODE, NEXT = "__run", "__episode", "__next"
-LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
-UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
-UNFILLED: Final = "fill it with zero or a number, or --on-error skip to leave out the episode"
+LONG_GAP: Final = 10  # a step longer than this multiple of the episode's median step is a gap, if `t` is not a counter
+UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # assumes that the row belonged to an adjacent episode
+UNFILLED: Final = "fill it with zero or a number, or skip the episode with --on-error skip"
 TIE_FIX: Final = (
-    "if several episodes share an id, set in the mapping `ids_per_file = true` where each file numbers them anew,"
-    ' `episode_ends = "t"` where t begins anew, or `agent_id` where rows are of several agents; else correct t, or leave it out'
-    " where rows are in order"
+    "if several episodes share an id, set in the mapping `ids_per_file = true` if each file numbers them separately,"
+    ' `episode_ends = "t"` if t restarts, or `agent_id` if rows are of several agents; otherwise correct t, or remove it'
+    " from the mapping if rows are in order"
 )
-END_FIX: Final = '`episode_ends = "flags"` in the mapping, where an id names more than an episode; else correct the flag'
-ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
+END_FIX: Final = 'set `episode_ends = "flags"` in the mapping if several episodes share an id; otherwise correct the flag'
+ROW_ID: Final = "@row"  # instead of an id column: every row is an episode
 
 
 # ---- ids ----
@@ -60,22 +60,22 @@ ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """What divides ordered rows into episodes."""
+    """How ordered rows are divided into episodes."""
 
-    keys: tuple[tuple[str, str], ...]  # role and column of the parts of the key; no role: the file, where files number anew
-    keyed: bool  # rows of one key are together, in the order of `t` where there is one
-    ends: str | None  # flags | t | chain; None: nothing of the three
+    keys: tuple[tuple[str, str], ...]  # role and column of each part of the key; role "": the file, if ids are per file
+    keyed: bool  # rows are grouped by key, and sorted by `t` if it exists
+    ends: str | None  # flags | t | chain; None: none of these
     each_row: bool  # every row is an episode
-    divides_keys: bool  # several episodes may have one key
+    divides_keys: bool  # several episodes may share a key
 
     @property
     def by_file(self) -> bool:
-        """Whether the id is that of a file or a row, which has no name of its own in the table."""
+        """Whether ids come from files or row numbers, not from a column."""
         return any(theirs in (FILE_ID, ROW_ID) for role, theirs in self.keys if role)
 
 
 class Name(NamedTuple):
-    """What an episode is called."""
+    """The ids of an episode."""
 
     id: str
     theirs: str | None = None  # the id in the source
@@ -86,18 +86,18 @@ class Name(NamedTuple):
 
 @dataclass(slots=True)
 class Naming:
-    """The runs of rows of one key, and the names of the episodes that they are divided into."""
+    """Numbers runs of rows with the same key, and names the episodes in them."""
 
     division: Division
-    prefix: str  # of ids, with its hyphen; "": they stay as they are
+    prefix: str  # of ids, including the hyphen; "": keep ids unchanged
     tally: Tally
-    _keys: dict[int, str] = field(default_factory=dict)  # of the runs that are held
+    _keys: dict[int, str] = field(default_factory=dict)  # keys of current runs
     _run: int = 0
-    _before: tuple[int, int] = (0, 0)  # a run, and the number of its last episode
-    _passed: int = 0  # episodes named, of tables without ids
+    _before: tuple[int, int] = (0, 0)  # a run, and its last episode number
+    _passed: int = 0  # episodes named so far, in tables without ids
 
     def runs(self, keys: pa.Array) -> NDArray[np.int64]:
-        """(N,) a number for each run of rows of one key."""
+        """(N,) The run number of each row: a run is adjacent rows with the same key."""
         same = np.ones(len(keys), np.bool_)
         same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
         same[0] = self._keys.get(self._run) == keys[0].as_py()
@@ -107,11 +107,11 @@ class Naming:
         return runs
 
     def of_run(self, run: int) -> str:
-        """The key of a run, for messages; empty where it has none."""
+        """The key of a run, for messages; "" if there are no keys."""
         return self._keys[run].replace(BETWEEN, "-") if self.division.keyed else ""
 
     def named(self, runs: Sequence[int]) -> list[Name]:
-        """The names of episodes in order, by their runs."""
+        """Name consecutive episodes, given their runs."""
         division, keys = self.division, [self._keys[run].split(BETWEEN) for run in runs]
         for run in [run for run in self._keys if run < runs[-1]]:
             del self._keys[run]
@@ -142,44 +142,44 @@ class Naming:
 
 
 def _taken(rows: Rows, which: Any) -> Rows:
-    """Some rows of all arrays."""
+    """Select rows from all arrays."""
     return {name: values[which] for name, values in rows.items()}
 
 
 def _ended(rows: Rows) -> Mask:
-    """(N,) whether a row has an end flag."""
+    """(N,) Whether a row has an end flag."""
     flags = [rows[name] for name in END_FLAGS if name in rows]
     return np.asarray(np.logical_or.reduce([np.zeros(len(rows[POS]), np.bool_), *flags]))
 
 
 def _same(rows: Rows) -> Mask:
-    """(N-1,) whether a row is of the episode of the row before it."""
+    """(N-1,) Whether a row is in the same episode as the previous row."""
     return np.asarray(rows[EPISODE][1:] == rows[EPISODE][:-1])
 
 
 def _latest(chosen: Mask) -> NDArray[np.int64]:
-    """(N,) for each row the last one up to it that is `chosen`; -1: there is none."""
+    """(N,) For each row, the last `chosen` row up to and including it; -1 if there is none."""
     return np.maximum.accumulate(np.where(chosen, np.arange(len(chosen)), -1))
 
 
 def _joined(parts: Sequence[Rows]) -> Rows:
-    """Rows one after the other; marks of missing cells are there only where some are."""
+    """Concatenate rows. Masks of missing cells exist only in parts with missing cells."""
     if len(parts) == 1:
         return parts[0]
 
     def joined(name: str) -> NDArray[Any]:
         found = [part.get(name, np.zeros(len(part[POS]), np.bool_)) for part in parts]
-        shape = max((one.shape[1:] for one in found), key=math.prod)  # rows that are all bad know no shape
+        shape = max((one.shape[1:] for one in found), key=math.prod)  # the shape is unknown if all rows are bad
         return np.concatenate([one if one.shape[1:] == shape else np.zeros((len(one), *shape), one.dtype) for one in found])
 
     return {name: joined(name) for name in dict.fromkeys(name for part in parts for name in part)}
 
 
 def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) -> Mask:
-    """(K,) which of the differences `steps` (K,) of `t` are gaps; `episode` (K,): that of each.
+    """(K,) Which differences of `t` are gaps. `steps`: (K,) the differences; `episode`: (K,) their episodes.
 
-    Where `t` is `counted` and half of the steps of an episode are 1: all others; else those of more than LONG_GAP times their
-    median.
+    If `t` is `counted` and at least half of an episode's steps are 1, all others are gaps; otherwise, steps longer than
+    LONG_GAP times the episode's median.
     """
     if counted and (steps == 1).all():
         return np.zeros(len(steps), np.bool_)
@@ -196,7 +196,7 @@ def _gaps_in(steps: NDArray[Any], episode: NDArray[np.int64], *, counted: bool) 
 
 @dataclass(slots=True)
 class Assembler:
-    """Makes batches of whole episodes of one reading of a source."""
+    """Assembles batches of whole episodes, for one reading of a source."""
 
     files: TableFiles
     reader: ValueReader
@@ -205,18 +205,18 @@ class Assembler:
     naming: Naming
     tally: Tally
     rejects: Rejects
-    room: int  # bytes that one episode may take
-    in_order: bool  # whether the rows of an episode stand together in the files
+    room: int  # memory limit of one episode, in bytes
+    in_order: bool  # whether the rows of an episode are adjacent in the files
     declares_actions: bool
-    _gone: list[int] = field(default_factory=list)  # positions of rows that no parser could read, or without an id
-    _reported: int = 0  # bad rows of files that were reported
-    _touched: bool = False  # whether such rows cost an episode
+    _gone: list[int] = field(default_factory=list)  # positions of unparsable rows, and rows without an id
+    _reported: int = 0  # number of unparsable rows reported
+    _touched: bool = False  # whether such rows made an episode incomplete
     _said_flags: bool = False
 
     def episodes(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Fragments]:
-        """The episodes of all rows."""
-        held: list[Rows] = []  # the open episode, and what has been read since it was looked at
-        is_open = 0  # rows of it
+        """Assemble the episodes of all rows."""
+        held: list[Rows] = []  # the open episode, and rows read since it was last divided
+        is_open = 0  # rows of the open episode
         for batch in batches:
             self._report()
             self.tally.rows_in += batch.num_rows
@@ -225,7 +225,7 @@ class Assembler:
                 continue
             held.append(self.reader.rows(batch) | {RUN: self.naming.runs(batch.column("key"))})
             if 2 * (sum(len(rows[POS]) for rows in held) - is_open) < is_open:
-                continue  # looking again would cost more than waiting
+                continue  # wait for more rows, so that dividing again takes amortized linear time
             rows = _joined(held)
             begins = self._begins(rows)
             last = len(begins) if self.division.each_row else int(np.flatnonzero(begins)[-1])
@@ -252,14 +252,14 @@ class Assembler:
         if max(2 * size, WRITTEN * written) > self.room:
             key = self.naming.of_run(int(rows[RUN][0]))
             name = f"episode {key}" if key else f"the episode that begins at {self.files.place(int(rows[POS][0]))}"
-            what = f"the rows of one episode take more than {size / 1e6:,.0f} MB, which is too much for the memory limit"
-            fix = "raise --memory-limit, or choose another end of episodes: --episode-ends, or a column of ids"
+            what = f"one episode takes more than {size / 1e6:,.0f} MB, too much for the memory limit"
+            fix = "raise --memory-limit, or divide episodes differently: with --episode-ends, or a column of ids"
             raise MemoryLimitExceeded(what, where=name, fix=fix)
 
     # ---- where episodes begin ----
 
     def _begins(self, rows: Rows) -> Mask:
-        """(N,) whether an episode begins at a row, as far as keys and values say; the first row always does."""
+        """(N,) Whether an episode begins at a row, by keys and values; always true for the first row."""
         ends, said, count = self.division.ends, self.mapping.said, len(rows[POS])
         if self.division.each_row:
             return np.ones(count, np.bool_)
@@ -279,13 +279,13 @@ class Assembler:
             chains = chained(self._tree(rows, Columns.OBS), self._tree(rows, Columns.NEXT_OBS))
             for name in rows:
                 if name == BAD or name.startswith(MISSING):
-                    chains = chains | rows[name][1:] | rows[name][:-1]  # a missing cell breaks none
+                    chains = chains | rows[name][1:] | rows[name][:-1]  # missing cells do not break the chain
             file = rows[POS] >> ROW_BITS
             goes_on &= chains if ends == "chain" else chains | (file[1:] == file[:-1])
         return np.concatenate([[True], ~goes_on])
 
     def _span(self, given: str | float) -> Any:
-        """Of a gap or period, in the units of `t`: nanoseconds of a time; a number without a unit is in seconds."""
+        """A gap or period in units of `t`: nanoseconds if `t` is a time. Numbers without a unit are seconds."""
         span, in_nanoseconds = span_of(given)
         is_time = self.reader.layout.is_time
         return span if in_nanoseconds == is_time else span * 1e9 if is_time else span / 1e9
@@ -293,7 +293,7 @@ class Assembler:
     # ---- bad rows ----
 
     def _report(self) -> None:
-        """Pass on the rows that no parser could read."""
+        """Report newly found unparsable rows."""
         new = self.files.bad[self._reported :]
         self._reported += len(new)
         for one in new:
@@ -302,7 +302,7 @@ class Assembler:
         self._gone += [(one.file << ROW_BITS) + one.row for one in new]
 
     def _with_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch without rows that have no id: these are set aside."""
+        """Reject rows without an id; returns the others."""
         nameless = batch.column("key").is_null()
         if not batch.column("key").null_count:
             return batch
@@ -317,7 +317,7 @@ class Assembler:
         self.rejects.add(BadEpisode(wrong.why, where=self.files.place(pos), fix=wrong.fix), raw=wrong.raw)
 
     def _tell_losses(self, rows: Rows, names: Sequence[Name]) -> None:
-        """Which episodes lost a row that has no columns, or no id: those of the rows beside it."""
+        """Mark episodes as incomplete if an adjacent row was unparsable or had no id."""
         if not self._gone or self.division.each_row:
             return
         lost, pos = np.unique(self.files.numbers(self._gone), return_index=True)
@@ -333,7 +333,7 @@ class Assembler:
                     self._touched = True
 
     def _without_bad(self, rows: Rows, names: Sequence[Name]) -> Rows:
-        """The rows that are whole; what is wrong with others goes to the rejects, and costs their episode."""
+        """Reject bad rows, and mark their episodes as incomplete; returns the others."""
         bad = rows[BAD]
         if not bad.any():
             return rows
@@ -347,7 +347,7 @@ class Assembler:
         return kept
 
     def _without_refused(self, rows: Rows, found: NDArray[np.int64], why: Lost, error: Callable[[int], BadEpisode]) -> Rows:
-        """The rows of other episodes than those of the rows `found`; `error`: of the first row that is found of one."""
+        """Reject whole episodes that contain a row in `found`. `error`: for the first such row of an episode."""
         good = np.ones(len(rows[POS]), np.bool_)
         for row in found[np.unique(rows[EPISODE][found], return_index=True)[1]].tolist():
             whole = rows[EPISODE] == rows[EPISODE][row]
@@ -359,11 +359,13 @@ class Assembler:
     # ---- whole episodes ----
 
     def _made(self, rows: Rows, begins: Mask) -> Iterator[Fragments]:
-        """The episodes that begin where `begins` says, but for those that are refused."""
+        """Build the episodes that begin where `begins` is true, without rejected ones."""
         division, names = self.division, self.naming.named(rows.pop(RUN)[begins].tolist())
         rows[EPISODE] = np.cumsum(begins) - 1
         t = rows.get(Columns.T)
-        if t is not None and division.ends in ("flags", "chain") and not division.keyed:  # not in order, or without a flag
+        if (
+            t is not None and division.ends in ("flags", "chain") and not division.keyed
+        ):  # unordered rows, or a missing end flag
             falls: list[int] = rows[POS][1:][(t[1:] < t[:-1]) & _same(rows)].tolist()
             self.tally.assume(T_FALLS, len(falls), places=lambda: map(self.files.place, falls))
         self._tell_losses(rows, names)
@@ -381,7 +383,7 @@ class Assembler:
             yield self._fragments(rows, names)
 
     def _filled(self, rows: Rows) -> Rows:
-        """Rows in which missing cells have the value of the row before in the episode; those without one are bad."""
+        """Fill missing cells from the previous row of the episode; rows without one are marked bad."""
         columns = {leaf.array_of(column): column.name for leaf, column in self.reader.layout.columns}
         for mark in [name for name in rows if name.startswith(MISSING)]:
             missing, name = rows.pop(mark), mark.removeprefix(MISSING)
@@ -391,13 +393,13 @@ class Assembler:
             rows[name][found] = rows[name][source[found]]
             self.tally.assume(f"filled-previous:{columns[name]}", int(found.sum()))
             rows[BAD] = rows[BAD] | (missing & ~found)
-            why = f"column {columns[name]} has no value, and no row before it in the episode has one"
+            why = f"column {columns[name]} has no value in this row or any earlier row of the episode"
             for pos in rows[POS][missing & ~found].tolist():
                 self.reader.wrong.setdefault(pos, WrongRow(why, UNFILLED, ""))
         return rows
 
     def _without_ties(self, rows: Rows) -> Rows:
-        """Each `t` of an episode once; an episode with different rows for one `t` is refused."""
+        """Drop duplicate rows; reject episodes with different rows for the same `t`."""
         ties = np.flatnonzero(_same(rows) & (rows[Columns.T][1:] == rows[Columns.T][:-1]))
         if not len(ties):
             return rows
@@ -418,7 +420,7 @@ class Assembler:
         return _taken(rows, once & ~conflicts)
 
     def _without_early_ends(self, rows: Rows, names: Sequence[Name]) -> Rows:
-        """Without the episodes that continue after an end flag, where `t` gives their order."""
+        """Reject episodes that continue after an end flag, if `t` gives their order."""
 
         def error(row: int) -> BadEpisode:
             name, at, after = names[int(rows[EPISODE][row])], self._time(rows, row), self._time(rows, row + 1)
@@ -429,13 +431,13 @@ class Assembler:
         return self._without_refused(rows, np.flatnonzero(_ended(rows)[:-1] & _same(rows)), Lost.STEPS_AFTER_END, error)
 
     def _time(self, rows: Rows, row: int) -> str:
-        """`t` of a row as people write it."""
+        """`t` of a row, for messages."""
         t = rows[Columns.T][row]
         is_time = self.reader.layout.is_time
         return str(np.datetime64(int(t), "ns")).rstrip("0").rstrip(".").replace("T", " ") if is_time else str(t)
 
     def _shifted(self, rows: Rows) -> Rows:
-        """Steps of rows whose action led to their observation: that of the row after, and its observation as the next one."""
+        """Convert rows whose action led to their observation: a step takes action and next observation from the next row."""
         led = np.flatnonzero(_same(rows)) + 1
         self.tally.assume("zero-length-episode", len(np.unique(rows[EPISODE])) - len(np.unique(rows[EPISODE][led])))
         obs = [leaf.array_of(column) for leaf in self.reader.layout.of(Columns.OBS) for column in leaf.columns]
@@ -487,7 +489,7 @@ class Assembler:
         return Fragments(replace(batch, truncated=batch.truncated | ~is_ended, t_started=None, custom_data=custom), origins)
 
     def _assume_at(self, kind: str, rows: Rows, found: Iterable[tuple[int, str]]) -> None:
-        """Count an assumption at some rows, each with the id of its episode, but for episodes that lost a row."""
+        """Count an assumption at rows, each with its episode's id; incomplete episodes are not counted."""
         counted = [one for one in found if one[1] not in self.rejects.incomplete]
 
         def places() -> Iterator[EpisodePlace]:
@@ -501,7 +503,7 @@ class Assembler:
         return leaves[""] if "" in leaves else tree_of_names(leaves, ".")
 
     def _actions(self, rows: Rows) -> Tree:
-        """Actions, whole numbers alone in a list as choices where no space says otherwise."""
+        """Actions. One-element integer lists become discrete choices, unless a space is declared."""
         is_vector = self.declares_actions or any(leaf.part.stacked for leaf in self.reader.layout.of(Columns.ACTIONS))
         return self._tree(rows, Columns.ACTIONS) if is_vector else choices(self._tree(rows, Columns.ACTIONS))
 
@@ -514,7 +516,7 @@ class Assembler:
         for path, leaf in flatten(found):
             mine, theirs = leaf.shape[1:], obs[path].shape[1:] if path in obs else None
             if mine != theirs:
-                what = f"new_obs has shape {list(mine)}, and obs has {'nothing' if theirs is None else list(theirs)}"
-                fix = "name the same columns, one step later, for new_obs as for obs"
+                what = f"new_obs has shape {list(mine)}, but obs has {'no such part' if theirs is None else list(theirs)}"
+                fix = "map new_obs to columns that hold the same values as obs, one step later"
                 raise BadEpisode(what, where=self.files.files[0].url, fix=fix)
         return found

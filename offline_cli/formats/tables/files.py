@@ -1,14 +1,14 @@
-"""Files of a table as one relation of DuckDB, rows in the order of the files.
+"""The files of a table as one DuckDB relation, with rows in the order of the files.
 
-Whatever the files are, their rows come as numbered Arrow tables; text (CSV, JSON) is parsed once, into a temporary file of such
-blocks. DuckDB never sees a name of the files: columns are called by number (`c0`, `c1`, ...). Each row has `__pos`: the number
-of its file times 2 ** 40, and its own number in that file, bad rows counted too.
+All files are read as numbered Arrow tables; text (CSV, JSON) is parsed once, into a temporary Arrow file. DuckDB never sees
+names from the files: columns are numbered (`c0`, `c1`, ...). Each row has `__pos`: the number of its file times 2 ** 40, plus
+its row number in that file, counting bad rows.
 
-What DuckDB has no type for is changed before: structs become columns with dotted names, dictionaries their values, decimals of
-256 bits and half floats floats, durations and times of day nanoseconds, tensors lists, UUIDs text.
+Types that DuckDB lacks are converted: structs become columns with dotted names, dictionaries their values, 256-bit decimals and
+half floats become floats, durations and times of day nanoseconds, tensors lists, and UUIDs text.
 """
 
-# ruff: noqa: S608  names of our own alone become SQL, values are bound
+# ruff: noqa: S608  only our own names become SQL; values are bound
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ from offline_cli.parquet.reading import ParquetFile, without_objects
 from offline_cli.scopes import Scope
 
 POS: Final = "__pos"
-ROW_BITS: Final = 40  # of a position: the others are the number of the file
+ROW_BITS: Final = 40  # low bits of a position, for the row; the high bits are the file's number
 BATCH_ROWS: Final = 1 << 16
 BATCH_BYTES: Final = 16 << 20
-LEAST_ROOM: Final = 128 << 20  # bytes that DuckDB works in
+LEAST_ROOM: Final = 128 << 20  # least memory given to DuckDB, in bytes
 ARROW_STREAM: Final = b"\xff\xff\xff\xff"
 
-# ---- types of Arrow ----
+# ---- Arrow types ----
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values are lists."""
+    """Whether the type is a list."""
     types = pa.types
     tests = (types.is_list, types.is_large_list, types.is_fixed_size_list, types.is_list_view, types.is_large_list_view)
     return any(test(kind) for test in tests)
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether cells hold bytes."""
+    """Whether the type is bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
 def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
-    """Of the numbers in a column of that type, times are int64; None where it holds none."""
+    """The dtype of a column's numbers; int64 for times; None if it holds no numbers."""
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return dtype_of(kind.storage_type)
@@ -76,7 +76,7 @@ def dtype_of(kind: pa.DataType) -> np.dtype[Any] | None:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type that DuckDB is given for `kind`."""
+    """The type passed to DuckDB for `kind`."""
     types = pa.types
     if isinstance(kind, pa.FixedShapeTensorType):
         return pa.list_(kind.value_type)
@@ -103,7 +103,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
-    """The one type of a column that files hold as several: text where they have no other in common."""
+    """The common type of a column whose type differs between files; text if there is no other."""
     known = [kind for kind in dict.fromkeys(kinds) if not pa.types.is_null(kind)]
     if len(known) <= 1:
         return known[0] if known else pa.null()
@@ -119,7 +119,7 @@ def unified(kinds: Iterable[pa.DataType]) -> pa.DataType:
 
 
 def plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column as `kind`, which a `plain_type` is. Raises as Arrow does."""
+    """Convert a column to `kind`, a result of `plain_type`. Raises ArrowException."""
     if isinstance(array.type, pa.UuidType):
         return pa.array([None if value is None else str(value) for value in array.to_pylist()], kind)
     if isinstance(array.type, pa.BaseExtensionType):
@@ -128,7 +128,7 @@ def plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
         return plain(array.dictionary, kind).take(array.indices)
     if kind == pa.int64() and pa.types.is_temporal(array.type):
         return array.cast(pa.duration("ns") if pa.types.is_duration(array.type) else pa.time64("ns")).cast(kind)
-    if is_text(kind) and not is_text(array.type) and not pa.types.is_null(array.type):  # files differ in its type
+    if is_text(kind) and not is_text(array.type) and not pa.types.is_null(array.type):  # the type differs between files
         return json_texts(array.to_pylist())
     return array if array.type == kind else array.cast(kind, safe=not pa.types.is_floating(kind))
 
@@ -139,7 +139,7 @@ def json_texts(values: Iterable[Any]) -> pa.Array:
 
 
 def _flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataType]]:
-    """Columns by dotted path, dictionaries as their values."""
+    """Flatten structs to columns with dotted names; dictionaries have the type of their values."""
     if pa.types.is_struct(kind) and kind.num_fields:
         for part in kind:
             yield from _flat_fields(f"{name}.{part.name}", part.type)
@@ -148,7 +148,7 @@ def _flat_fields(name: str, kind: pa.DataType) -> Iterator[tuple[str, pa.DataTyp
 
 
 def _tensor_of(array: pa.Array, named: pa.Field) -> tuple[pa.Array, tuple[int, ...]] | None:
-    """Arrays of one shape as flat lists, and the shape; None where neither type nor metadata says that these are any."""
+    """Tensors as flat lists, and their shape; None if neither type nor metadata marks the column as tensors."""
     name = getattr(named.type, "extension_name", "") or (named.metadata or {}).get(b"ARROW:extension:name", b"").decode()
     if not (isinstance(named.type, pa.FixedShapeTensorType) or str(name).lower().startswith("ray.data.arrow")):
         return None
@@ -166,42 +166,42 @@ def _tensor_of(array: pa.Array, named: pa.Field) -> tuple[pa.Array, tuple[int, .
 
 @dataclass(slots=True)
 class TableFiles:
-    """The files of one table. `open` finds their columns; `relation` gives the rows to a query, again and again."""
+    """The files of one table. `open` finds their columns; `relation` makes their rows available to a query, repeatedly."""
 
     files: Sequence[Openable]
     kind: str  # parquet | arrow | csv | json | npz
     form: CsvForm
     memory_limit: int
     temp_dir: str | None = None
-    whole: str | None = None  # a struct that stays whole, as JSON text
-    columns: dict[str, list[str]] = field(default_factory=dict)  # by URL: flat columns, partitions of the path too
-    kinds: dict[str, pa.DataType] = field(default_factory=dict)  # of the columns of all files together
+    whole: str | None = None  # a struct that is not flattened, but becomes JSON text
+    columns: dict[str, list[str]] = field(default_factory=dict)  # flat columns by URL, including partitions of the path
+    kinds: dict[str, pa.DataType] = field(default_factory=dict)  # common types of columns over all files
     bad: list[text_files.BadRow] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)  # rows of each file that were read so far, bad ones too
-    read: int = 0  # bytes of files that were read
-    first: int | None = None  # rows that `relation` has at most, for a look at a table
-    steps_in: list[str] = field(default_factory=list)  # columns of lists whose values are rows, where a row is an episode
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # of tensors, by column
-    _numbers: dict[str, int] = field(default_factory=dict)  # of columns
+    counts: list[int] = field(default_factory=list)  # rows read of each file, including bad ones
+    read: int = 0  # bytes of files read
+    first: int | None = None  # limit of rows in `relation`, for previews
+    steps_in: list[str] = field(default_factory=list)  # columns with lists of steps, if a row is an episode
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # shapes of tensors, by column
+    _numbers: dict[str, int] = field(default_factory=dict)  # numbers of columns
     _schemas: dict[str, list[pa.Schema]] = field(default_factory=dict)  # by URL
-    _row_bytes: float | None = None  # of a row in memory, about; None: not known
+    _row_bytes: float | None = None  # approximate size of a row in memory; None: unknown
     _con: Any = None
-    _scope: Scope = field(default_factory=Scope)  # of the folder
+    _scope: Scope = field(default_factory=Scope)  # owns the temporary folder
     _folder: str = ""
-    _blocks: list[tuple[int, int]] | None = None  # of text that was parsed: a file, and where rows of it begin
-    _failed: BaseException | None = None  # what reading raised while DuckDB ran
-    _readers: dict[str, pa.RecordBatchReader] = field(default_factory=dict)  # that no statement has used yet
+    _blocks: list[tuple[int, int]] | None = None  # blocks of parsed text: file number and offset
+    _failed: BaseException | None = None  # an error raised by reading while DuckDB ran
+    _readers: dict[str, pa.RecordBatchReader] = field(default_factory=dict)  # readers not yet registered with DuckDB
     _made: int = 0
 
     # ---- columns ----
 
     @property
     def is_text(self) -> bool:
-        """Whether numbers are written as text, which has no dtype."""
+        """Whether the files are text, in which numbers have no dtype."""
         return self.kind in ("csv", "json")
 
     def open(self) -> None:
-        """Find the columns of each file. Raises BadData where all are damaged: damage of some is told when they are read."""
+        """Find the columns of each file. Raises BadData if all are damaged; otherwise damage is reported when reading."""
         self.counts, errors = [0] * len(self.files), list[BadData]()
         if self.kind == "json":
             self._stage()
@@ -225,7 +225,7 @@ class TableFiles:
                     names[name] = types.setdefault(name, {})[kind] = None
             if file.url in self._schemas:
                 self.columns[file.url] = list(names)
-        if self.kind == "json":  # a key in any line of any file is a column
+        if self.kind == "json":  # any key in any line is a column
             self.columns = {file.url: list(types) for file in self.files}
         self.kinds = {name: unified(kinds) for name, kinds in types.items()}
         self._numbers = {name: number for number, name in enumerate(self.kinds)}
@@ -250,11 +250,11 @@ class TableFiles:
         return list(_flat_fields(column.name, column.type))
 
     def kind_of(self, name: str) -> pa.DataType:
-        """The type of a column in all files together; of lists of steps, that of a step."""
+        """The common type of a column over all files; for lists of steps, the type of a step."""
         return self.kinds[name].value_type if name in self.steps_in else self.kinds[name]
 
     def holds_text(self, name: str) -> bool:
-        """Whether values of a column are texts, of which numbers are made."""
+        """Whether a column is text, to be parsed as numbers."""
         kind = self.kind_of(name)
         return is_text(kind) or isinstance(kind, pa.UuidType)
 
@@ -269,7 +269,7 @@ class TableFiles:
         return f"{self.files[pos >> ROW_BITS].url} row {pos & ((1 << ROW_BITS) - 1)}"
 
     def numbers(self, pos: Any) -> NDArray[np.int64]:
-        """(N,) positions as numbers of rows, good and bad, of all files together, as far as they were read."""
+        """(N,) Row numbers over all files, counting bad rows, for positions read so far."""
         before = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
         pos = np.asarray(pos, np.int64)
         return np.asarray(before[pos >> ROW_BITS] + (pos & ((1 << ROW_BITS) - 1)))
@@ -284,28 +284,28 @@ class TableFiles:
 
     @property
     def con(self) -> Any:
-        """A database of our own, in memory, which spills to `--temp-dir`; it loads no extension and reaches no network."""
+        """A private in-memory database that spills to `--temp-dir`, without extensions or network access."""
         if self._con is None:
             config: dict[str, Any] = {
                 "memory_limit": f"{max(LEAST_ROOM, 3 * room_for_data(self.memory_limit) // 4) >> 20}MiB",
                 "temp_directory": f"{self._own_folder}/spill",
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
-                "threads": str(max(1, min(4, os.cpu_count() or 1, self.memory_limit >> 29))),  # each pins memory of its own
+                "threads": str(max(1, min(4, os.cpu_count() or 1, self.memory_limit >> 29))),  # each thread pins memory
             }
             self._con = duckdb.connect(":memory:", config=config)
             self._con.execute("SET GLOBAL TimeZone = 'UTC'").fetchall()
         return self._con
 
     def close(self) -> None:
-        """Drop what was kept, and the folder with it; the files can be read again."""
+        """Close the database and delete the temporary folder; the files can still be read again."""
         if self._con is not None:
             self._con.close()
         self._con, self._folder, self._blocks = None, "", None
         self._scope.close()
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
-        """Batches of a query over `relation`. Raises what reading raised, BadData for what DuckDB cannot do."""
+        """Run a query over `relation`. Raises errors of reading; BadData for errors of DuckDB."""
         cursor = self.con.cursor()
         for name, reader in self._readers.items():
             cursor.register(name, reader)
@@ -317,7 +317,7 @@ class TableFiles:
             self._raise(error)
 
     def one(self, sql: str, values: Sequence[Any] = ()) -> tuple[Any, ...]:
-        """The only row of a query."""
+        """Run a query that returns one row."""
         rows = [row for batch in self.query(sql, values) for row in zip(*map(pa.Array.to_pylist, batch.columns), strict=True)]
         return rows[0]
 
@@ -339,9 +339,9 @@ class TableFiles:
         raise BadData(f"the table cannot be read: {text}", where=where, fix="write the file again from its source") from error
 
     def relation(self, columns: Collection[str], *, as_steps: bool = True) -> str:
-        """What a query reads from: the columns of these names, called as `column` says, and `__pos`.
+        """The relation for a query: the given columns, named by `column`, and `__pos`.
 
-        Lists of steps are rows, unless `as_steps` is false.
+        Lists of steps are unnested to rows, unless `as_steps` is false.
         """
         self._made += 1
         self.read = 0
@@ -361,7 +361,7 @@ class TableFiles:
     # ---- rows ----
 
     def _batches(self, wanted: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """An error of ours would come out of DuckDB as text: it is kept, and raised by `query`."""
+        """Batches for DuckDB. It would turn our errors into text, so they are kept, and raised by `query`."""
         try:
             for number, rows, table in self._rows(wanted):
                 yield self._plain(table, (number << ROW_BITS) + rows, wanted, schema, self.files[number])
@@ -370,7 +370,7 @@ class TableFiles:
             raise
 
     def _rows(self, wanted: Sequence[str]) -> Iterator[tuple[int, NDArray[np.int64], pa.Table]]:
-        """Number of the file, numbers of rows, rows."""
+        """File number, row numbers and rows of each batch."""
         if self.is_text:
             self._stage()
             with pa.OSFile(f"{self._own_folder}/blocks") as stored:
@@ -411,7 +411,7 @@ class TableFiles:
             yield without_objects(batch)
 
     def _arrow_batches(self, stream: Any, wanted: Sequence[str], url: str) -> Iterator[pa.RecordBatch]:
-        """Record batches, cut where they are large. Raises MemoryLimitExceeded for one that is too large."""
+        """Record batches, split into smaller ones. Raises MemoryLimitExceeded."""
         reader, is_stream = _open_arrow(stream)
         names = _holding(reader.schema.names, wanted)
         for batch in iter(reader) if is_stream else map(reader.get_batch, range(reader.num_record_batches)):
@@ -424,7 +424,7 @@ class TableFiles:
     def _plain(
         self, table: pa.Table, pos: NDArray[np.int64], wanted: Sequence[str], schema: pa.Schema, file: Openable
     ) -> pa.RecordBatch:
-        """A batch as DuckDB is given it; a column that the file lacks is its partition's, or null."""
+        """Convert a batch for DuckDB. Missing columns are filled from the path's partitions, or null."""
         partitions, arrays = text_files.partitions_of(file), list[pa.Array]()
         if self.whole in table.column_names and pa.types.is_struct(table.schema.field(self.whole).type):
             rows = table.column(self.whole).to_pylist()
@@ -444,14 +444,14 @@ class TableFiles:
                 arrays.append(plain(array, kind) if tensor is None else tensor[0].cast(kind))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 what = f"column {name} holds {named.type}, which is not supported: {str(error)[:200]}"
-                fix = "leave the column out of the mapping, or write it as numbers"
+                fix = "remove the column from the mapping, or write it as numbers"
                 raise BadMapping(what, where=file.url, fix=fix) from error
             if tensor is not None:
                 self.shapes[name] = tensor[1]
         return pa.RecordBatch.from_arrays([*arrays, pa.array(pos)], schema=schema)
 
     def _stage(self) -> None:
-        """Parse files of text into blocks of Arrow in a temporary file, once."""
+        """Parse text files into a temporary Arrow file, once."""
         if self._blocks is not None:
             return
         self.bad, self._blocks = [], []
@@ -482,13 +482,13 @@ class TableFiles:
 
 
 def _holding(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Those of `names` that hold any of the flat columns: themselves, or as structs."""
+    """The top-level columns in `names` that contain any of the wanted flat columns."""
     wholes = {name[:end] for name in wanted for end in (*(i for i, letter in enumerate(name) if letter == "."), None)}
     return [name for name in names if name in wholes]
 
 
 def _open_arrow(stream: Any) -> tuple[Any, bool]:
-    """A reader of an Arrow IPC file or stream, and whether it is a stream."""
+    """Open an Arrow IPC file or stream. Returns the reader, and whether it is a stream."""
     is_stream = bytes(stream.read(4)) == ARROW_STREAM
     stream.seek(0)
     options = pa.ipc.IpcReadOptions(use_threads=False)
@@ -496,7 +496,7 @@ def _open_arrow(stream: Any) -> tuple[Any, bool]:
 
 
 def _folder_of_this_process(parent: str | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder for rows, gone when it is closed; those of processes of this machine that were killed are removed."""
+    """A temporary folder, deleted on close. Also deletes folders left by killed processes of this machine."""
     own = f"offline-cli-rows-{socket.gethostname()}-"
     folder = Path(parent or tempfile.gettempdir())
     for other in folder.glob(f"{own}*"):

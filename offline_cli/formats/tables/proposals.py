@@ -1,10 +1,10 @@
-"""A mapping proposed for a table that nothing explains: text to read, correct and copy, and never used unread.
+"""Propose a mapping for a table without one: TOML for the user to check and copy, never applied automatically.
 
-Names say what a column may be, and what its cells hold whether it can be that. The mapping is tried on the first rows before it
-is shown: a column that does not fit becomes an observation, and one that is none a comment.
+Column names suggest roles, and cells tell whether a column can have the role. The mapping is tried on the first rows before it
+is shown: a column that does not fit becomes an observation, or otherwise a comment.
 """
 
-# ruff: noqa: S608  names of our own alone become SQL, values are bound
+# ruff: noqa: S608  only our own names become SQL; values are bound
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WORDS: Final = {
     Columns.REWARDS: "a reward",
     STARTS: "a start",
 }
-HOLDS: Final = {  # what cells of a role may hold; a column without any row may be anything
+HOLDS: Final = {  # kinds of cells allowed for a role; a column without rows fits any role
     Columns.EPS_ID: ("number", "bool", "time", "text"),
     Columns.AGENT_ID: ("number", "text"),
     Columns.T: ("number", "time"),
@@ -70,23 +70,23 @@ HOLDS: Final = {  # what cells of a role may hold; a column without any row may 
     Columns.INFOS: ("text",),
     **dict.fromkeys((STARTS, *FLAGS), ("number", "bool", "text", "")),
 }
-ROWS: Final = 1 << 16  # that a proposal rests on
-MOST_IMAGES: Final = 16  # cells of bytes that are looked at
-MOST_COLUMNS: Final = 64  # a longer list is of no use
-LONGEST_NAME: Final = 500  # letters: a longer one is data, or damage
-MOST_TEXTS: Final = 64  # of a column that is proposed as an observation
+ROWS: Final = 1 << 16  # rows examined
+MOST_IMAGES: Final = 16  # cells examined for images
+MOST_COLUMNS: Final = 64  # most columns in a proposal
+LONGEST_NAME: Final = 500  # longer column names are data or damage
+MOST_TEXTS: Final = 64  # most categories of an observation
 TRIES: Final = 8
-LONG_GAP: Final = 10  # times the usual step of a time
+LONG_GAP: Final = 10  # a gap is longer than this multiple of the median time step
 
-Tried = Callable[[TableMapping, int], Any]  # what is wrong with a mapping, by so many first rows; None: nothing
+Tried = Callable[[TableMapping, int], Any]  # tries a mapping on a number of first rows; returns the error, or None
 
 
 def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
-    """The preset that is used where no mapping is given. Raises BadMapping with a mapping to start from, if it does not fit."""
+    """The default preset, if it fits the columns. Otherwise raises BadMapping with a proposed mapping."""
     columns = common_columns(files.columns)
     if not columns and len(files.columns) > 1:
         shown = "; ".join(f"{url}: {listed(names)}" for url, names in list(files.columns.items())[:2])
-        fix = "convert them apart, each with its own mapping, and merge the datasets"
+        fix = "convert them separately, each with its own mapping, and merge the datasets"
         raise BadMapping(f"the files have no column in common; {shown}", where=first_url(files.columns), fix=fix)
     default = mapping_of(preset_text(DEFAULT), DEFAULT)
     needed = [name for part in default.parts if part.said_as not in default.said.optional for name in part.columns]
@@ -94,7 +94,7 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
     if all(there) and files.form == CsvForm():
         return default
     delimiter = next((one for one in ";\t|," if len(columns) == 1 and columns[0].count(one) > 1), None)
-    if delimiter is not None and files.kind == "csv":  # the header was read as one long name
+    if delimiter is not None and files.kind == "csv":  # wrong delimiter: the header is one long name
         form = files.form.model_copy(update={"delimiter": delimiter})
         files = TableFiles(files.files, files.kind, form, files.memory_limit, files.temp_dir)
         files.open()
@@ -104,21 +104,21 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
     finally:
         files.close()
     raise BadMapping(
-        f"a table whose columns nothing explains: {listed(columns)}",
+        f"the table's columns need a mapping: {listed(columns)}",
         where=first_url(files.columns),
-        fix=f"--mapping FILE, where FILE says what the columns mean (docs/tables.md). To start from:\n\n{proposed}",
+        fix=f"give --mapping FILE (docs/tables.md). To start from:\n\n{proposed}",
         details={"columns": [name[:LONGEST_NAME] for name in columns[:1000]], "starting_mapping": proposed},
     )
 
 
 class _Draft:
-    """Roles of columns by their names and what their cells hold."""
+    """Assigns roles to columns by their names and cells."""
 
     def __init__(self, files: TableFiles, names: Sequence[str], tried: Tried) -> None:
         files.first = ROWS
         self.files, self.names, self.tried, self.decimal = files, names, tried, files.form.decimal
         self.roles: dict[str, list[str]] = {}
-        self.why: dict[str, str] = {}  # by role: what its values show
+        self.why: dict[str, str] = {}  # by role: why it was chosen
         self.left_out: dict[str, str] = {}
         self.head: list[str] = []  # lines above [columns]
         self.columns = columns_of(files, names, decimal=self.decimal, nulls=names)
@@ -134,7 +134,7 @@ class _Draft:
         self.row_is_episode = any(_role_of(name) in (Columns.REWARDS, *FLAGS) for name in lists)
 
     def text(self) -> str:
-        """TOML that names every column once, those with unknown names as observations, and that the first rows fit."""
+        """TOML that names every column once (unknown ones as observations), and works for the first rows."""
         times = [name for name in self.names if _role_of(name) == Columns.T and not self.row_is_episode]
         times.sort(key=lambda name: (not COUNTER.match(name.lower()), self._cells(name) != "time"))
         for name in [*times, *(name for name in self.names if name not in times)]:
@@ -156,13 +156,13 @@ class _Draft:
     # ---- what cells hold ----
 
     def _image(self, name: str) -> str:
-        """What bytes are decoded to, where the first of them are images."""
+        """The mode of images in a column of bytes; empty if the first cells are not images."""
         place = self.files.column(name)
         sql = f"SELECT {place} FROM {self.files.relation([name])} WHERE {place} IS NOT NULL LIMIT {MOST_IMAGES}"
         return likely_image([cell for batch in self.files.query(sql) for cell in batch.column(0).to_pylist()])
 
     def _cells(self, name: str) -> str:
-        """What cells are: as of `Column`; `image`; `nothing` for other types; "" without a value, `unknown` without a row."""
+        """Kind of cells: see `Column`; or `image`; `nothing` for other types; "" if all null; `unknown` without rows."""
         column = self.columns[name]
         if name in self.images:
             return "image"
@@ -172,7 +172,7 @@ class _Draft:
         return "text" if name in self.texts else "number" if is_step else column.cells
 
     def _is_in_runs(self, name: str) -> bool:
-        """Whether the rows of each value stand together, two of them on average."""
+        """Whether rows with the same value are always adjacent, at least two on average."""
         c = self.files.column(name)
         asked = f"SELECT {c} AS c, {c} IS DISTINCT FROM lag({c}) OVER () AS begins FROM {self.files.relation([name])}"
         sql = f"SELECT count(*), count(*) FILTER (WHERE begins), count(DISTINCT c) FROM ({asked})"
@@ -182,7 +182,7 @@ class _Draft:
     # ---- rules ----
 
     def _place(self, name: str, role: str) -> None:
-        """Give a column the role that its name says; else it is an observation, or left out with the reason."""
+        """Assign a column the role of its name if its cells fit; otherwise it is an observation, or dropped with a reason."""
         cells, texts = self._cells(name), self.texts.get(name)
         may_be_obs = not (self.row_is_episode and self.columns[name].cells != "list")
         if role and (cells == "unknown" or cells in HOLDS[role]):
@@ -206,12 +206,12 @@ class _Draft:
             )
 
     def _are_categories(self, name: str) -> bool:
-        """Whether so many different texts in so many rows may be."""
+        """Whether a text column has few enough values to be categories."""
         texts, rows = self.texts.get(name) or (), self.columns[name].rows
         return 0 < len(texts) <= MOST_TEXTS and (2 * len(texts) <= rows or rows <= 10)
 
     def _divide(self) -> None:
-        """What divides rows into episodes: a column whose values stand together, lists, files, or gaps of time."""
+        """Choose what divides rows into episodes: a column with runs of values, lists, files, or time gaps."""
         obs = self.roles.get(Columns.OBS, [])
         says, has_files = self.row_is_episode or self.roles.keys() & {STARTS, *FLAGS}, len(self.files.files) > 1
         whole = [name for name in obs if name in self.texts or self.columns[name].dtype.kind in "iu"]
@@ -238,12 +238,10 @@ class _Draft:
             elif least is not None and least <= 0:
                 self.head.append('episode_ends = "t"  # an episode begins where t does not grow')
 
-    # ---- its text ----
+    # ---- text ----
 
     def _tried_text(self) -> str:
-        """The text of a mapping that the first rows fit: a column that does not fit its role becomes an observation, and then
-        a comment.
-        """
+        """Text of a mapping that works for the first rows: columns that fail become observations, or otherwise comments."""
         for _ in range(TRIES):
             text = "\n".join(self._lines()) + "\n"
             obs = self.roles[Columns.OBS]
@@ -296,7 +294,7 @@ class _Draft:
         yield from ("", "[csv]", *form) if form else ()
 
     def _parts(self) -> Iterator[tuple[str, list[str]]]:
-        """Our names, each with theirs: images and matrices, which are not stacked into vectors, are parts of a Dict."""
+        """Our names, each with theirs. Images and matrices cannot be stacked into vectors: they are parts of a Dict."""
         deep = 2 if self.row_is_episode else 1
         for role in [name for name in FIRST if name in self.roles] + sorted(set(self.roles) - set(FIRST)):
             names = self.roles[role]
@@ -312,12 +310,12 @@ class _Draft:
 
 
 def _role_of(name: str) -> str:
-    """The role that a column's name says; empty: none."""
+    """The role suggested by a column's name; "" if none."""
     return next((ours for ours, pattern in LIKELY if re.search(pattern, name.lower())), "")
 
 
 def _are_decimal_commas(texts: Sequence[str]) -> bool:
-    """Whether four of five are numbers such as `0,5`."""
+    """Whether at least 80 % of the texts are numbers such as `0,5`."""
     return bool(texts) and 5 * sum(map(bool, map(DECIMAL_COMMA.match, texts))) >= 4 * len(texts)
 
 
@@ -326,7 +324,7 @@ def _array(texts: Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """JSON's strings are TOML's too; a character that a terminal would not show is written as a TOML escape."""
+    """A TOML string: JSON syntax, with nonprintable characters escaped."""
     return "".join(
         letter if letter.isprintable() else f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}"
         for letter in json.dumps(text, ensure_ascii=False)

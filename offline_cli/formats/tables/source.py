@@ -1,10 +1,10 @@
-"""Tables of steps as a source of whole episodes, and the options that a caller may give before they are opened.
+"""Tables of steps as a source of whole episodes, and the options for reading them.
 
-files -> columns (mapping, layout, SQL of values) -> one query, ordered by key and `t` where rows are not -> episodes.
-A column that no mapping explains, and rows that nothing divides into episodes, raise.
+Files -> columns (mapping, layout, SQL of values) -> one query, sorted by key and `t` if the rows are not -> episodes.
+Required columns without a mapping are errors, and so are rows that nothing divides into episodes.
 """
 
-# ruff: noqa: S608  names of our own alone become SQL, values are bound
+# ruff: noqa: S608  only our own names become SQL; values are bound
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ from offline_cli.storage.local_files import checked_folder
 from offline_cli.tally import Rejects, Tally
 
 EPISODE_ENDS: Final[tuple[str, ...]] = get_args(EpisodeEnds)
-LEAST_MEMORY: Final = 256 << 20  # the program itself takes half of that
-IMAGES_AT_ONCE: Final = 16  # rows whose images are decoded
+LEAST_MEMORY: Final = 256 << 20  # the program itself uses half of it
+IMAGES_AT_ONCE: Final = 16  # rows with images decoded at a time
 WHOLE_FLOAT: Final = r"^(0|-?[1-9][0-9]*)\.0+$"
 RECORDED: Final = {
     *(Columns.EPS_ID, Columns.AGENT_ID, Columns.MODULE_ID, Columns.OBS, Columns.ACTIONS, Columns.REWARDS),
@@ -64,10 +64,10 @@ RECORDED: Final = {
 }
 """The columns that RLlib's recorder writes for each step."""
 NO_EPISODES: Final = (
-    "name in the mapping the column of ids (eps_id), of end flags (terminateds, truncateds, dones) or of start flags (starts);"
-    ' eps_id = "@file" where each file is an episode, rows = "episodes" where each row is one; gap or period of t; or say how'
-    " rows in file order are divided: --episode-ends t (where t falls back), --episode-ends chain (where new_obs is not the"
-    " next obs), --rows-as-episodes"
+    "in the mapping, name the column of ids (eps_id), end flags (terminateds, truncateds, dones) or start flags (starts); or"
+    ' set eps_id = "@file" if each file is an episode, rows = "episodes" if each row is one, or a gap or period of t; or'
+    " divide rows in file order with --episode-ends t (where t decreases), --episode-ends chain (where new_obs is not the next"
+    " obs) or --rows-as-episodes"
 )
 
 
@@ -75,26 +75,26 @@ NO_EPISODES: Final = (
 class TableOptions:
     """How to read tables. Raises UsageError for options that contradict each other."""
 
-    mapping: GivenMapping | None = None  # None: `rllib`, where its columns exist
+    mapping: GivenMapping | None = None  # None: `rllib`, if its columns exist
     rows_as_episodes: bool = False  # each row is an episode of one step
-    episode_ends: str | None = None  # flags | t | chain; None: by the mapping
-    temp_dir: str | None = None  # where rows go that do not fit into memory; None: the system's
-    memory_limit: int = MEMORY_LIMIT  # bytes that the whole conversion may take
+    episode_ends: str | None = None  # flags | t | chain; None: as in the mapping
+    temp_dir: str | None = None  # folder for rows that do not fit in memory; None: the system's
+    memory_limit: int = MEMORY_LIMIT  # of the whole conversion, in bytes
 
     def __post_init__(self) -> None:
         if self.episode_ends is not None and self.episode_ends not in EPISODE_ENDS:
             fix = f"use {', '.join(EPISODE_ENDS[:-1])} or {EPISODE_ENDS[-1]}"
-            raise UsageError(f"episodes cannot end by {self.episode_ends!r}", where="--episode-ends", fix=fix)
+            raise UsageError(f"unknown end of episodes {self.episode_ends!r}", where="--episode-ends", fix=fix)
         if self.rows_as_episodes and self.episode_ends is not None:
-            what = "where each row is an episode, nothing else ends one"
-            raise UsageError(what, where="--episode-ends", fix="give one of the two")
+            what = "--episode-ends cannot be combined with --rows-as-episodes"
+            raise UsageError(what, where="--episode-ends", fix="give only one of the two")
         if self.memory_limit < LEAST_MEMORY:
-            what = f"{self.memory_limit} bytes are too few to read a table in"
+            what = f"{self.memory_limit} bytes are too few to read a table"
             raise UsageError(what, where="--memory-limit", fix=f"give at least {LEAST_MEMORY >> 20} MiB")
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> TableOptions:
-        """From the keywords of a function. Raises UsageError, StorageError where `temp_dir` cannot be written to."""
+        """From keyword arguments of a function. Raises UsageError; StorageError if `temp_dir` is not writable."""
         return cls(
             None if options["mapping"] is None else given_mapping(options["mapping"]),
             options["rows_as_episodes"],
@@ -104,7 +104,7 @@ class TableOptions:
         )
 
     def identity(self, storage_options: Mapping[str, Any] | None = None) -> list[Any]:
-        """Plain values that are equal for equal readings. Raises StorageNotFound where there is no such mapping."""
+        """Plain values that identify these options. Raises StorageNotFound if the mapping file is missing."""
         text = None if self.mapping is None else mapping_text(self.mapping, storage_options)
         digest = None if text is None else hashlib.sha256(text).hexdigest()
         return [digest, self.rows_as_episodes, self.episode_ends]
@@ -115,7 +115,7 @@ PLAIN_TABLES: Final = TableOptions()
 
 @dataclass(slots=True)
 class TableSource(FileSource):
-    """Files of one table, in the order given; spaces set by the caller give decimals that are text their dtype."""
+    """Files of one table, in the order given. Declared spaces give the dtype of decimals in text files."""
 
     format: ClassVar = "table"
     options: TableOptions = field(default_factory=TableOptions)
@@ -123,13 +123,13 @@ class TableSource(FileSource):
     kind: str = "parquet"  # of all files: parquet | arrow | csv | json | npz
     rows: TableFiles = field(init=False)
     mapping: TableMapping = field(init=False)  # without optional columns that are missing
-    _spare: tuple[str, ...] = field(default=(), init=False)  # columns not named that may become extra outputs
-    _dropped: dict[str, str] = field(default_factory=dict, init=False)  # columns left out unread, and why
+    _spare: tuple[str, ...] = field(default=(), init=False)  # unmapped columns that may become extra outputs
+    _dropped: dict[str, str] = field(default_factory=dict, init=False)  # columns dropped unread, and why
     _division: Division = field(init=False)
     _laid_out: Layout | None = field(default=None, init=False)
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
-        """Opens the files as far as their columns, and checks the mapping against these. Raises BadMapping, BadData."""
+        """Read the columns of the files, and match them with the mapping. Raises BadMapping, BadData."""
         said = self.options.mapping
         mapping = None if said is None else load_mapping(said, self.storage_options)
         self.info = SourceInfo(format=self.format, location=location)
@@ -162,7 +162,7 @@ class TableSource(FileSource):
         )
 
     def _tried(self, mapping: TableMapping, rows: int) -> BadData | BadMapping | None:
-        """What is wrong with a mapping, by the first rows; None: nothing."""
+        """Try a mapping on the first rows. Returns the error; None if it works."""
         options = replace(self.options, mapping=mapping.document)
         try:
             with closing(TableSource(self.files, self.info.location, options=options, kind=self.kind)) as source:
@@ -175,7 +175,7 @@ class TableSource(FileSource):
         return None
 
     def prepare(self, options: ReadOptions) -> None:
-        """See `Source`. Text has neither tuples nor dtypes: they are those of the spaces, where the mapping has none."""
+        """See `Source`. Default spaces supply tuples and dtypes, which text lacks, unless the mapping has spaces."""
         self.read_options = options
         self.info = self.info.with_default_spaces(options.spaces)
 
@@ -191,7 +191,7 @@ class TableSource(FileSource):
         return f"mapping {self.mapping.name} for {self.info.location}"
 
     def _find_steps(self) -> None:
-        """Where a row is an episode, which columns hold lists of its steps. Raises BadMapping for others."""
+        """If a row is an episode, find the columns with lists of its steps. Raises BadMapping for columns without lists."""
         mapping, kinds = self.mapping, self.rows.kinds
         ends = [kinds[name] for name in mapping.names(Columns.REWARDS, *END_FLAGS) if name in kinds]
         lists = [kind for kind in ends if is_list(kind) and not (pa.types.is_fixed_size_list(kind) and kind.list_size == 1)]
@@ -200,27 +200,27 @@ class TableSource(FileSource):
         self.rows.steps_in = mapping.names(*{part.role for part in mapping.parts}.difference((*KEYS, Columns.INFOS)))
         for name in self.rows.steps_in:
             if not is_list(kinds.get(name, pa.null())):
-                what = f"column {name} holds {kinds.get(name, 'a struct')}, not a list of a value a step"
-                fix = 'leave it out of the mapping, or rows = "steps" where each row is a step'
+                what = f"column {name} holds {kinds.get(name, 'a struct')}, not a list with one value per step"
+                fix = 'remove it from the mapping, or set rows = "steps" if each row is a step'
                 raise BadMapping(what, where=self._place, fix=fix)
-        self._dropped |= dict.fromkeys(self._spare, "not named, where rows are episodes")
+        self._dropped |= dict.fromkeys(self._spare, "not mapped, and rows are episodes")
         self._spare = ()
 
     def _divided(self) -> Division:
-        """What divides rows into episodes. Raises BadMapping where nothing does, or what does has no column."""
+        """How rows are divided into episodes. Raises BadMapping if they are not, or a required column is missing."""
         mapping, each_row, has_flags = self.mapping, self.options.rows_as_episodes, bool(self.mapping.names(*END_FLAGS))
         ends = self.options.episode_ends or mapping.said.episode_ends
         keys = [(part.role, theirs) for role in KEYS for part in mapping.of(role) for theirs in part.columns]
         keys = [(Columns.EPS_ID, ROW_ID)] if self.rows.steps_in else keys
         if not (keys or ends or each_row or has_flags or mapping.divides_keys):
             if len(self.files) == 1:
-                what = "no column says which episode a row belongs to, and none where an episode ends"
+                what = "no column gives the id of an episode, or where it ends"
                 raise BadMapping(what, where=self._place, fix=NO_EPISODES)
             keys = [(Columns.EPS_ID, FILE_ID)]
         ends = None if each_row else ends or ("flags" if has_flags and not keys else None)
         needs = {"flags": END_FLAGS, "t": (Columns.T,), "chain": (Columns.NEXT_OBS,)}.get(ends or "", ())
         if needs and not mapping.names(*needs):
-            what = f"episodes end by {ends}, and no column is {' or '.join(needs)}"
+            what = f"episodes end by {ends}, but no column is mapped to {' or '.join(needs)}"
             raise BadMapping(what, where=self._place, fix="name it in the mapping")
         if mapping.said.ids_per_file and keys and (Columns.EPS_ID, FILE_ID) not in keys:
             keys.append(("", FILE_ID))
@@ -230,7 +230,7 @@ class TableSource(FileSource):
     # ---- reading ----
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
-        """Whole episodes; those without an end are truncated, and counted."""
+        """See `Source`: whole episodes. Those without an end flag are truncated, and counted."""
         self.done = 0
         layout, division = self._layout(), self._division
         for name, reason in layout.dropped.items():
@@ -238,7 +238,9 @@ class TableSource(FileSource):
         heads = [{name.partition(".")[0] for name in columns} for columns in self.rows.columns.values()]
         is_recorder = self.options.mapping is None and all(head >= RECORDED for head in heads)
         prefix = "" if is_recorder and division.keyed else f"{source_hash(self.files)}-"  # ids of RLlib's recorder are unique
-        if self.rows.steps_in:  # a row with shorter lists than others lacks cells; one without any has no steps
+        if (
+            self.rows.steps_in
+        ):  # a row with some shorter lists has missing cells; a row without any values is an episode without steps
             sizes = ", ".join(f"len({self.rows.column(name)})" for name in self.rows.steps_in)
             relation = self.rows.relation(self.rows.steps_in, as_steps=False)
             sql = f"SELECT count(*) FROM {relation} WHERE coalesce(greatest({sizes}), 0) = 0"
@@ -265,7 +267,7 @@ class TableSource(FileSource):
         self.done = self.size or 0
 
     def _layout(self) -> Layout:
-        """Scans every cell of columns whose numbers are text. Raises BadMapping."""
+        """The layout. The first call reads all text columns. Raises BadMapping."""
         if self._laid_out is None:
             mapping, rows = self.mapping, self.rows
             named = [name for theirs in mapping.names(*TREES, EXTRA, Columns.T) for name in expanded(theirs, rows.kinds)]
@@ -276,7 +278,7 @@ class TableSource(FileSource):
             if columns and not any(column.cells for column in columns.values()):
                 if rows.bad:
                     raise rows.bad[0].error
-                fix = "check that the program that wrote it wrote any rows"
+                fix = "check that the program that wrote the table wrote rows"
                 raise NoData("the table has no rows", where=self.info.location, fix=fix)
             self._laid_out = lay_out((mapping, self._spare, self._dropped), rows, columns, self.info.spaces)
         return self._laid_out
@@ -284,7 +286,7 @@ class TableSource(FileSource):
     # ---- SQL ----
 
     def _key_sql(self, theirs: str) -> tuple[str, list[Any]]:
-        """A part of the key, as text; whole floats without a point."""
+        """SQL for a part of the key, as text; integer-valued floats without decimals."""
         if theirs == ROW_ID:
             return f"CAST({POS} AS VARCHAR)", []
         if theirs == FILE_ID:
@@ -295,7 +297,7 @@ class TableSource(FileSource):
         text = f"CAST({self.rows.column(theirs)} AS VARCHAR)"
         kind = plain_type(self.rows.kinds[theirs])
         if is_list(kind) or pa.types.is_struct(kind):
-            what = f"column {theirs} holds {self.rows.kinds[theirs]}, which is no id: neither text nor numbers"
+            what = f"column {theirs} holds {self.rows.kinds[theirs]}, which cannot be an id"
             raise BadMapping(what, where=self.info.location, fix="name a column of text or numbers as eps_id")
         if pa.types.is_floating(kind):
             text = f"nullif({text}, 'nan')"
@@ -303,10 +305,7 @@ class TableSource(FileSource):
         return (f"regexp_replace({text}, '{WHOLE_FLOAT}', '\\1')" if is_soft else text), []
 
     def _inner(self, leaves: Sequence[Leaf], infos: Collection[str] = ()) -> tuple[str, list[Any]]:
-        """A subquery with the columns that are read, `key`, which is NULL where an id has no value, and `v<i>` for values.
-
-        With what is bound in it.
-        """
+        """A subquery with the columns read, `key` (NULL if the id is missing) and values `v<i>`; and the values to bind."""
         decimal, columns = self.mapping.said.csv.decimal, [(leaf, column) for leaf in leaves for column in leaf.columns]
         keys = [self._key_sql(theirs) for _, theirs in self._division.keys]
         texts = [
@@ -321,7 +320,7 @@ class TableSource(FileSource):
         return f"(SELECT {', '.join(chosen)} FROM {relation})", [value for _, bound in (*keys, *values) for value in bound]
 
     def _batches(self, layout: Layout, *, in_order: bool) -> Iterator[pa.RecordBatch]:
-        """All rows, together by key and in the order of `t`: key, values, and as `r<i>` the texts of cells that give none."""
+        """All rows, grouped by key and sorted by `t`: key, values, and `r<i>`, the texts of invalid cells."""
         names = [POS, "key", *(f"v{i}" for i in range(len(layout.columns)))]
         for i, (_, column) in enumerate(layout.columns):
             if self.rows.holds_text(column.name) or column.cells == "category":
@@ -329,7 +328,7 @@ class TableSource(FileSource):
         if layout.infos is not None:
             names.append(f"CAST({self.rows.column(layout.infos)} AS VARCHAR) AS {Columns.INFOS}")
         by_t = [f"v{i}" for i, (leaf, _) in enumerate(layout.columns) if leaf.role == Columns.T and self._division.ends != "t"]
-        if not in_order:  # episodes in the order of their first rows, rows without an id before them
+        if not in_order:  # sort episodes by their first rows; rows without an id come first
             keys, bound = self._inner([])
             firsts = f"SELECT key AS id, min({POS}) AS begin FROM {keys} GROUP BY key"
             list(self.rows.query(f"CREATE OR REPLACE TABLE firsts AS {firsts}", bound))

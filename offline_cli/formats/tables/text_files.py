@@ -1,7 +1,7 @@
-"""Text as rows: CSV parsed by Arrow, JSON by orjson; and what the first bytes of a file show.
+"""Parse text files into rows: CSV with Arrow, JSON with orjson; and detect formats by the first bytes.
 
-Content is read as blocks of whole lines in UTF-8, whatever its packing and encoding. A row that cannot be read is a `BadRow`
-with its place and reason. Where a file breaks off, the rows before that point are read, and the rest is one bad row.
+Content is read in blocks of whole lines, decompressed and converted to UTF-8. A row that cannot be parsed becomes a `BadRow`
+with its place and reason. If a file is truncated, the rows before that point are read, and the rest is one bad row.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from offline_cli.storage.failures import storage_failures
 
 MAGIC: Final = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 HEAD_BYTES: Final = 1 << 16
-HEAD_PIECE: Final = 1 << 8  # read at a time: a piece with damage in it is lost whole
+HEAD_PIECE: Final = 1 << 8  # bytes read at a time: a damaged piece is lost completely
 PIECE: Final = 1 << 16
-CSV_BLOCK: Final = 4 << 20  # bytes parsed at a time; a row has to fit
+CSV_BLOCK: Final = 4 << 20  # bytes parsed at a time; a row must fit
 JSON_BLOCK: Final = 16 << 20
 NAMED: Final = tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst", ".zstd"))
 PROSE: Final = (
     *(".md", ".rst", ".html", ".htm", ".xml", ".tex", ".svg", ".log"),
     *(".py", ".sh", ".toml", ".yaml", ".yml", ".ini", ".cfg"),
 )
-MAX_NAME: Final = 64  # letters of the name of a column, in a file that may be prose
+MAX_NAME: Final = 64  # longest column name in a file that may be prose
 BOM: Final = "\ufeff"
-SAY_ENCODING: Final = 'set [csv] encoding = "cp1252", "latin-1" or "utf-16", as the file has it, in the mapping'
+SAY_ENCODING: Final = 'set the file\'s [csv] encoding in the mapping, such as "cp1252", "latin-1" or "utf-16"'
 PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
-ROW_FIX: Final = "correct the row, or --on-error skip to leave out its episode; converting with quarantine keeps the row"
-MAX_DEPTH: Final = 60  # Arrow takes structs and lists nested up to 64 deep
-LONG_INTEGER: Final = re.compile(rb"[0-9]{19}")  # may be beyond 64 bits, where orjson makes floats
+ROW_FIX: Final = "correct the row, or skip its episode with --on-error skip; converting with quarantine keeps the row"
+MAX_DEPTH: Final = 60  # Arrow allows nesting up to 64 deep
+LONG_INTEGER: Final = re.compile(rb"[0-9]{19}")  # may exceed 64 bits, for which orjson returns floats
 
-UNREADABLE: Final = "\ufdd0"  # one of Unicode's noncharacters, in the place of bytes that are no text
+UNREADABLE: Final = "\ufdd0"  # a Unicode noncharacter that replaces undecodable bytes
 codecs.register_error("offline_cli.mark", lambda error: (UNREADABLE, error.end))  # type: ignore[attr-defined]
 
-NumberedRows = tuple[NDArray[np.int64], pa.Table]  # (N,) the numbers of rows in their file, and the rows
+NumberedRows = tuple[NDArray[np.int64], pa.Table]  # (N,) row numbers in the file, and the rows
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that its file's parser could not read; or the rest of a file."""
+    """An unparsable row, or the unreadable rest of a file."""
 
     file: int
-    row: int  # number in the file, those of bad rows included
+    row: int  # row number in the file, counting bad rows
     error: BadData
     raw: bytes = b""
 
@@ -75,27 +75,27 @@ class BadRow:
 
 
 def packing_of(head: bytes) -> str:
-    """`gzip`, `zstd`, or nothing, by the first bytes of a file."""
+    """Compression by the first bytes of a file: `gzip`, `zstd` or ""."""
     return next((name for magic, name in MAGIC.items() if head.startswith(magic)), "")
 
 
 @contextmanager
 def damage(url: str) -> Iterator[None]:
-    """Within it, bytes that Arrow cannot read raise BadData, and failing storage StorageError."""
+    """Turn Arrow's errors for damaged bytes into BadData, and storage failures into StorageError."""
     with storage_failures(url, "reading it"):
         try:
             with extension_failures():
                 yield
         except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # the storage's; Arrow's own have no number
+            if isinstance(error, OSError) and error.errno is not None:  # from storage; Arrow's own errors have no errno
                 raise
-            what = f"the file breaks off or is damaged: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}"
-            fix = "copy or write the file again, or --on-error skip to read the others"
+            what = f"the file is truncated or damaged: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}"
+            fix = "copy or write the file again, or read the others with --on-error skip"
             raise BadData(what, where=url, fix=fix) from error
 
 
 def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: str | None = None) -> Any:
-    """A file's content from its start; `seekable`: packed content is first written to a temporary file."""
+    """A stream of a file's decompressed content. `seekable`: decompress to a temporary file first."""
     stored = scope.enter(file.open())
     packing = packing_of(stored.read(4))
     stored.seek(0)
@@ -111,11 +111,12 @@ def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: 
 
 
 def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scope: Scope) -> Iterator[bytes]:
-    """The content as UTF-8, in blocks of about `size` bytes that end where lines do; no `encoding`: as it stands.
+    """Content as UTF-8, in blocks of about `size` bytes that end at line ends. `encoding` None: bytes are not decoded.
 
-    Bytes that are no text are UNREADABLE.
+    Undecodable bytes become UNREADABLE.
 
-    Raises BadData where it breaks off, after the whole lines before that; MemoryLimitExceeded for a line of over `most` bytes.
+    Raises BadData if the file is truncated, after yielding the whole lines before; MemoryLimitExceeded for a line of more than
+    `most` bytes.
     """
     decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)("offline_cli.mark")
     held, failed, piece, stream = bytearray(), None, b"...", unpacked(file, scope)
@@ -141,7 +142,7 @@ def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scop
 
 
 def unpacked_head(file: Openable) -> bytes:
-    """The first bytes of the content; where the file is damaged, those before that, or none: they still show its kind."""
+    """The first bytes of the decompressed content; fewer if the file is damaged, for format detection."""
     head = b""
     with Scope() as scope:
         stream = unpacked(file, scope)
@@ -152,12 +153,12 @@ def unpacked_head(file: Openable) -> bytes:
 
 
 def is_named_csv(name: str) -> bool:
-    """Whether a file is called a CSV table, packed or not."""
+    """Whether a file name is that of a CSV table, compressed or not."""
     return name.lower().endswith(NAMED)
 
 
 def looks_like_csv(head: bytes, name: str) -> bool:
-    """Whether the first bytes of a file are a table: two lines of as many cells, or a CSV file's name; prose is none."""
+    """Whether a file is a CSV table: by name, or by two first lines with the same number of cells; not prose."""
     if not head.strip() or name.lower().endswith(PROSE):
         return False
     try:
@@ -181,20 +182,20 @@ def _is_table(text: str, delimiter: str) -> bool:
 
 
 def partitions_of(file: Openable) -> dict[str, str]:
-    """Columns of a folder with `key=value` in its path."""
+    """Partition columns from `key=value` folders in the path."""
     parts = (PARTITION.match(part) for part in file.url.split("/")[:-1])
     return {part[1]: unquote(part[2]) for part in parts if part is not None and part[2] != "__HIVE_DEFAULT_PARTITION__"}
 
 
 def refuse_twins(names: Sequence[str], url: str, fix: str = "rename one of them") -> None:
-    """Raise BadData where one name occurs twice."""
+    """Raise BadData if a name occurs twice."""
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise BadData(f"two columns are called {twice[0]!r}", where=url, fix=fix)
+        raise BadData(f"two columns are named {twice[0]!r}", where=url, fix=fix)
 
 
 def csv_header(file: Openable, form: CsvForm) -> list[str]:
-    """The names of the columns. Raises BadData where there are none, or one twice."""
+    """Names of the columns. Raises BadData if there are none, or duplicates."""
     if form.columns is not None:
         return list(form.columns)
     with Scope() as scope:
@@ -202,12 +203,14 @@ def csv_header(file: Openable, form: CsvForm) -> list[str]:
     try:
         names = next(csv.reader(io.StringIO(head.removeprefix(BOM), newline=""), delimiter=_delimiter_of(form, file.url)), [])
     except csv.Error as error:
-        raise BadData(f"no header can be read: {error}", where=file.url, fix="write the names of the columns first") from error
+        raise BadData(
+            f"the header cannot be read: {error}", where=file.url, fix="write the column names as the first line"
+        ) from error
     if any(UNREADABLE in name for name in names):
-        raise BadData(f"names of columns that are not {form.encoding}", where=file.url, fix=SAY_ENCODING)
+        raise BadData(f"the column names are not {form.encoding}", where=file.url, fix=SAY_ENCODING)
     if not names:
-        raise BadData("an empty file", where=file.url, fix="leave the file out")
-    refuse_twins(names, file.url, "rename one of them; for a file without a header, [csv] columns in the mapping names all")
+        raise BadData("the file is empty", where=file.url, fix="remove the file from the sources")
+    refuse_twins(names, file.url, "rename one of them; for a file without a header, set [csv] columns in the mapping")
     return names
 
 
@@ -219,12 +222,12 @@ def _delimiter_of(form: CsvForm, url: str) -> str:
 
 
 class _Lines(io.RawIOBase):
-    """Blocks as a file that ends where they do, with an end of a line; `failed`: why that is too early."""
+    """Blocks as a file object that ends with a newline. `failed`: the error if the blocks ended early."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._block = chain(blocks, [b"\n"]), b""
         self.failed: BadData | MemoryLimitExceeded | None = None
-        self.unreadable = False  # whether there were bytes that are no text
+        self.unreadable = False  # whether there were undecodable bytes
 
     def readable(self) -> bool:
         return True
@@ -241,12 +244,12 @@ class _Lines(io.RawIOBase):
 
 
 def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], bad: list[BadRow]) -> Iterator[NumberedRows]:
-    """Rows as text under `names`, in batches; rows of another length go to `bad`, and where the file breaks off its rest."""
+    """Batches of rows as text columns `names`. Rows with another number of cells, and an unreadable rest, go to `bad`."""
     skipped, first, ragged = int(form.columns is None), 0, list[int]()
 
     def refuse(row: pa.csv.InvalidRow) -> str:
         ragged.append(row.number - 1 - skipped)
-        what = f"a row of {row.actual_columns} cells under {row.expected_columns} columns"
+        what = f"the row has {row.actual_columns} cells, but there are {row.expected_columns} columns"
         error = BadData(what, where=f"{file.url} row {ragged[-1]}", fix=ROW_FIX)
         bad.append(BadRow(number, ragged[-1], error, row.text.encode("utf-8", "surrogateescape")))
         return "skip"
@@ -285,7 +288,7 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
 def _readable(
     rows: NDArray[np.int64], table: pa.Table, file: Openable, number: int, encoding: str, bad: list[BadRow]
 ) -> NumberedRows:
-    """The rows without those of bytes that are no text, which go to `bad`."""
+    """Move rows with undecodable bytes to `bad`; returns the others."""
     marked = [pc.fill_null(pc.match_substring(column, UNREADABLE), False) for column in table.columns]
     unread = np.logical_or.reduce([column.to_numpy() for column in marked])
     for at in np.flatnonzero(unread).tolist():
@@ -298,9 +301,9 @@ def _readable(
 
 
 def json_rows(file: Openable, number: int, most: int, bad: list[BadRow]) -> Iterator[NumberedRows]:
-    """Rows of JSON lines, or of an array of objects, block by block; lines that hold none go to `bad`.
+    """Batches of rows from JSON lines, or a JSON array of objects; lines that are not objects go to `bad`.
 
-    `most`: bytes of a line, or of an array. Raises MemoryLimitExceeded.
+    `most`: limit of a line or array, in bytes. Raises MemoryLimitExceeded.
     """
     row = 0
     try:
@@ -323,7 +326,7 @@ def json_rows(file: Openable, number: int, most: int, bad: list[BadRow]) -> Iter
 
 
 def _items(blocks: Iterator[bytes], url: str, most: int) -> Iterator[list[Any]]:
-    """Lines that are not blank, by blocks; of an array all items."""
+    """Nonblank lines of each block; or all items of an array."""
     first = next(blocks, b"").removeprefix(codecs.BOM_UTF8)
     if first.lstrip()[:1] != b"[":
         for block in chain([first], blocks):
@@ -332,17 +335,17 @@ def _items(blocks: Iterator[bytes], url: str, most: int) -> Iterator[list[Any]]:
     for block in blocks:
         first += block
         if len(first) > most:
-            what = f"a JSON array of more than {most >> 20} MiB, which is read at once"
-            raise MemoryLimitExceeded(what, where=url, fix="raise --memory-limit, or make lines of it: jq -c '.[]'")
+            what = f"a JSON array of more than {most >> 20} MiB, which must be read at once"
+            raise MemoryLimitExceeded(what, where=url, fix="raise --memory-limit, or convert it to JSON lines: jq -c '.[]'")
     try:
         found = _parsed(first)
     except ValueError as error:
-        raise BadData(f"no whole JSON: {error}", where=url, fix="write the file again from its source") from error
+        raise BadData(f"not complete JSON: {error}", where=url, fix="write the file again from its source") from error
     yield found if isinstance(found, list) else [found]
 
 
 def _parsed(data: bytes) -> Any:
-    """By orjson; by Python's parser where numbers are beyond 64 bits, or NaN and Infinity, as Python writes them."""
+    """Parse JSON with orjson; with Python's parser if there are integers beyond 64 bits, NaN or Infinity."""
     if not LONG_INTEGER.search(data):
         with suppress(ValueError):
             return orjson.loads(data)
@@ -350,20 +353,20 @@ def _parsed(data: bytes) -> Any:
 
 
 def _object(item: Any, where: str) -> dict[str, Any]:
-    fix = "write one JSON object a line, or --on-error skip to leave out the line"
+    fix = "write one JSON object per line, or skip the line with --on-error skip"
     try:
         value = _parsed(item) if isinstance(item, bytes) else item
     except ValueError as error:
-        raise BadData(f"a line that is not whole JSON: {error}", where=where, fix=fix) from error
+        raise BadData(f"the line is not complete JSON: {error}", where=where, fix=fix) from error
     if not isinstance(value, dict):
-        raise BadData(f"a line that holds a {type(value).__name__}, not an object", where=where, fix=fix)
+        raise BadData(f"the line holds a {type(value).__name__}, not an object", where=where, fix=fix)
     if deeper_than(value, MAX_DEPTH):
-        raise BadData(f"a line that holds more than {MAX_DEPTH} levels", where=where, fix=fix)
+        raise BadData(f"the line is nested more than {MAX_DEPTH} deep", where=where, fix=fix)
     return value
 
 
 def _column(values: list[Any]) -> pa.Array:
-    """An Arrow column, of texts where the values have no other type in common."""
+    """An Arrow column; text if the values have no common type."""
     try:
         return pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):

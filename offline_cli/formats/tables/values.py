@@ -1,7 +1,7 @@
-"""Batches of a query as arrays, one for each leaf of an episode; PNG and JPEG as pixels; rows without a value filled, or bad.
+"""Convert query batches to arrays, one per leaf: decode PNG and JPEG, fill missing values, and mark bad rows.
 
-`[images]` of a mapping says which columns of bytes are images, and of what. OpenCV decodes them, PNG and JPEG alone, and not
-more than `MOST_PIXELS` each. A cell that is none, is damaged, or has another size than the others is a bad row.
+`[images]` of a mapping lists columns of image bytes, and their modes. OpenCV decodes them: only PNG and JPEG, and at most
+`MOST_PIXELS` each. A row whose image is invalid, damaged or of another size is bad.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from offline_cli.schema_files import from_json
 from offline_cli.tally import Tally
 
 BAD: Final = "__bad"
-MISSING: Final = "__missing"  # and the name of an array: cells that are to be filled from the row before
-BETWEEN, NOTHING = "\x1f", "\x1e"  # parts of a key, in the column `key` of a query; a part that has no value
-SHOWN: Final = 60  # letters of an offending value
-FIX: Final = "correct the value, leave the column out of the mapping, or --on-error skip to leave out the episode"
-MISSING_FIX: Final = "[fill] in the mapping (docs/tables.md), or --on-error skip to leave out the episode"
-KEY_FIX: Final = "delete the row if it is empty, or give it its id; --on-error skip leaves out the episodes beside it"
-MOST_PIXELS: Final = 16 << 20  # of one image
+MISSING: Final = "__missing"  # prefix of an array's name: mask of cells to fill from the previous row
+BETWEEN, NOTHING = "\x1f", "\x1e"  # in the column `key` of a query: separator of parts, and a part without a value
+SHOWN: Final = 60  # most characters shown of a bad value
+FIX: Final = "correct the value, remove the column from the mapping, or skip the episode with --on-error skip"
+MISSING_FIX: Final = "set [fill] in the mapping (docs/tables.md), or skip the episode with --on-error skip"
+KEY_FIX: Final = "delete the row if it is empty, or add its id; or skip the adjacent episodes with --on-error skip"
+MOST_PIXELS: Final = 16 << 20  # per image
 PNG, JPEG = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"
-WITH_ALPHA: Final = (b"\x04", b"\x06")  # colour types of PNG
+WITH_ALPHA: Final = (b"\x04", b"\x06")  # PNG color types
 
-Rows = dict[str, NDArray[Any]]  # arrays (N, ...) by `Leaf.array_of`, and by names that begin with two underscores
+Rows = dict[str, NDArray[Any]]  # arrays (N, ...) by `Leaf.array_of`; names with two underscores are ours
 Shape = tuple[int, ...]
 Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class WrongRow:
-    """A row that is no step."""
+    """Why a row is rejected."""
 
     why: str
     fix: str
-    raw: str  # JSON of the columns that were read
+    raw: str  # the row's columns as JSON
 
 
 @dataclass(slots=True)
 class ValueReader:
-    """Batches with columns `key`, `v0`, `v1`, ... (values) and `r0`, ... (text where there is no value) as arrays."""
+    """Converts batches with columns `key`, `v0`, `v1`, ... (values) and `r0`, ... (text of invalid values) to arrays."""
 
     files: TableFiles
     layout: Layout
     keys: Sequence[str]  # columns of the parts of `key`
     tally: Tally
-    shapes: dict[int, Shape] = field(default_factory=dict)  # of one value, by the number of its column
+    shapes: dict[int, Shape] = field(default_factory=dict)  # shape of a value, by column number
     wrong: dict[int, WrongRow] = field(default_factory=dict)  # by position
 
     def rows(self, batch: pa.RecordBatch) -> Rows:
-        """(N, ...) arrays of all columns, positions, and which rows are bad: those are in `wrong`."""
+        """Arrays (N, ...) of all columns, positions, and a mask of bad rows, which are described in `wrong`."""
         rows: Rows = {POS: batch.column(POS).to_numpy(), BAD: np.zeros(batch.num_rows, np.bool_)}
         for number, (leaf, column) in enumerate(self.layout.columns):
             values = self._values(leaf, column, number, batch, rows)
@@ -72,7 +72,7 @@ class ValueReader:
         return rows
 
     def reject(self, batch: pa.RecordBatch, row: int, why: str, fix: str) -> int:
-        """Keep what is wrong with a row of a batch; its position."""
+        """Record why a row is bad. Returns its position."""
         (cells,) = batch.slice(row, 1).to_pylist()
         raw = dict(zip(self.keys, (cells["key"] or "").split(BETWEEN), strict=False))
         for number, (_, column) in enumerate(self.layout.columns):
@@ -91,13 +91,13 @@ class ValueReader:
             except ValueError as error:
                 why = str(error)
             if why:
-                why, fix = f"column {self.layout.infos} is not JSON of a dict: {why}", "write infos as JSON objects"
+                why, fix = f"column {self.layout.infos} is not a JSON object: {why}", "write infos as JSON objects"
                 self.reject(batch, row, why, fix)
                 rows[BAD][row] = True
         return infos
 
     def _values(self, leaf: Leaf, column: Column, number: int, batch: pa.RecordBatch, rows: Rows) -> NDArray[Any]:
-        """(N, *shape) values of one column. Rows that have none are filled or rejected."""
+        """Values of one column, (N, *shape). Missing ones are filled or rejected."""
         name, shape, is_flag = column.name, self.shapes.get(number), leaf.role in FLAG_ROLES
         cells, raw = batch.column(f"v{number}"), batch.column(f"r{number}") if f"r{number}" in batch.schema.names else None
         if raw is not None and column.cells not in ("category", "time") and self.files.kind != "csv":
@@ -109,7 +109,7 @@ class ValueReader:
             self._check_shape(leaf, column, values.shape[1:], int(rows[POS][0]))
             self.shapes[number] = values.shape[1:]
         if leaf.role in (*SCALARS, Columns.T):
-            values = values.reshape(len(values))  # lists of one
+            values = values.reshape(len(values))  # lists of length 1
         nan = np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else np.zeros_like(bad)
         missing = _nulls(cells)
         if raw is not None:
@@ -134,8 +134,9 @@ class ValueReader:
         return values.astype(leaf.dtype, copy=False)
 
     def _filled(self, leaf: Leaf, column: Column, values: NDArray[Any], missing: Mask, rows: Rows) -> tuple[NDArray[Any], Mask]:
-        """The values, and the rows of `missing` that are known what to do with: of flags false, of extra outputs NaN, all
-        others as the mapping says, each counted.
+        """Fill missing values: as in the mapping, otherwise flags with false and extra outputs with NaN; all are counted.
+
+        Returns the values, and a mask of the rows filled.
         """
         if column.fill == PREVIOUS:
             rows[f"{MISSING}{leaf.array_of(column)}"] = missing
@@ -154,7 +155,7 @@ class ValueReader:
         return values, missing
 
     def _images(self, cells: pa.Array, column: Column, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
-        """Pixels; what decoding loses is counted: JPEG has lost pixels already, and alpha channels are left out."""
+        """Decode images. Losses are counted: JPEG is lossy, and alpha channels are dropped."""
         held = [cell if isinstance(cell, bytes) else b"" for cell in cells.to_pylist()]
         alphas = sum(cell[:8] == PNG and cell[25:26] in WITH_ALPHA for cell in held)
         self.tally.assume(f"lossy-jpeg:{column.name}", sum(cell[:3] == JPEG for cell in held))
@@ -168,13 +169,13 @@ class ValueReader:
         return values, bad
 
     def _check_shape(self, leaf: Leaf, column: Column, shape: Shape, pos: int) -> None:
-        what = f"column {column.name} holds arrays of shape {list(shape)} in each row, and {leaf.name} is "
+        what = f"column {column.name} holds an array of shape {list(shape)} in each row, but {leaf.name} must be "
         if leaf.role in (*SCALARS, Columns.T) and shape not in ((), (1,)):
             what += "one number"
         elif leaf.part.stacked and len(shape) > 1:
-            what += "stacked of numbers and vectors"
+            what += "a stack of numbers and vectors"
         elif 0 in shape:
-            what += "not empty"
+            what += "nonempty"
         else:
             return
         raise BadEpisode(what, where=self.files.place(pos), fix="name another column in the mapping")
@@ -188,24 +189,26 @@ def _nulls(array: pa.Array) -> Mask:
 
 
 def _why(value: Any, leaf: Leaf, column: Column, shape: Shape) -> str:
-    """What is wrong with a value."""
+    """Describe what is wrong with a value."""
     text = repr(value) if len(repr(value)) <= SHOWN else f"{repr(value)[:SHOWN]}..."
     if value is None:
         return "has no value"
     if column.image:
         pixels = decoded(value, column.image)
         found = pixels if isinstance(pixels, str) else f"an image of {pixels.shape[0]} x {pixels.shape[1]} pixels"
-        return f"holds {found}, and the column holds images of {shape[0]} x {shape[1]}"
+        return f"holds {found}, but the column's images are {shape[0]} x {shape[1]}"
     if column.cells == "category":
-        return f"holds {text}, which is none of its [categories]"
-    wanted = {"bool": "true or false", "time": "a time of 1678 to 2261", "number": "a number"}.get(column.cells, "a value")
+        return f"holds {text}, which is not one of its [categories]"
+    wanted = {"bool": "true or false", "time": "a time between 1678 and 2261", "number": "a number"}.get(
+        column.cells, "a value"
+    )
     if shape or column.cells == "list":
         wanted = f"numbers of shape {list(shape)} as in other rows"
     return f"holds {text}, not {'a flag: 0 or 1, true or false, yes or no' if leaf.role in FLAG_ROLES else wanted}"
 
 
 def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
-    """(N, *shape) values with 0 in rows that are bad, and (N,) the mask of these; `shape`: None: that of most rows."""
+    """Values (N, *shape), 0 in bad rows, and the mask (N,) of bad rows. `shape`: None to use the most common one."""
     if is_list(array.type):
         values, bad = _lists(array, shape)
     elif pa.types.is_null(array.type):
@@ -220,7 +223,7 @@ def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
 
 
 def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
-    """As `array_of`, of lists that hold values or lists."""
+    """`array_of` for lists."""
     lengths = pc.fill_null(pc.list_value_length(array), -1).to_numpy(zero_copy_only=False)
     known = lengths[lengths >= 0]
     size = shape[0] if shape else int(np.bincount(known).argmax()) if len(known) else 0
@@ -243,19 +246,19 @@ def _lists(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
 
 
 def decoded(cell: object, kind: str) -> NDArray[np.uint8] | str:
-    """(height, width), of `rgb` (height, width, 3) pixels; a text: why there are none. An empty `kind`: as they were stored.
+    """Decode an image to (height, width), or (height, width, 3) for `rgb`; or return an error text.
 
-    Raises MissingPackage.
+    `kind`: gray or rgb; empty to keep the stored mode. Raises MissingPackage.
     """
     if not isinstance(cell, bytes) or not cell.startswith((PNG, JPEG)):
         return "bytes that are neither PNG nor JPEG"
-    if cell[:8] == PNG and len(cell) > 26:  # its header is at one place
+    if cell[:8] == PNG and len(cell) > 26:  # the header is at a fixed offset
         width, height = int.from_bytes(cell[16:20], "big"), int.from_bytes(cell[20:24], "big")
         if width * height > MOST_PIXELS:
             return f"an image that declares {height:,} x {width:,} pixels, more than {MOST_PIXELS:,}"
         if cell[24] > 8:
-            return f"an image of {cell[24]} bits a channel, and at most 8 are read"
-    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))  # of JPEG too
+            return f"an image of {cell[24]} bits per channel (at most 8 are supported)"
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(MOST_PIXELS))  # also limits JPEG
     try:
         import cv2
     except ImportError as err:
@@ -266,11 +269,11 @@ def decoded(cell: object, kind: str) -> NDArray[np.uint8] | str:
         found = cv2.imdecode(np.frombuffer(cell, np.uint8), how | cv2.IMREAD_IGNORE_ORIENTATION)
     except cv2.error:
         found = None
-    return "an image that is damaged" if found is None else np.asarray(found, np.uint8)
+    return "a damaged image" if found is None else np.asarray(found, np.uint8)
 
 
 def likely_image(cells: Sequence[bytes]) -> str:
-    """What images in cells are to be decoded to: gray where none has colours; empty where one of them is no image."""
+    """The mode to decode images to: gray if none has colors, otherwise rgb; empty if a cell is not an image."""
     if not cells or not all(cell.startswith((PNG, JPEG)) for cell in cells):
         return ""
     try:

@@ -85,7 +85,7 @@ def test_what_is_there_is_not_touched_unless_it_is_to_be_overwritten(made: Made,
 @pytest.mark.parametrize(
     ("given", "code", "what"),
     [
-        ([], 2, "nothing says which episodes to keep"),
+        ([], 2, "no condition for the episodes to keep"),
         (["--where", "reward > 5"], 2, "no column of episodes is called 'reward'"),
         (["--top-fraction", "1.5"], 2, "--top-fraction"),
         (["--ids-file", "none.txt"], 5, "none.txt"),

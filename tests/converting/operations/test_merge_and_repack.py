@@ -117,7 +117,7 @@ def test_columns_are_left_out_but_not_those_of_every_episode(written: Written, m
     assert "logp" in table.column_names
     assert "v" not in table.column_names
     assert table["infos"].null_count == table["reset_infos"].null_count == len(table)
-    with pytest.raises(UsageError, match=r"not there, or part of every episode: obs, rewards, w") as caught:
+    with pytest.raises(UsageError, match=r"nonexistent, or part of every episode: obs, rewards, w") as caught:
         repack(a, tmp_path / "G", drop=["obs", "rewards", "w"])
     assert "infos, logp, v" in caught.value.fix
 

@@ -70,13 +70,13 @@ def test_a_column_makes_a_part_for_each_value(made: Made, format: str, tmp_path:
     [
         ([], 2, "exactly one of --fractions, --counts and --by"),
         (["--fractions", "a=0.5", "--by", "length"], 2, "exactly one"),
-        (["--fractions", "a=0.9,b=0.2"], 2, "1.1 in sum"),
+        (["--fractions", "a=0.9,b=0.2"], 2, "sum to 1.1"),
         (["--fractions", "a=x,../b=0.1,a=0.1"], 2, "3 mistakes"),
-        (["--counts", "a=1.5"], 2, "a whole number"),
-        (["--counts", "a=60,b=41"], 3, "101 episodes are wanted, and the sources have 100"),
+        (["--counts", "a=1.5"], 2, "an integer"),
+        (["--counts", "a=60,b=41"], 3, "101 episodes requested, but the sources have 100"),
         (["--fractions", "a=0.99,b=0.001"], 3, "none is left for b"),
         (["--by", "reward"], 2, "no column of episodes is called 'reward'"),
-        (["--by", "eps_id"], 2, "100 values, and at most 64"),
+        (["--by", "eps_id"], 2, "100 values; at most 64"),
     ],
 )
 def test_what_makes_no_parts_is_refused(made: Made, tmp_path: Path, call: Any, given: list[str], code: int, what: str) -> None:
