@@ -145,12 +145,12 @@ LAYERS: Final[dict[str, Any]] = {
         "default": [*HIDDEN],
     },
     "dropout": {
-        "description": "Share of each hidden layer's outputs that an update leaves out. Default: none.",
+        "description": "Dropout probability after each hidden layer. Default: none.",
         "type": "number",
         "minimum": 0,
         "exclusiveMaximum": 1,
     },
-    "layer_norm": {"description": "Normalise the outputs of each hidden layer. Default: off.", "type": "boolean"},
+    "layer_norm": {"description": "Layer norm after each hidden layer. Default: off.", "type": "boolean"},
     "activation": {
         "description": "Activation between hidden layers; linear, as in RLlib, is none.",
         "enum": [*get_args(Activation)],
@@ -160,22 +160,22 @@ LAYERS: Final[dict[str, Any]] = {
 """Options of the network mlp that are top-level keys of the config file too."""
 IMAGES: Final[dict[str, Any]] = {
     "encoder": {
-        "description": "Encoder of images: nature, impala, or one that a package registers. Default: nature.",
+        "description": "Image encoder: nature, impala, or one from a package. Default: nature.",
         "type": "string",
         "minLength": 1,
     },
     "images": {
-        "description": "Axes of images: height, width and channels in this order; none: there are no images. "
-        "Default: auto, by their shape.",
+        "description": "Axes of images: height, width and channels, in this order; none: treat no leaf as an image. "
+        "Default: auto, by shape.",
         "enum": ["auto", "hw", "hwc", "chw", "none"],
     },
 }
 MEMORY: Final[dict[str, Any]] = {
-    "memory": {"description": "Recurrent cells after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
+    "memory": {"description": "Recurrent cell after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
     "memory_size": _count("Size of a recurrent layer's state.", default=256),
     "memory_layers": _count("Recurrent layers.", default=1),
-    "max_seq_len": _count("Steps of a sequence, over which gradients go back.", default=20),
-    "burn_in": _count("Steps before a sequence that the memory sees and the loss does not.", 0, default=0),
+    "max_seq_len": _count("Steps per sequence of backpropagation through time.", default=20),
+    "burn_in": _count("Steps before a sequence that warm up the state without loss.", 0, default=0),
 }
 
 
