@@ -182,7 +182,7 @@ with_ray = pytest.mark.integration  # whose import takes seconds
 def test_a_checkpoint_goes_to_any_storage_and_is_replaced_when_asked(exports: Exports) -> None:
     out = "memory://exports/checkpoint"
     found = export(exports.run("continuous"), out, to="rllib")
-    assert found.notes == ("log standard deviations are limited to [-3, 3], and here to [-3, 2]",)
+    assert found.notes == ("RLlib limits log standard deviations to [-3, 3], this policy to [-3, 2]",)
     assert found.difference < 1e-6
     names = {"README.md", "card.json", "class_and_ctor_args.pkl", "metadata.json", "module_state.pkl"}
     assert {child.name for child in open_location(out).children()} == names
