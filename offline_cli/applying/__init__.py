@@ -1,1 +1,1 @@
-"""A learner pipeline over recordings: train batches as files, and looks at what each piece does."""
+"""Run a learner pipeline over recordings: write train batches to files, or show the effect of each piece."""

@@ -1,7 +1,7 @@
-"""Applies a learner pipeline to any source and writes its train batches to disk: all of them, or nothing is kept.
+"""Apply a learner pipeline to any source and write its train batches to disk, all or none.
 
-Batches are written as they come, so that memory is bounded by one batch and what reading takes. `show` and `trace` follow the
-first episodes through the same pipeline, and write nothing.
+Batches are written one by one, so memory is bounded by one batch and the reader's needs. `show` and `trace` follow the first
+episodes through the same pipeline, and write nothing.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """What was written, or, of a dry run, would be."""
+    """The written batches, or, for a dry run, those that would be written."""
 
     out: str
     batches: int
-    rows: int  # of all batches: steps, unless a piece adds or takes away some
+    rows: int  # in all batches: steps, unless a piece adds or removes some
     columns: tuple[str, ...]  # names, in the order of the batch
     format: str  # "columns" | "safetensors"
-    episodes: int  # those without steps are left out
+    episodes: int  # without empty ones
     steps: int
     steps_per_batch: int
-    bytes: int  # of all files with batches; 0 of a dry run
-    steps_left_out: int  # last ones, whose next observation was not recorded
+    bytes: int  # of all batch files; 0 for a dry run
+    steps_left_out: int  # last steps without a recorded next observation
     notes: list[str]  # on the sources
-    state: str | None  # what the pieces learned, below `out`; None: nothing
+    state: str | None  # file of the pieces' learned state, below `out`; None without
     action_scale: str  # of the source
     spaces_inferred: bool
     assumptions: Mapping[str, int]  # of reading, by kind
@@ -66,7 +66,7 @@ class ApplyResult:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`."""
+        """The values of `--json`."""
         return {**asdict(self), "columns": list(self.columns), "assumptions": dict(sorted(self.assumptions.items()))}
 
 
@@ -101,18 +101,18 @@ def apply(
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> ApplyResult | PipelineView:
-    """Run the learner pipeline of file `pipeline` over the episodes of `sources`, and write its batches to folder `out`.
+    """Run the learner pipeline file `pipeline` over the episodes of `sources`, and write its batches to the folder `out`.
 
-    `show` follows the first episode through the pipeline instead, `trace` so many; neither takes `out`, and to `show`, `env`
-    alone may stand for the sources; see docs/apply.md. `command`: for provenance.
+    `show` follows the first episode through the pipeline instead, `trace` the first N; both exclude `out`, and `show` accepts
+    `env` without sources; see docs/apply.md. `command`: for provenance.
 
-    Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before a batch
-    is made; BadPiece for pieces that raise, or give what no batch can be; what `read_episodes` raises; Interrupted.
+    Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before the
+    first batch; BadPiece for pieces that raise or return no batch; as `read_episodes` does; Interrupted.
     """
     options = dict(locals())
     began = time.monotonic()
     if [out is not None, show, trace is not None].count(True) != 1:
-        raise UsageError("a pipeline is applied, shown or traced", where="--out", fix="one of --out, --show and --trace")
+        raise UsageError("--out, --show and --trace are mutually exclusive", where="--out", fix="give exactly one of them")
     listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     storage: dict[str, Any] = {"storage_options": storage_options, "beside": listed if out is None else [*listed, out]}
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
@@ -125,8 +125,8 @@ def apply(
         check_apart(places, target)
     if not places:
         if not show or asked is None:
-            fix = "name recordings, or, to see pieces and spaces alone, --show --env ENV"
-            raise UsageError("no sources", where="the arguments", fix=fix)
+            fix = "name recordings; to see only pieces and spaces, use --show --env ENV"
+            raise UsageError("no sources are given", where="the arguments", fix=fix)
         run = PipelineRun(file, asked, None, keep_invented=True)
         return followed(run, [made_up_episodes(*run.spaces)], sources=(), inferred=False)
     read = partial(
@@ -160,11 +160,11 @@ def _written(
     options: Mapping[str, Any],
     began: float,
 ) -> ApplyResult:
-    """Make the batches, and write them unless it is a dry run. Raises NoData where no episode has any steps."""
+    """Make the batches, and write them unless it is a dry run. Raises NoData if no episode has steps."""
     kind: dict[str, Any] = {"format": options["format"], "steps_per_batch": options["steps_per_batch"]}
     suffix = "parquet" if options["format"] == "columns" else "safetensors"
     batches = train_batches(run, run.prepared(stream), tally=stream.tally, **kind)
-    first = next(batches, None)  # what no file can hold is refused before the folder is touched
+    first = next(batches, None)  # fails before the folder is touched if no file can hold it
     if first is None:
         raise NoData("no episode has any steps", where=run.where, fix="record again")
     state, started, counts = None, now(), Counter[str](bytes=0)
@@ -201,7 +201,7 @@ def _written(
     notes = stream.incomplete
     if run.steps_left_out:
         ends = f"{run.steps_left_out:,} truncated episodes have no recorded last observation"
-        notes.append(f"{ends}: the last step of each is left out; --keep-invented takes them")
+        notes.append(f"{ends}: their last steps are left out; --keep-invented keeps them")
     for note in notes:
         _log.warning("note: %s", note)
     figures: dict[str, Any] = dict(counts)

@@ -1,15 +1,13 @@
-"""Episodes as a learner pipeline gets them, for `train-bc` and `apply` alike, and what it makes of them.
+"""Input and output of a learner pipeline, shared by `train-bc` and `apply`.
 
-One policy learns from the episodes of one module. Episodes without steps teach nothing and are left out, and so are extra
-outputs that are text. Box actions come in the units of networks, as RLlib's pieces know them; an unknown scale is an error.
-Episodes are grouped until they have the steps that are asked for, so that a group depends on the episodes and their order
-alone, and not on how they were read. Rows that `loss_mask` marks as False are never learned from, nor validated on.
+One policy learns from the episodes of one module. Episodes without steps, and extra outputs that are strings, are left out. Box
+actions are in network units, as in RLlib's learner pipelines; an unknown scale is an error. Groups of episodes depend only on
+the episodes and their order, not on how they were read. Rows with `loss_mask` False are excluded from training and validation.
 
-`FrameStacks` keeps single frames, from which batches gather their stacks: FrameStacking makes each observation N times as large
-as the frame that it adds. Where all pieces after it leave observations alone (`stack_by_rows`), the piece says instead which
-frame each step ends with, and how many frames of its episode come before it: `FrameStacks` holds every frame once, and
-`gather_stacks` puts stacks into tensors, on whatever device the frames are. Values are those of the piece, bit for bit: the
-oldest frame first, zeros before the first one.
+FrameStacking makes each observation N times as large as its newest frame. If no later piece reads observations
+(`stack_by_rows`), the piece returns indices instead: the newest frame of each step, and the number of frames before it in its
+episode. `FrameStacks` then stores each frame once, and `gather_stacks` builds the stacks of a batch on the frames' device,
+equal bit for bit to the piece's: oldest frame first, zeros before the first one.
 """
 
 from __future__ import annotations
@@ -77,8 +75,8 @@ __all__ = [
 ]
 
 
-MOST: Final = 255  # frames of a stack: an age, and the next one, is one byte
-LEAVE_OBSERVATIONS: Final = (  # for a module without memory, as the default pieces do
+MOST: Final = 255  # maximum frames of a stack, because ages are uint8
+LEAVE_OBSERVATIONS: Final = (  # pieces that do not read `obs` of a stateless module
     AddNextObservationsFromEpisodesToTrainBatch,
     AddNextActionsFromEpisodesToTrainBatch,
     ClipRewards,
@@ -87,8 +85,8 @@ LEAVE_OBSERVATIONS: Final = (  # for a module without memory, as the default pie
 
 
 def stack_by_rows(pipeline: ConnectorPipelineV2) -> FrameStacking | None:
-    """Have the pipeline's FrameStacking give rows of frames, where it is the last piece to fill or change observations; None:
-    there is none, or a piece after it may look at them. With it, `new_obs` are rows too.
+    """Switch the pipeline's FrameStacking to row indices (`by_rows`) if no later piece reads observations; return it, or None.
+    `new_obs` are then row indices too.
     """
     pieces = list(pipeline.pieces())
     stacking = [piece for piece in pieces if type(piece) is FrameStacking]
@@ -109,8 +107,8 @@ class FrameStacks:
     """N stacks of `size` frames each."""
 
     frames: Tree  # leaves (M, ..., C): each frame once
-    rows: Tensor  # (N,) int64: the newest frame of each stack
-    ages: Tensor  # (N,) uint8: frames before it that are of its episode, at most size - 1
+    rows: Tensor  # (N,) int64: index of the newest frame
+    ages: Tensor  # (N,) uint8: number of frames before it in its episode, at most size - 1
     size: int
 
     def __len__(self) -> int:
@@ -124,18 +122,18 @@ class FrameStacks:
 
     @property
     def nbytes(self) -> int:
-        """Of what says where its frames are: several may share these."""
+        """Size of the indices, without the frames, which other stacks may share."""
         return self.rows.nbytes + self.ages.nbytes
 
     def next_ones(self, rows: Tensor) -> Self:
-        """The stacks that end one frame later, in `rows` (N,)."""
+        """The stacks one step later, whose newest frames are `rows` (N,)."""
         return replace(self, rows=rows, ages=(self.ages + 1).clamp(max=self.size - 1))
 
 
 def gather_stacks(
     take: Callable[[Tensor], Sequence[Tensor]], rows: Tensor, ages: Tensor, size: int, targets: Sequence[Tensor]
 ) -> None:
-    """Put the stacks that end with the frames `rows` (B,) into `targets`. `take`: the frames of given numbers, leaf by leaf."""
+    """Write the stacks whose newest frames are `rows` (B,) into `targets`. `take` returns the frames at indices, by leaf."""
     for place in range(size):
         back = size - 1 - place
         gone = ages < back
@@ -147,16 +145,16 @@ def gather_stacks(
 
 
 PLACE: Final = "learner pipeline"
-UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"
+UNREWARDED: Final = "or use `train-bc`, which needs no rewards"
 MAX_NAMED: Final = 10  # modules in one message
-PART_BYTES: Final = 1 << 20  # of the episodes that go through a pipeline together, unless one alone is larger
+PART_BYTES: Final = 1 << 20  # size of the episodes in one pipeline call, unless one episode is larger
 
 
 def learner_spaces(stream: EpisodeStream, environment: Environment | None) -> tuple[Space, Space]:
-    """The spaces of a stream; the environment's where there is one: its bounds are what the policy will see.
+    """The environment's spaces, whose bounds the policy will play with; without an environment the stream's.
 
-    Raises BadConfig where the scale of Box actions is unknown, SpaceMismatch where a policy for the data could not play in
-    `environment`. Nothing is read.
+    Raises BadConfig if the scale of Box actions is unknown, SpaceMismatch if a policy for the data cannot play in
+    `environment`. Reads no data.
     """
     where, said = ", ".join(stream.locations), (stream.observation_space, stream.action_space)
     if stream.action_scale == UNKNOWN_SCALE:
@@ -167,13 +165,13 @@ def learner_spaces(stream: EpisodeStream, environment: Environment | None) -> tu
     pairs = zip(("observations", "actions"), said, own, strict=True)
     problems = [text for what, space, env in pairs for text in misfits(space, env, inferred=stream.spaces_inferred, what=what)]
     if problems:
-        fix = f"name the environment that the data is from, wrapped as it was, instead of --env {environment.name}"
+        fix = f"use the environment and wrappers of the data instead of --env {environment.name}"
         raise SpaceMismatch.of(problems, where=where, fix=fix)
     return own
 
 
 def with_steps(episodes: EpisodeBatch) -> EpisodeBatch:
-    """The episodes that have a step, with those of their extra outputs that are numbers."""
+    """The non-empty episodes, with only their numeric extra outputs."""
     numbers = {name: leaf for name, leaf in episodes.extra.items() if all(part.dtype.kind in "biuf" for part in leaves(leaf))}
     episodes = replace(episodes, extra=numbers)
     moving = np.flatnonzero(np.diff(episodes.starts))
@@ -181,7 +179,7 @@ def with_steps(episodes: EpisodeBatch) -> EpisodeBatch:
 
 
 def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: str) -> EpisodeBatch:
-    """`episodes`, whose actions are of `action_space`, with actions as a network learns them."""
+    """`episodes` with actions of `action_space` converted to network units."""
     learned = in_network_units(episodes.actions, action_space, action_scale=action_scale)
     return replace(episodes, actions=learned, action_space=network_space(action_space))
 
@@ -189,10 +187,10 @@ def in_learner_units(episodes: EpisodeBatch, action_space: Space, action_scale: 
 def of_one_module(
     batches: Iterable[EpisodeBatch], agent: str | None, module: str | None, *, where: str, seen: Counter[str]
 ) -> Iterator[EpisodeBatch]:
-    """Those of `batches` that `agent` acted in (None: any) by module `module`; None: all, where they are of one module. An
-    episode without a module id is of the module `default_policy`.
+    """The episodes of `agent` (None: any) and `module` (None: the only module). Episodes without a module id belong to
+    `default_policy`.
 
-    At the end of the data raises BadConfig where it has none of the agent or the module, or several modules and `module` is
+    At the end of the data raises BadConfig if it has no episodes of the agent or module, or several modules and `module` is
     None. `seen` counts the agent's episodes by module.
     """
     agents = Counter[str | None]()
@@ -207,19 +205,19 @@ def of_one_module(
             yield batch if len(which) == len(batch) else batch.select(which)
     if agents and not seen:
         listed = ", ".join(f"{name or 'without an agent id'} ({count})" for name, count in agents.most_common(MAX_NAMED))
-        what = f"no episode is of agent {agent!r}: the data holds episodes of {listed}"
-        raise BadConfig(what, where=where, fix=f"--agent {shlex.quote(next(filter(None, agents), ''))}, or leave it out")
+        what = f"no episodes of agent {agent!r}; the data holds episodes of {listed}"
+        raise BadConfig(what, where=where, fix=f"use --agent {shlex.quote(next(filter(None, agents), ''))}, or leave it out")
     if seen and (len(seen) > 1 if module is None else module not in seen):
         listed = ", ".join(f"{name} ({count})" for name, count in seen.most_common(MAX_NAMED))
-        what = f"{len(seen)} modules, of which one run learns one" if module is None else f"no episode is of module {module!r}"
-        raise BadConfig(f"{what}: the data holds {listed}", where=where, fix=f"--module-id {shlex.quote(next(iter(seen)))}")
+        what = f"{len(seen)} modules, but a run learns one" if module is None else f"no episodes of module {module!r}"
+        raise BadConfig(f"{what}: the data holds {listed}", where=where, fix=f"use --module-id {shlex.quote(next(iter(seen)))}")
 
 
 # ---- batches ----
 
 
 def grouped(batches: Iterable[EpisodeBatch], steps: int) -> Iterator[EpisodeBatch]:
-    """Batches of whole episodes, in order, of at least `steps` steps each; the last one may have fewer."""
+    """Regroup whole episodes, in order, into batches of at least `steps` steps; the last batch may have fewer."""
     pending: list[EpisodeBatch] = []
     missing = steps
     for batch in batches:
@@ -238,7 +236,7 @@ def grouped(batches: Iterable[EpisodeBatch], steps: int) -> Iterator[EpisodeBatc
 
 
 def in_parts(batches: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
-    """As many episodes at a time as follows from the episodes alone, and not from how they are read."""
+    """Regroup episodes into parts of about PART_BYTES, which do not depend on how the episodes were read."""
     given = iter(batches)
     for first in given:
         trees = (first.obs, first.actions, *first.extra.values())
@@ -251,10 +249,10 @@ def in_parts(batches: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
 def stepped(
     pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str, rl_module: Any = None
 ) -> Iterator[tuple[str, Batch, Episodes]]:
-    """After each piece its unique name, the batch, and the episodes as later pieces see them.
+    """Run piece by piece; yield the piece's unique name, the batch, and the episodes that later pieces see.
 
-    Raises BadPiece, with the names of the piece and of the first episode, for whatever a piece raises; our own errors keep
-    their class and say the episode too. `where` names the sources.
+    Raises BadPiece, naming the piece and the first episode, for any exception of a piece; our own errors keep their class and
+    also name the episode. `where` names the sources.
     """
     place = f"train batch from episode {episodes.ids[0]} of {where}"
     pending = [name for name, _ in pipeline.named()]
@@ -267,14 +265,14 @@ def stepped(
         raise
     except MemoryError:
         raise
-    except Exception as err:  # pieces may be the user's own, and raise whatever they like
+    except Exception as err:  # user pieces may raise anything
         name = pending[0] if pending else type(pipeline).__name__
-        fix = "`offline-cli apply --trace 1` shows the batch before this piece, --debug where it raised"
+        fix = "`offline-cli apply --trace 1` shows the batch before this piece; --debug shows the traceback"
         raise BadPiece(f"piece {name} raised {what_it_wants(err)}", where=f"piece {name}, {place}", fix=fix) from err
 
 
 def through(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str, rl_module: Any = None) -> Batch:
-    """The train batch of `episodes`. Raises as `stepped` does."""
+    """The train batch of `episodes`. Raises like `stepped`."""
     made: Batch = {}
     with playing(rl_module) as module:
         for _, batch, _ in stepped(pipeline, episodes, where=where, rl_module=module):
@@ -284,8 +282,8 @@ def through(pipeline: ConnectorPipelineV2, episodes: EpisodeBatch, *, where: str
 
 @contextmanager
 def playing(rl_module: nn.Module | None) -> Iterator[nn.Module | None]:
-    """The module on the CPU, where pieces are, as a copy if it lives elsewhere. Within it no gradient is taken, and the module
-    is in evaluation mode: what it computes is data.
+    """Context manager: the module for pieces, on the CPU (a copy if it is elsewhere), without gradients and in evaluation mode,
+    because its outputs are data.
     """
     if rl_module is None:
         yield None
@@ -310,32 +308,34 @@ def learner_columns(
 ) -> dict[str, Any]:
     """The columns `asked` for, in that order, as trees of tensors (N, ...) on the CPU, or FrameStacks.
 
-    For a `rl_module` with memory they are sequences (B, T, ...), and `loss_mask` (B, T) besides says which steps are learned
-    from; choices that pad are those of the first step, so that each is one. Observations and actions are of the spaces that the
-    pipeline `announced`. `rl_module`: for pieces that compute values or states with it, without gradients.
+    For a recurrent `rl_module` they are sequences (B, T, ...), and `loss_mask` (B, T) marks the steps to learn from; padded
+    choices repeat the first step's, so that they are valid. Observations and actions must fit the pipeline's `announced` output
+    spaces. `rl_module`: for pieces that compute values or states with it, without gradients.
 
-    Raises BadPiece for what a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than
-    announced; BadData for numbers that no policy could learn from. `where` names the data.
+    Raises BadPiece if a piece raises; BadConfig for columns that are missing, not stacked, or of other shapes than announced;
+    BadData for non-finite values, and choices outside the space. `where` names the data.
     """
     space_of = {Columns.OBS: announced[0], Columns.NEXT_OBS: announced[0], Columns.ACTIONS: announced[1]}
     batch = through(pipeline, episodes, where=where, rl_module=rl_module)
     axes, by_rows = 2 if rl_module is not None and is_stateful(rl_module) else 1, FRAMES in batch
     if axes == 2 and not {Columns.LOSS_MASK, Columns.SEQ_LENS}.issubset(batch):
-        what = f"a policy with memory learns from sequences, and the pipeline gives {sorted(map(str, batch))}"
+        what = f"a recurrent policy learns from sequences, but the pipeline returns {sorted(map(str, batch))}"
         raise BadConfig(what, where=PLACE, fix="keep the default pieces (defaults = true), which cut episodes into sequences")
     stacked = (Columns.OBS, Columns.NEXT_OBS) if by_rows else ()
     columns = {name: _column(batch, name, None if name in stacked else space_of.get(name), axes) for name in asked}
     columns |= {AGES: as_tensors(AGES, batch[AGES])} if by_rows else {}
     lengths = {path: len(leaf) if leaf.ndim else 0 for path, leaf in flatten(columns)}
     if len(set(lengths.values())) > 1:
-        what = f"the pipeline gave columns of different numbers of rows: {lengths}"
-        raise BadConfig(what, where=PLACE, fix="one row per step in every column that a piece adds")
+        what = f"the pipeline returned columns of different lengths: {lengths}"
+        raise BadConfig(what, where=PLACE, fix="add one row per step to every column")
     if axes == 2:
         columns = _sequences(columns, batch)
     elif Columns.LOSS_MASK in batch:
         mask, recorded = _column(batch, Columns.LOSS_MASK).bool(), episodes.extra.get(Columns.LOSS_MASK)
         columns = _unmasked(columns, mask)
-        if recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps:  # a piece marked steps that it added
+        if (
+            recorded is not None and len(mask) > int(mask.sum()) == episodes.num_steps
+        ):  # the mask is a piece's, for the steps it added
             columns = _unmasked(columns, as_tensors(Columns.LOSS_MASK, recorded).bool())
     if by_rows:
         size = next(piece.num_frames for piece in pipeline.pieces() if isinstance(piece, FrameStacking))
@@ -349,15 +349,15 @@ def learner_columns(
 
 
 def _column(batch: Mapping[str, Any], name: str, space: Space | None = None, axes: int = 1) -> Tree:
-    """A column as tensors, in the announced structure, behind so many `axes`; None: the pipeline announced none. Raises
-    BadConfig for another, and for one that is missing or not stacked.
+    """A column as tensors in the structure of `space` (None: unknown), after `axes` leading axes. Raises BadConfig for another
+    structure, and for a column that is missing or not stacked.
     """
     held = batch.get(name)
     if held is None or is_filed(held):
         given = sorted(str(column) for column in batch if column not in (AGES, FRAMES))
-        what = f"no {name!r}, but {given}" if held is None else f"{name!r} as items by episode that are not stacked"
+        what = f"no {name!r}, only {given}" if held is None else f"{name!r} as items that are not stacked"
         fix = "keep the default pieces (defaults = true), or list pieces that make this column, and batch_individual_items last"
-        raise BadConfig(f"the pipeline gives {what}", where=PLACE, fix=fix)
+        raise BadConfig(f"the pipeline returns {what}", where=PLACE, fix=fix)
     if space is None:
         return as_tensors(name, held)
     tree = as_tensors(name, tree_from_lists(held, space))
@@ -366,15 +366,15 @@ def _column(batch: Mapping[str, Any], name: str, space: Space | None = None, axe
 
 
 def check_announced(tree: Tree, name: str, space: Space, *, axes: int = 1) -> None:
-    """Raise BadConfig where column `name`, leaves (N, ...), has rows of other shapes than those of the announced `space`.
+    """Raise BadConfig if the rows of column `name`, leaves (N, ...), differ in shape from the announced `space`.
 
     `axes`: 2 for sequences (B, T, ...).
     """
     shapes = {path: tuple(leaf.shape[axes:]) for path, leaf in flatten(tree, name)}
     announced = {path: tuple(leaf.shape or ()) for path, leaf in leaf_spaces(space, name).items()}
     if shapes != announced:
-        what = f"the pipeline gave rows of {shapes}, and announced {announced}"
-        fix = "a piece that changes shapes says so in recompute_output_observation_space or recompute_output_action_space"
+        what = f"the pipeline returned rows of {shapes}, but declared {announced}"
+        fix = "declare changed shapes in recompute_output_observation_space or recompute_output_action_space"
         raise BadConfig(what, where=PLACE, fix=fix)
 
 
@@ -382,13 +382,13 @@ def _unmasked(columns: dict[str, Tree], kept: Tensor) -> dict[str, Tree]:
     """The rows that are `kept`. Raises BadConfig for a mask of another shape."""
     rows = len(leaves(next(iter(columns.values())))[0])
     if kept.shape != (rows,):
-        what = f"{Columns.LOSS_MASK!r} of shape {tuple(kept.shape)} for {rows} rows"
-        raise BadConfig(what, where=PLACE, fix="one value per row in every column that a piece adds")
+        what = f"{Columns.LOSS_MASK!r} has shape {tuple(kept.shape)}, but there are {rows} rows"
+        raise BadConfig(what, where=PLACE, fix="add one value per row to every column")
     return columns if bool(kept.all()) else {name: map_leaves(lambda leaf: leaf[kept], tree) for name, tree in columns.items()}
 
 
 def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
-    """Those sequences of the columns that have a step to learn from, and their `loss_mask`."""
+    """The sequences with at least one step to learn from, and their `loss_mask`."""
     mask = _column(batch, Columns.LOSS_MASK).bool()
     there = torch.arange(mask.shape[1]) < _column(batch, Columns.SEQ_LENS)[:, None]
     kept = mask.any(1)
@@ -401,12 +401,12 @@ def _sequences(columns: dict[str, Tree], batch: Batch) -> dict[str, Tree]:
     return {name: map_leaves(padded, tree) for name, tree in columns.items()} | {Columns.LOSS_MASK: mask[kept]}
 
 
-# ---- whether values can be learned from ----
+# ---- checks of values ----
 
 
 def _broken(values: NDArray[Any], space: Space | None) -> tuple[NDArray[np.bool_], str] | None:
-    """Which `values` (N, ...) no policy could learn from, and what they are: not finite, or outside the choices of a leaf
-    space. None: none can be."""
+    """A mask of invalid `values` (N, ...), and a description: non-finite, or outside the choices of a leaf space. None if none
+    can be invalid."""
     if values.dtype.kind == "f":
         return ~np.isfinite(values), "NaN or infinity"
     if space is None or isinstance(space, spaces.Box):
@@ -416,47 +416,47 @@ def _broken(values: NDArray[Any], space: Space | None) -> tuple[NDArray[np.bool_
 
 
 def _check_column(column: Any, name: str, space: Space | None, where: str) -> None:
-    """Raise BadData where a column after the pipeline has numbers that are not finite, or choices outside `space`."""
+    """Raise BadData if a column after the pipeline has non-finite numbers, or choices outside `space`."""
     tree, rows = (column.frames, column.rows.numpy()) if isinstance(column, FrameStacks) else (column, slice(None))
     found, problems = list(flatten(tree, name)), []
     parts = [None] * len(found) if space is None or isinstance(column, FrameStacks) else leaf_spaces(space).values()
     for (path, leaf), part in zip(found, parts, strict=True):
         broken = _broken(leaf.numpy(), part)
         if broken is not None and broken[0][rows].any():
-            problems.append(f"{path} hold {broken[1]}")
+            problems.append(f"{path} has {broken[1]}")
     if problems:
-        fix = "fix its pieces, their spaces, or the scale of the data: numbers are float32 here"
-        raise BadData(f"after the learner pipeline {'; '.join(problems)}", where=where, fix=fix)
+        fix = "fix the pieces, their spaces, or the scale of the data: columns are float32"
+        raise BadData(f"after the learner pipeline, {'; '.join(problems)}", where=where, fix=fix)
 
 
 def check_rewards(episodes: EpisodeBatch, where: str) -> None:
-    """Raise BadData, naming the first episode and step, for rewards that are not finite."""
+    """Raise BadData, naming the first episode and step, for non-finite rewards."""
     wrong = ~np.isfinite(episodes.rewards)
     if wrong.any():
         counted = f"{np.count_nonzero(wrong):,} of {wrong.size:,} steps"
         what = f"rewards hold NaN or infinity in {counted}, first in {place_of_first(episodes, wrong)}"
-        raise BadData(what, where=where, fix=f"take such episodes out of the recording; {UNREWARDED}")
+        raise BadData(what, where=where, fix=f"remove such episodes; {UNREWARDED}")
 
 
 def check_values(episodes: EpisodeBatch, space: Space, name: str, where: str, meanings: Meanings) -> None:
-    """Raise BadData, naming episode and step, where `name`, "observations" acted on or "actions", are not finite, or no choice
-    of `space`."""
+    """Raise BadData, naming episode and step, if `name`, "observations" acted on or "actions", has non-finite values, or
+    choices outside `space`."""
     of_observations, parts = name == "observations", leaf_spaces(space).values()
     tree = episodes.obs if of_observations else episodes.actions
     if all(leaf.dtype.kind == "u" for leaf in leaves(tree)) and all(isinstance(part, spaces.Box) for part in parts):
-        return  # images, in which nothing can be wrong
+        return  # uint8 Box values are always valid
     tree = episodes.acted_obs() if of_observations else tree
     for (path, leaf), part in zip(flatten(tree_from_lists(tree, space), name), parts, strict=True):
         wrong, what = _broken(leaf, part) or (np.zeros(0, np.bool_), "")
         if wrong.any():
             at = [int(index) for index in np.unravel_index(int(np.argmax(wrong)), wrong.shape)[1:]]
             which = meanings.column(path, at, wrong.shape[1:])  # `, column joint_a`, where columns have names
-            fix = "take such steps out of the recording, or convert it again with the right spaces"
-            raise BadData(f"{path} hold {what}, first in {place_of_first(episodes, wrong)}{which}", where=where, fix=fix)
+            fix = "remove such steps, or convert the data again with the right spaces"
+            raise BadData(f"{path} has {what}, first in {place_of_first(episodes, wrong)}{which}", where=where, fix=fix)
 
 
 def place_of_first(episodes: EpisodeBatch, wrong: NDArray[np.bool_]) -> str:
-    """Where the first of the steps (N, ...) that are `wrong` is."""
+    """Episode and step of the first True in `wrong` (N, ...)."""
     step = int(np.argmax(wrong.reshape(len(wrong), -1).any(1)))
     episode = int(np.searchsorted(episodes.starts, step, side="right")) - 1
     return f"episode {episodes.ids[episode]}, step {step - int(episodes.starts[episode])}"

@@ -1,20 +1,17 @@
-"""A learner pipeline over recorded episodes, for `apply` with `--show` and `--trace`; and how pieces with a state learn it.
+"""PipelineRun: a learner pipeline over recorded episodes, for `apply`, `--show` and `--trace`; and learning of piece states.
 
-Episodes come to the pipeline as `train-bc` gives them to it: Box actions in the units of networks; episodes without steps, and
-extra outputs that are text, left out; the spaces of the environment where one is named. Values are not checked (NaN passes
-through, and `validate` finds it), and rows that `loss_mask` marks as False stay.
+The pipeline gets episodes as in `train-bc`: Box actions in network units, without empty episodes and string outputs, with the
+environment's spaces if one is named. Values are not checked (NaN passes through; use `validate`), and rows with `loss_mask`
+False stay. Pieces get no network, so those for stateful modules do nothing.
 
-Pieces get no network, so those for stateful modules do nothing.
+Pieces learn in one pass each, before the first batch, and are then frozen. In its pass a piece sees all training episodes once,
+after earlier pieces that are trained and frozen, in a pipeline built for that pass only. Its `get_state` is serialized and
+passed to `set_state` of the frozen pipeline that makes the columns, and of those that play. So training, `apply`, checks,
+`evaluate` and exports see the same numbers. Parts of a pass do not depend on how episodes are read, so states are equal bit for
+bit in memory and streaming. Pieces that may need all episodes at once get them in one call.
 
-Pieces learn in one pass each, before any batch is made, and nothing afterwards. Each piece with a state sees all episodes that
-are learned from, once, behind pieces that have learned and are frozen, in a pipeline built for that pass alone. What its
-`get_state` gives afterwards goes through bytes and `set_state` to the pipeline that makes the columns, which is frozen, just as
-to those that play. So training, `apply`, checks, `evaluate` and exports see the same numbers. Episodes come to a pass in parts
-that follow from the episodes alone: a state is the same to the bit in memory and streaming. Pieces that may need all episodes
-at once get them all at once.
-
-Pieces of other code that would give other numbers later are refused by name: one that learns although it is frozen, one whose
-state cannot be set, and one without a state whose attributes change as the first episodes go through it.
+Pieces of other code that would return other numbers later are refused by name: a piece that learns while frozen, one whose
+state cannot be set, and one without state whose attributes change on the first episodes.
 """
 
 from __future__ import annotations
@@ -78,21 +75,20 @@ def learn(
     where: str,
     rl_module: Any = None,
 ) -> None:
-    """Give the pieces of `pipeline` what they learn from the episodes of `read`, and freeze all. Those that are frozen already
-    keep what they have.
+    """Learn the state of each piece of `pipeline` from the episodes of `read`, then freeze all pieces. Pieces that are already
+    frozen keep their state.
 
-    `build` makes such a pipeline anew. `read` gives all episodes that are learned from, each time it is called: once for each
-    piece that learns, and once more where there are pieces of other code, through which the first episodes go. `where` names
-    the data. Raises BadConfig for pieces whose numbers would change later, BadPiece for what a piece raises and for a state
-    that cannot be saved, and what `read` raises.
+    `build` makes a new copy of the pipeline. `read` returns all training episodes: it is called once for each piece that
+    learns, and once more to test pieces of other code on the first episodes. `where` names the data. Raises BadConfig for
+    pieces whose results would change later, BadPiece if a piece raises or its state cannot be saved, and what `read` raises.
     """
     pieces = list(pipeline.pieces())
     states: dict[int, Mapping[str, Any]] = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
 
     def anew(learning: int | None = None) -> ConnectorPipelineV2:
-        """Of pieces with the states so far, in which piece number `learning` alone learns; None: none that has a state."""
+        """A new pipeline with the states so far, in which only piece number `learning` learns; None: no piece does."""
         made = build()
-        if any(piece is one for piece in made.pieces() for one in pieces):  # a builder may give the same objects each time
+        if any(piece is one for piece in made.pieces() for one in pieces):  # a builder may return the same objects
             made = copy.deepcopy(made)
         for number, piece in enumerate(made.pieces()):
             _set_state(piece, states.get(number, {}))
@@ -105,7 +101,7 @@ def learn(
             made = anew()
             before = [(piece, _content(piece)) for piece in made.pieces() if not _is_ours(type(piece))]
             first = next(iter(in_parts(read())), None)
-            with suppress(Exception):  # pieces have not learned yet what later ones may need; told where columns are made
+            with suppress(Exception):  # earlier pieces are not trained yet; real errors are raised when columns are made
                 for _ in stepped(made, first, where=where, rl_module=module) if first is not None else ():
                     pass
             for piece, content in before:
@@ -122,25 +118,25 @@ def learn(
                         if name == last:
                             break
                 kept = state_from_bytes(_state_bytes(list(made.pieces())[number]), where=PLACE)
-                states[number] = copy.deepcopy(kept[type(piece).__name__])  # arrays of bytes cannot be written to
+                states[number] = copy.deepcopy(kept[type(piece).__name__])  # deserialized arrays are read-only
             _set_state(piece, states.get(number, {}))
     pipeline.freeze()
 
 
 def freeze(piece: ConnectorV2) -> None:
-    """Have a piece learn no more."""
+    """Freeze a piece, also if its class overrides `freeze`."""
     piece.freeze()
     piece.frozen = True
 
 
 def check_streamable(pieces: Iterable[ConnectorV2]) -> None:
-    """Raise BadConfig naming every piece that is not known to do with an episode what follows from that episode, and from what
-    it has learned, alone. All of this package do; others have to say so (`ConnectorV2.per_episode`).
+    """Raise BadConfig, naming every piece that may need all episodes at once. The pieces of this package do not; others must
+    set `ConnectorV2.per_episode`.
     """
     kinds = dict.fromkeys(type(piece) for piece in pieces if not _is_by_episode(type(piece)))
-    problems = [f"{kind.__name__} may need all episodes at once, and a stream has a part of them at a time" for kind in kinds]
+    problems = [f"{kind.__name__} may need all episodes at once, which --streaming cannot give it" for kind in kinds]
     if problems:
-        fix = "put `per_episode = True` into the class if each episode is changed by itself, or leave out --streaming"
+        fix = "set `per_episode = True` in the class if it handles episodes independently, or leave out --streaming"
         raise BadConfig.of(problems, where=PLACE, fix=fix)
 
 
@@ -159,10 +155,10 @@ def _holds(one: ConnectorV2, piece: ConnectorV2) -> bool:
 
 
 def _set_state(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
-    """Raise BadConfig for a class that has a state and does not take it back."""
+    """Set a non-empty state. Raises BadConfig for a class without `set_state`."""
     if state and type(piece).set_state is ConnectorV2.set_state:
-        what = f"{type(piece).__name__} has a state, and no set_state that takes it back"
-        raise BadConfig(what, where=PLACE, fix=f"override set_state beside get_state ({DOCUMENTED})")
+        what = f"{type(piece).__name__} has a state, but no set_state"
+        raise BadConfig(what, where=PLACE, fix=f"override set_state too ({DOCUMENTED})")
     if state:
         piece.set_state(state)
 
@@ -172,37 +168,35 @@ def _state_bytes(piece: ConnectorV2) -> bytes:
 
 
 def _content(piece: ConnectorV2) -> dict[str, bytes]:
-    """The state, or else each attribute that has bytes, but for random generators, spaces and cached properties."""
+    """The serialized state, or else each picklable attribute except random generators, spaces and cached properties."""
     if learns(piece):
         return {"its state": _state_bytes(piece)}
     held = {}
     for name, value in vars(piece).items():
         if not isinstance(value, NOT_LEARNED) and not isinstance(getattr(type(piece), name, None), cached_property):
-            with suppress(Exception):  # pickling may be anybody's code
+            with suppress(Exception):  # pickling may run user code
                 held[name] = pickle.dumps(value)
     return held
 
 
 def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
-    """Raise BadConfig where a piece has learned something since, or seems to: see `_content`."""
+    """Raise BadConfig if a piece's `_content` has changed, that is, it has learned something."""
     after = _content(piece)
     if changed := sorted(name for name in {**before, **after} if before.get(name) != after.get(name)):
-        what = (
-            f"{type(piece).__name__} changes {', '.join(changed)} as episodes go through it, and is frozen or has no get_state"
-        )
-        fix = "add get_state and set_state, and learn only while `not self.frozen`; where nothing is learned, as by a cache, "
-        raise BadConfig(what, where=PLACE, fix=f"{fix}a get_state that gives {{}} ({DOCUMENTED})")
+        what = f"{type(piece).__name__} changes {', '.join(changed)} when called, although it is frozen or has no get_state"
+        fix = "add get_state and set_state, and learn only while `not self.frozen`; if it learns nothing, such as a cache, "
+        raise BadConfig(what, where=PLACE, fix=f"{fix}return {{}} from get_state ({DOCUMENTED})")
 
 
 OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
-"""Pieces that take next observations, or their values: they get none that nobody recorded."""
+"""Pieces that use next observations or their values: steps without a recorded next observation are left out for them."""
 SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
-SHOWN, SHOWN_OF_ONE = 8, 16  # values of a column; where one row has more
-SHOWN_LETTERS: Final = 60  # of a value that is not a number
+SHOWN, SHOWN_OF_ONE = 8, 16  # values shown per column; maximum if one row has more
+SHOWN_LETTERS: Final = 60  # characters shown of a value that is not a number
 
 
 class PipelineRun:
-    """A pipeline that is built for the spaces of the episodes it gets."""
+    """A learner pipeline built for the spaces of its episodes."""
 
     def __init__(
         self,
@@ -212,28 +206,30 @@ class PipelineRun:
         *,
         keep_invented: bool,
     ) -> None:
-        """For the episodes of `stream`; None: of the environment alone. `keep_invented`: also the last steps whose
-        next observation nobody recorded.
+        """`stream`: the episodes; None: only the environment's spaces. `keep_invented`: keep last steps without a recorded next
+        observation.
 
         Raises BadConfig for Box actions of unknown scale; SpaceMismatch, naming the piece that cannot take the spaces.
         """
         self.file = file
         self.where = ", ".join(stream.locations) if stream else f"--env {env and env.id}"  # for messages
         self.action_scale = stream.action_scale if stream else ENV_SCALE  # of the recorded actions
-        self.steps_left_out = 0  # of the latest reading
+        self.steps_left_out = 0  # by the last call of `prepared`
         environment = None
         if env is not None:
             asked: Any = stream.environment if stream else env.among(())
             with open_environment(asked.id, asked.kwargs, asked.wrappers) as environment:
-                spaces = environment.observation_space, environment.action_space  # they hold when it is closed, too
-        self.spaces: tuple[Space, Space] = spaces if stream is None else learner_spaces(stream, environment)  # before it
+                spaces = environment.observation_space, environment.action_space  # valid after closing
+        self.spaces: tuple[Space, Space] = (
+            spaces if stream is None else learner_spaces(stream, environment)
+        )  # before the pipeline
         self.pipeline = file.build(Setting(*self.spaces))
         self._observed_ends = not keep_invented and any(isinstance(piece, OF_NEXT) for piece in self.pipeline.pieces())
         observations, actions = self.pipeline.observation_space, self.pipeline.action_space
         self.announced = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
 
     def prepared(self, recorded: Iterable[EpisodeBatch]) -> Iterator[EpisodeBatch]:
-        """The episodes that have a step, as a learner gets them."""
+        """The non-empty episodes, in the learner's units."""
         self.steps_left_out = 0
         for batch in recorded:
             observed = batch.without_invented() if self._observed_ends else batch
@@ -243,41 +239,40 @@ class PipelineRun:
                 yield in_learner_units(moving, self.spaces[1], self.action_scale)
 
     def learn(self, read: Callable[[], Iterable[EpisodeBatch]]) -> None:
-        """Have the pieces learn from the prepared episodes of each `read()`. Raises what `learned_pieces.learn` raises."""
+        """Learn the states of the pieces from the prepared episodes of each `read()`. Raises like `learn`."""
         setting = Setting(*self.spaces)
         learn(self.pipeline, lambda: self.file.build(setting), read, where=self.where)
 
 
-# ---- what is shown ----
+# ---- --show and --trace ----
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineView:
-    """What `apply --show` and `--trace` report, as plain values.
+    """The report of `apply --show` and `--trace`, as JSON values.
 
-    A column, or a leaf of a nested one by path (`obs.camera`), has `name`, `held` ("tensor" | "array" | "list" | "items", which
-    are not stacked yet), `dtype` (of things that are not numbers the name of their type), `shape` of one row, `rows` (None: it
-    has no axis of rows) and its `first` values.
+    A column, or a leaf of a nested one by path (`obs.camera`), has `name`, `held` ("tensor" | "array" | "list" | "items", not
+    yet stacked), `dtype` (or the type's name), `shape` of one row, `rows` (None without a row axis) and its `first` values.
     """
 
     pipeline: str  # the file
     sources: list[str]
     spaces_inferred: bool
     action_scale: str  # of the source
-    episodes: list[str]  # ids of those that were followed
+    episodes: list[str]  # ids of the followed episodes
     steps: int
-    start: list[dict[str, Any]]  # columns of the episodes before the first piece: observations, actions and rewards
+    start: list[dict[str, Any]]  # observations, actions and rewards of the episodes before the first piece
     pieces: list[dict[str, Any]] = field(default_factory=list)
-    """By piece: `name`; each space around it as JSON (None where it has no such form), and as text beside it; `columns` of the
-    batch; and those of the `episodes`, as later pieces find them."""
+    """By piece: `name`; each input and output space as JSON (None if impossible) and as text; `columns` of the batch; and those
+    of the `episodes` for later pieces."""
 
     def as_dict(self) -> dict[str, Any]:
-        """By the keys of `--json`."""
+        """The values of `--json`."""
         return asdict(self)
 
 
 def space_as_json(space: Space | None) -> dict[str, Any] | None:
-    """`space` as JSON; None for none, and for one that no episode can have: a piece may lead to such a space."""
+    """`space` as JSON; None without a space, or for an unsupported one, which a piece may produce."""
     try:
         return None if space is None else space_to_json(space)
     except UnsupportedSpace:
@@ -285,13 +280,14 @@ def space_as_json(space: Space | None) -> dict[str, Any] | None:
 
 
 def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
-    """The pipeline's view of the `recorded` episodes, as one batch, from which its pieces learn before.
+    """Run the `recorded` episodes through the pipeline as one batch, after learning the pieces' states from them.
 
-    Raises NoData where none has a step, and what pieces raise; the error's `result` has the view up to that piece.
+    Raises NoData if no episode has steps, and what pieces raise; the error's `result` has the view up to that piece.
     """
     given = list(run.prepared(recorded))
     if not given:
-        raise NoData("no step in the first episodes", where=run.where, fix="a larger --trace, or recordings that have steps")
+        fix = "use a larger --trace, or recordings with steps"
+        raise NoData("the first episodes have no steps", where=run.where, fix=fix)
     batch, pieces = EpisodeBatch.concat(given), dict(run.pipeline.named())
     of = run.file.where, list(sources), inferred, run.action_scale, list(batch.ids), batch.num_steps
     view = PipelineView(*of, _of_episodes(batch))
@@ -299,10 +295,10 @@ def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Ite
         run.learn(lambda: [batch])
         for name, made, left in stepped(run.pipeline, batch, where=run.where):
             spaces = {space: getattr(pieces[name], space) for space in SPACES}
-            told: dict[str, Any] = {space: space_as_json(one) for space, one in spaces.items()}
-            told |= {f"{space}_text": describe(one) for space, one in spaces.items()}
+            shown: dict[str, Any] = {space: space_as_json(one) for space, one in spaces.items()}
+            shown |= {f"{space}_text": describe(one) for space, one in spaces.items()}
             columns = [one for column, held in made.items() for one in _columns(str(column), held)]
-            view.pieces.append({"name": name, **told, "columns": columns, "episodes": _of_episodes(left)})
+            view.pieces.append({"name": name, **shown, "columns": columns, "episodes": _of_episodes(left)})
     except OfflineCliError as err:
         err.result = view.as_dict()
         raise
@@ -310,7 +306,7 @@ def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Ite
 
 
 def _of_episodes(episodes: Any) -> list[dict[str, Any]]:
-    """Observations, actions and rewards; of a list, those of its first episode."""
+    """Observations, actions and rewards of a batch, or of the first episode of a list."""
     if isinstance(episodes, EpisodeBatch):
         trees = episodes.obs, episodes.actions, episodes.rewards
     else:
@@ -320,7 +316,7 @@ def _of_episodes(episodes: Any) -> list[dict[str, Any]]:
 
 
 def _columns(name: str, held: Any) -> Iterator[dict[str, Any]]:
-    """What one column of a batch holds, leaf by leaf; items that are not stacked yet by the first of them."""
+    """Describe one column of a batch, leaf by leaf; unstacked items by the first of them."""
     items = [item for entries in held.values() for item in entries] if is_filed(held) else held
     if not isinstance(items, list):
         for path, leaf in flatten(held, name):
@@ -355,7 +351,7 @@ def _short(value: Any) -> str:
 
 
 def made_up_episodes(observation_space: Space, action_space: Space) -> EpisodeBatch:
-    """Two episodes, of three and of two steps, for a pipeline that is looked at without recordings."""
+    """Two made-up episodes, of three and two steps, to show a pipeline without recordings."""
     return EpisodeBatch(
         ids=("made-up-0", "made-up-1"),
         starts=np.array([0, 3, 5], np.int64),

@@ -1,19 +1,19 @@
-"""Train batches as files hold them: Parquet with a column per column, safetensors with a tensor per leaf.
+"""Train batches as files: Parquet with one column per batch column, or safetensors with one tensor per leaf.
 
-A train batch is one call of the pipeline on whole, consecutive episodes, until `steps_per_batch` is reached. All batches have
-the columns, dtypes and row shapes of the first. Infos are JSON text, one per row, null where one is empty.
+A train batch is one pipeline call on whole, consecutive episodes of at least `steps_per_batch` steps. All batches have the
+columns, dtypes and row shapes of the first. Infos are JSON strings, one per row, null if empty.
 
     D/batches.json                 the commit, written last (schemas/batches.v1.json)
     D/data/batch-000000.parquet    or .safetensors; complete files only
-    D/connectors.msgpack           what the pieces learned, if any did
-    D/_writing.json                a writer is, or was, at work; it is the lock that keeps a second one out
+    D/connectors.msgpack           learned state of the pieces, if any
+    D/_writing.json                the lock of the current writer, left behind by a killed one
 
-An error, or a Ctrl-C, removes all that was written: a write cannot be resumed in the middle. What a killed process leaves has
-no new `batches.json`; `--overwrite` begins again. Over older batches the new ones stand beside them, with `-1` in their names,
-until the new `batches.json` is there.
+An error or Ctrl-C removes all new files: a write cannot be resumed. A killed process leaves no new `batches.json`;
+`--overwrite` starts again. When overwriting, new files have `-1` in their names and stay next to the old ones until the new
+`batches.json` is written.
 
-Tables have the types of our `columns` datasets (`parquet/arrow_trees.py`) in the dtypes of the batch; tensors are named `obs`,
-`obs.camera`, and hold no text. The same batch gives the same bytes.
+Tables use the types of our `columns` datasets (`parquet/arrow_trees.py`) with the batch's dtypes; tensors are named `obs`,
+`obs.camera`, and cannot hold strings. Equal batches give equal bytes.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class TrainBatch:
     """One train batch."""
 
     content: bytes  # of its file
-    kinds: list[dict[str, Any]]  # name, dtype and shape of one row of every leaf of its columns, in order
-    names: tuple[str, ...]  # of its columns
-    counts: Mapping[str, int]  # its rows, episodes and steps
+    kinds: list[dict[str, Any]]  # name, dtype and row shape of every leaf, in order
+    names: tuple[str, ...]  # column names
+    counts: Mapping[str, int]  # rows, episodes and steps
 
 
 def train_batches(
@@ -71,8 +71,8 @@ def train_batches(
 ) -> Iterator[TrainBatch]:
     """The batches of prepared `episodes`.
 
-    Raises what reading raises; BadPiece, naming piece and first episode, for pieces that raise, or give no batch that files can
-    hold; BadConfig for what this format cannot hold, and for other shapes than the pipeline announces.
+    Raises what reading raises; BadPiece, naming piece and first episode, for pieces that raise, or return a batch that no file
+    can hold; BadConfig for values that this format cannot hold, and for shapes that the pipeline did not declare.
     """
     first: list[dict[str, Any]] | None = None
     for group in grouped(episodes, steps_per_batch):
@@ -88,30 +88,30 @@ def train_batches(
                     check_announced(tree_from_lists(columns[name], space), name, space)
         if kinds != first:
             one, other = next(pair for pair in zip([*first, None], [*kinds, None], strict=False) if pair[0] != pair[1])
-            fix = "the same columns, dtypes and shapes in every batch"
-            raise BadPiece(f"a column is {other} here, and {one} in the first batch", where=where, fix=fix)
+            fix = "return the same columns, dtypes and shapes in every batch"
+            raise BadPiece(f"a column is {other} in this batch, but {one} in the first", where=where, fix=fix)
         content = _table(columns, run, where) if format == "columns" else _tensors(columns, where)
         yield TrainBatch(content, kinds, tuple(columns), {"rows": rows, "episodes": len(group), "steps": group.num_steps})
 
 
 def _column(name: str, held: Any, where: str, tally: Tally) -> Any:
-    """Arrays, or texts. Raises BadPiece for what is no column."""
+    """A column as arrays or strings. Raises BadPiece for anything else."""
     if isinstance(held, list) and all(isinstance(one, str) for one in held):
         return held
     if isinstance(held, list) and all(isinstance(one, Mapping) for one in held):
         return [info_to_text(one, tally=tally, where=f"{name}, {where}") for one in held]
     if not isinstance(held, list) and not is_filed(held):
-        with suppress(TypeError):  # of a tensor that numpy has no dtype for, as bfloat16
+        with suppress(TypeError):  # numpy lacks some dtypes of torch, such as bfloat16
             tree = map_leaves(lambda leaf: np.asarray(leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf), held)
             if all(leaf.dtype.kind in "biuf" for leaf in leaves(tree)):
                 return tree
-    kind = "items by episode that are not stacked" if is_filed(held) else f"a {type(held).__name__} of other things"
-    fix = "arrays or tensors of numbers, or lists of texts or dicts; batch_individual_items stacks items by episode"
+    kind = "unstacked items" if is_filed(held) else f"a {type(held).__name__} of unsupported values"
+    fix = "use numeric arrays or tensors, or lists of strings or dicts; batch_individual_items stacks items"
     raise BadPiece(f"column {name!r} holds {kind}", where=where, fix=fix)
 
 
 def _kinds(columns: Columns, batch: Mapping[str, Any], where: str) -> tuple[list[dict[str, Any]], int]:
-    """What each leaf is, and how many rows all have. Raises BadPiece where they differ."""
+    """Name, dtype and shape of each leaf, and the common number of rows. Raises BadPiece if lengths differ."""
     kinds, lengths = list[dict[str, Any]](), dict[str, int]()
     for name, column in columns.items():
         if isinstance(column, list):
@@ -124,21 +124,21 @@ def _kinds(columns: Columns, batch: Mapping[str, Any], where: str) -> tuple[list
             lengths[path] = len(leaf) if leaf.ndim else -1
     if len(set(lengths.values())) != 1 or -1 in lengths.values():
         what = f"the batch has no columns, or columns of different lengths: {lengths}"
-        fix = "columns with one row for each row of the batch; defaults = true adds the recorded"
+        fix = "add columns with one row per row of the batch; defaults = true adds the recorded columns"
         raise BadPiece(what, where=where, fix=fix)
     return kinds, next(iter(lengths.values()))
 
 
 def _table(columns: Columns, run: PipelineRun, where: str) -> bytes:
-    """A Parquet file. Raises BadConfig, naming column and remedy, for dtypes and shapes that Arrow does not have."""
+    """The content of a Parquet file. Raises BadConfig, naming the column, for dtypes and shapes that Arrow lacks."""
     fields, arrays = [], []
     for name, column in columns.items():
         try:
             is_text = isinstance(column, list)
             fields.append(pa.field(name, pa.string()) if is_text else tree_field(name, column, like=run.announced.get(name)))
         except (UnsupportedSpace, TypeError) as err:
-            fix = "--format safetensors, or leave the piece out"
-            raise BadConfig(f"no table has column {name!r}: {err}", where=where, fix=fix) from err
+            fix = "use --format safetensors, or leave the piece out"
+            raise BadConfig(f"a table cannot hold column {name!r}: {err}", where=where, fix=fix) from err
         arrays.append(pa.array(column, pa.string()) if is_text else to_arrow(column, fields[-1].type))
     table, sink = pa.Table.from_arrays(arrays, schema=pa.schema(fields)), pa.BufferOutputStream()
     per_group = max(1, int(len(table) * BLOCK_BYTES / max(1, table.nbytes)))
@@ -147,10 +147,10 @@ def _table(columns: Columns, run: PipelineRun, where: str) -> bytes:
 
 
 def _tensors(columns: Columns, where: str) -> bytes:
-    """A safetensors file. Raises BadConfig for texts."""
+    """The content of a safetensors file. Raises BadConfig for strings."""
     if texts := [name for name, column in columns.items() if isinstance(column, list)]:
-        what = f"safetensors hold numbers only, and of the columns {texts} are text"
-        raise BadConfig(what, where=where, fix="--format columns, or leave the piece out")
+        what = f"safetensors hold numbers only, but the columns {texts} are strings"
+        raise BadConfig(what, where=where, fix="use --format columns, or leave the piece out")
     return bytes(save({path: np.ascontiguousarray(leaf) for path, leaf in flatten(columns)}))
 
 
@@ -159,10 +159,11 @@ def _tensors(columns: Columns, where: str) -> bytes:
 
 @contextmanager
 def batch_folder(location: Location, *, options: Mapping[str, Any], overwrite: bool, command: str) -> Iterator[BatchFolder]:
-    """One write: the note comes first; without `commit` everything is removed at the end. `options`, `command`: for the note.
+    """Context manager for one write: take the lock first; remove everything at the end unless committed. `options`, `command`:
+    stored in the lock file.
 
-    Raises OutputExists, Locked where another writer is at work, TakenOver where one has taken over, StorageError; Interrupted
-    for a Ctrl-C.
+    Raises OutputExists, Locked if another writer is active, TakenOver if one has taken over, StorageError; Interrupted for
+    Ctrl-C.
     """
     folder = BatchFolder(location, TargetFolder(location, command, TRAIN_BATCHES))
     target = folder.target
@@ -172,7 +173,7 @@ def batch_folder(location: Location, *, options: Mapping[str, Any], overwrite: b
     except KeyboardInterrupt as err:
         if folder.committed:
             raise
-        what = "interrupted; no train batch was kept, and what was there before is untouched"
+        what = "interrupted; no train batch was kept, and earlier files are untouched"
         raise Interrupted(what, where=location.url, fix="run the command again") from err
     finally:
         if target.is_held and not folder.committed:
@@ -186,7 +187,7 @@ def batch_folder(location: Location, *, options: Mapping[str, Any], overwrite: b
 
 @dataclass(slots=True, eq=False)
 class BatchFolder:
-    """What has been written; see `batch_folder`."""
+    """The files of one write; see `batch_folder`."""
 
     location: Location
     target: TargetFolder
@@ -195,32 +196,32 @@ class BatchFolder:
     committed: bool = False
 
     def write(self, batch: TrainBatch, suffix: str) -> int:
-        """Write a batch; gives its bytes."""
+        """Write a batch; return its size in bytes."""
         path = batch_name(self.target.generation, len(self.batches), suffix)
         self.batches.append({"path": path, **batch.counts, **self._write(path, batch.content)})
         return len(batch.content)
 
     def commit(self, document: Mapping[str, Any], *, state: bytes) -> str | None:
-        """Write what the pieces learned (`state`; empty: nothing) and `batches.json`, and remove what they replace.
+        """Write the learned state (`state`; empty: none) and `batches.json`, and remove the files they replace.
 
-        `document`: all of `batches.json` but batches and state. Gives the path of the state.
+        `document`: `batches.json` without batches and state. Returns the path of the state.
         """
         path = connector_state_name(self.target.generation) if state else None
         kept = path and self._write(path, state)
         whole = json.dumps({**document, "batches": self.batches, "state": kept}, default=str)  # TOML has dates
         text = json.dumps(json.loads(whole, parse_constant=str), indent=1, ensure_ascii=False)  # and infinity
         with self.target.guard():
-            self.committed = True  # whatever comes now, the files that the commit lists stay
+            self.committed = True  # from here on the listed files must stay
             write_whole(self.location.join(BATCHES), text.encode() + b"\n", folder=self.location)
         states = [child for child in self.location.children() if STATE.fullmatch(child.name) and child.name != path]
         with self.target.guard():
-            for file in filter(is_regular, states):  # a link is nobody's of ours
+            for file in filter(is_regular, states):  # we never create links
                 file.remove()
             self.target.finish()
         return path
 
     def _write(self, path: str, content: bytes) -> dict[str, Any]:
-        """Write a file, and give what `batches.json` says of it."""
+        """Write a file; return its entry in `batches.json`."""
         self.files.append(self.location.join(path))
         with self.target.guard():
             write_whole(self.files[-1], content, folder=self.location)

@@ -1,4 +1,4 @@
-"""The command line: its commands, and the boundary where every error becomes a message and an exit code."""
+"""The command line: its commands, and the error boundary that turns exceptions into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ Exit codes:
     0  done
     1  a bug in offline-cli
     2  wrong usage, an option out of its range, or --out exists
-    3  data that cannot be read, that is invalid, or none
-    4  config, environment or spaces that do not fit
-    5  storage: missing, denied, unreachable, full, or written by somebody else
-    6  this machine lacks a package, a device or memory
-    7  a target or gate was not met
+    3  data is unreadable, invalid or empty
+    4  config, environment or spaces do not fit
+    5  storage is missing, denied, unreachable, full, or locked by another writer
+    6  a package, a device or memory is missing
+    7  a target or limit was not met
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
 OURS: Final = (
@@ -41,7 +41,7 @@ OURS: Final = (
     operations.publish,
 )
 COMMANDS: Final[Mapping[str, Callable[..., None]]] = {one.__name__.replace("_", "-"): one for one in OURS}
-"""In the order of the help. Typer builds the one that is asked for."""
+"""Commands in the order of the help; only the called one is built."""
 
 
 class ErrorBoundary(TyperGroup):
@@ -67,7 +67,7 @@ class ErrorBoundary(TyperGroup):
             try:
                 outcome = super().main(args, prog_name, complete_var, False, windows_expand_args, **extra)
                 code = outcome if isinstance(outcome, int) else 0
-            except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  a wrong command line, help that cannot be written
+            except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001  usage errors, errors while writing help
                 code = report(error, invocation)
         settle()
         if standalone_mode:
@@ -75,19 +75,19 @@ class ErrorBoundary(TyperGroup):
         return code
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Parse the arguments before the command; `--help` and `--version` print here."""
+        """Parse the arguments before the command; handles `--help` and `--version`."""
         with reader_may_go():
             return super().make_context(*args, **extra)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name: ours first, then one that another package has registered."""
+        """The command called `cmd_name`: built-in, or registered by another package."""
         if cmd_name in COMMANDS:
             return built(cmd_name, COMMANDS[cmd_name])
         return super().get_command(ctx, cmd_name) or other_command(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the short help, or all of it; commands of other packages by name, because none is imported for help."""
-        others = [(name, f"of the package {one}") for name, one in names_of_others().items() if name not in COMMANDS]
+        """Write the short or full help; commands of other packages by name only, because help does not import them."""
+        others = [(name, f"from the package {one}") for name, one in names_of_others().items() if name not in COMMANDS]
         if not is_short(ctx):
             super().format_help(ctx, formatter)
             formatter.write("".join(f"  {name}  {text}\n" for name, text in others))
@@ -98,19 +98,19 @@ class ErrorBoundary(TyperGroup):
         with formatter.section("Commands"):
             ours = [(name, (command.__doc__ or "").partition("\n")[0]) for name, command in COMMANDS.items()]
             formatter.write_dl([*ours, *others])
-        formatter.write("\nCOMMAND -h shows its most used options, --help all; --install-completion completes words.\n")
+        formatter.write("\nCOMMAND -h shows the main options, --help all; --install-completion installs shell completion.\n")
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command. Raises typer.Exit with its exit code where it failed."""
+        """Run the command. Raises typer.Exit with the exit code if it fails."""
         try:
             ctx.obj.refuse_memory()
             with results_alone() if ctx.obj.as_json else nullcontext():
                 return super().invoke(ctx)
         except (typer.Exit, UsageProblem):
             raise
-        except BrokenPipeError as error:  # of a socket too
+        except BrokenPipeError as error:  # pipes and sockets
             raise typer.Exit(0 if reader_is_gone() else report(error, ctx.obj)) from error
-        except (KeyboardInterrupt, SystemExit, Exception) as error:  # the boundary: nothing passes, whatever its class
+        except (KeyboardInterrupt, SystemExit, Exception) as error:  # catch everything
             raise typer.Exit(report(error, ctx.obj)) from error
 
 
@@ -141,7 +141,7 @@ def _root(
 
     The result of a command goes to stdout, progress and messages to stderr.
     """
-    if ctx.invoked_subcommand is None:  # a script whose command came out empty should fail
+    if ctx.invoked_subcommand is None:  # a script with an empty command should fail
         write(sys.stderr, ctx.get_help() + "\n")
         raise typer.Exit(2)
 

@@ -1,7 +1,7 @@
-"""Calls the library function of a command with what the command line gave, and shows its result.
+"""Call the library function of a command with the command line's parameters, and show its result.
 
-A pipe can be read once and not backwards, while readers look at the beginning to detect the format, and read again where they
-infer spaces. So the bytes of `-`, piped input, wait in a temporary file. Messages and provenance call it `-`.
+Piped input (`-`) is copied to a temporary file, because readers detect the format from the first bytes, and read again to infer
+spaces. Messages and provenance call it `-`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from offline_cli.errors import NoData, UsageError
 
 __all__ = ["call", "call_and_show", "show_result"]
 
-OF_COMMANDS: Final = ("as_json", "quiet", "debug", "cache", "cache_size", "list_formats")  # no keywords of functions
-SOURCES: Final = ("sources", "a", "b")  # keywords that `-` may be among
+OF_COMMANDS: Final = ("as_json", "quiet", "debug", "cache", "cache_size", "list_formats")  # not passed to library functions
+SOURCES: Final = ("sources", "a", "b")  # parameters that may contain `-`
 STDIN: Final = "-"
 
 Summary = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""What people are shown of the keys of `--json`."""
+"""Selects what to show from the keys of `--json`."""
 
 
 def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
-    """Call `function` with the parameters of the command; those not given keep the function's defaults."""
+    """Call `function` with the parameters of the command; unset ones keep the function's defaults."""
     params = ctx.params
     given = {name: value for name, value in params.items() if name not in OF_COMMANDS and value not in (None, (), [])}
     cache = {name: params[name] for name in ("cache", "cache_size") if params.get(name) is not None}
     if cache:
         if "cache" not in cache:
-            raise UsageError("--cache-size without --cache", where="--cache-size", fix="name the folder with --cache DIR")
+            raise UsageError("--cache-size needs --cache", where="--cache-size", fix="name a folder with --cache DIR")
         given["storage_options"] = {**given.get("storage_options", {}), **cache}
-    if not is_first():  # of processes that train together, one speaks
+    if not is_first():  # with several training processes, only the first logs
         logging.disable(logging.WARNING)
     with _with_stdin(given) as given, working(quiet=params["quiet"] or not is_first()) as (on_progress, notes):
         ctx.meta["notes"] = notes
@@ -53,16 +53,16 @@ def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
 
 
 def show_result(ctx: typer.Context, result: Any, summary: Summary = dict) -> None:
-    """Write a result on stdout: as JSON with its notes, or as `summary` formats it for people."""
+    """Write a result to stdout: as JSON with its notes, or the `summary` for people."""
     if not is_first():
         return
-    told = dict(result.as_dict())
+    values = dict(result.as_dict())
     if not ctx.params["as_json"]:
-        render.show(summary(told))
+        render.show(summary(values))
         return
-    if not isinstance(told.get("notes"), int):  # which is how many validate found
-        told["notes"] = list(dict.fromkeys((*told.get("notes", ()), *ctx.meta.get("notes", ()))))
-    write(sys.stdout, render.to_json(told))
+    if not isinstance(values.get("notes"), int):  # for validate it is a count
+        values["notes"] = list(dict.fromkeys((*values.get("notes", ()), *ctx.meta.get("notes", ()))))
+    write(sys.stdout, render.to_json(values))
 
 
 def call_and_show(ctx: typer.Context, function: Callable[..., Any], summary: Summary = dict) -> None:
@@ -72,16 +72,16 @@ def call_and_show(ctx: typer.Context, function: Callable[..., Any], summary: Sum
 
 @contextmanager
 def _with_stdin(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """`given` with a file in place of `-`. Raises UsageError where nothing is piped in, NoData for an empty pipe."""
+    """`given` with a file in place of `-`. Raises UsageError without piped input, NoData for an empty pipe."""
     places = {name: given[name] for name in SOURCES if STDIN in _listed(given.get(name))}
     if not places:
         yield given
         return
     if sum(_listed(value).count(STDIN) for value in places.values()) > 1:
-        raise UsageError("- is given twice", where="the sources", fix="a pipe can be read once: leave one out")
+        raise UsageError("- is given twice", where="the sources", fix="give - once: a pipe can be read only once")
     if sys.stdin is None or is_terminal(sys.stdin):
-        fix = "pipe JSON lines or CSV into the command, or name a file (./- for one that is called so)"
-        raise UsageError("- stands for piped input, and nothing is piped in", where="stdin", fix=fix)
+        fix = "pipe JSON lines or CSV into the command, or name a file (./- for a file called -)"
+        raise UsageError("- means piped input, but nothing is piped in", where="stdin", fix=fix)
     with tempfile.TemporaryDirectory(prefix="offline-cli-") as folder:
         piped = _kept(Path(folder) / "stdin")
         for name, value in places.items():
@@ -94,13 +94,13 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _kept(file: Path) -> Any:
-    """Piped input as a file that is called `-`."""
+    """Copy piped input to a file whose location is called `-`."""
     from offline_cli.storage.locations import Location, open_location
 
     with file.open("wb") as copy:
         shutil.copyfileobj(sys.stdin.buffer, copy)
     if not file.stat().st_size:
-        fix = "check that the command before the pipe wrote anything"
-        raise NoData("nothing came through the pipe", where="stdin", fix=fix)
+        fix = "check the output of the command before the pipe"
+        raise NoData("the pipe is empty", where="stdin", fix=fix)
     place = open_location(file)
     return Location(place.fs, place.path, STDIN)

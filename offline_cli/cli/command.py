@@ -1,7 +1,7 @@
-"""Commands: functions with annotated parameters, and a decorator for the rest of their help.
+"""Commands: functions with annotated parameters, and a decorator for their help.
 
-`-h` is one sentence, an example and the options that most people need; `--help` is everything, in panels. Other packages add
-commands as entry points `offline_cli.commands`: such functions, each imported when it is called. None replaces one of ours.
+`-h` shows one sentence, an example and the main options; `--help` shows everything, in panels. Other packages add commands as
+entry points `offline_cli.commands`, imported when called. They cannot replace built-in commands.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ Further = Callable[[Sequence[str]], list[tuple[str, str]]]
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the help of a command shows beside its parameters."""
+    """Help of a command besides its parameters."""
 
-    most_used: tuple[str, ...] = ()  # the parameters that most people need, at most six
+    most_used: tuple[str, ...] = ()  # main parameters, at most six
     examples: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()  # what `--json` prints at least, kept for good
-    further: Further | None = None  # options of what else was given with --help
+    keys: tuple[str, ...] = ()  # guaranteed keys of `--json`
+    further: Further | None = None  # more options that depend on the arguments
 
     @property
     def epilog(self) -> str:
-        """What stands below the options."""
+        """Text below the options."""
         keys = f"\n\nJSON keys: {', '.join(self.keys)}" if self.keys else ""
         return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in self.examples) + keys
 
@@ -49,10 +49,10 @@ def command(
     without: Sequence[str] = (),
     further: Further | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorator of a function that is a command: see `About`.
+    """Decorator for a command: see `About`.
 
-    `takes`: functions whose parameters the command has besides, in `ctx.params`, but those in `without`; its own of the same
-    name replace them.
+    `takes`: functions whose parameters, except those in `without`, are added to the command, in `ctx.params`; its own take
+    precedence.
     """
 
     def declare(function: Function) -> Function:
@@ -75,41 +75,41 @@ def command(
 
 
 def built(name: str, function: Callable[..., Any]) -> Any:
-    """`function` as typer runs it, under `name`."""
+    """Build a typer command called `name` from `function`."""
     shown: About = getattr(function, "about", About())
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False, rich_markup_mode="rich")
     page = type("Page", (Page,), {"about": shown})
-    paragraphs = (getdoc(function) or "").split("\n\n")  # each in one line, which rich does not make of several
+    paragraphs = (getdoc(function) or "").split("\n\n")  # one line each, because rich keeps line breaks
     text = "\n\n".join(" ".join(one.split()) for one in paragraphs)
     app.command(name, cls=page, help=text, epilog=shown.epilog if shown.examples else None)(function)
     return typer.main.get_command(app)
 
 
 def is_short(ctx: Any) -> bool:
-    """Whether `-h` asked for help, and not `--help`."""
+    """Whether help was requested with `-h`, not `--help`."""
     return "--help" not in getattr(ctx.find_root().obj, "args", ("--help",))
 
 
 @contextmanager
 def reader_may_go() -> Iterator[None]:
-    """Context for writing help on stdout. Raises typer.Exit, with success, when the reader of a pipe has gone."""
+    """Context manager for writing help to stdout. Raises typer.Exit, with success, if the reader closed the pipe."""
     try:
         yield
     except BrokenPipeError as error:
         raise typer.Exit from error
-    except SystemExit as error:  # as which rich passes it on
+    except SystemExit as error:  # rich turns BrokenPipeError into it
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         raise typer.Exit from error
 
 
 class Page(TyperCommand):
-    """A command with both helps."""
+    """A command with short and full help."""
 
     about = About()
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        """Parse the arguments, among which help may be asked for."""
+        """Parse the arguments; handles help."""
         with reader_may_go():
             return super().make_context(*args, **extra)
 
@@ -121,7 +121,7 @@ class Page(TyperCommand):
         return [*pieces, *needed, "[OPTIONS]"]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the short help, or all of it."""
+        """Write the short or full help."""
         if not is_short(ctx):
             super().format_help(ctx, formatter)
             if self.about.further and (shown := self.about.further(ctx.obj.args)):
@@ -143,16 +143,16 @@ class Page(TyperCommand):
 
 
 def names_of_others() -> Mapping[str, str]:
-    """The packages of commands that are not ours, by name; none is imported."""
+    """Packages of third-party commands, by command name; none is imported."""
     from offline_cli.plugins import COMMANDS, plugins
 
     return {one.name: one.package for one in plugins(COMMANDS)}
 
 
 def other_command(name: str) -> Any:
-    """The command that a package has registered as `name`, as typer runs it; None: there is none.
+    """The typer command that a package registered as `name`, or None.
 
-    Raises MissingPackage where it cannot be imported, BadConfig for what is no function, or is of two packages.
+    Raises MissingPackage if it cannot be imported, BadConfig if it is no function, or registered by two packages.
     """
     from offline_cli.plugins import COMMANDS, plugin
 

@@ -1,4 +1,4 @@
-"""What a shell completes: sources, run folders, presets of mappings, formats, algorithms. Imports nothing heavy."""
+"""Shell completion of sources, run folders, mapping presets, formats and algorithms. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ PRESETS = ("rllib", "gym-legacy", "d4rl-table")
 
 
 def sources(incomplete: str) -> list[str]:
-    """Folders, and files that may hold recordings."""
+    """Folders and data files."""
     return [path for path in _paths(incomplete) if path.lower().endswith(("/", *DATA))]
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run folders; folders of folders, where there is none."""
+    """Run folders; all folders if there are none."""
     folders = [path for path in _paths(incomplete) if path.endswith("/")]
     return [path.rstrip("/") for path in folders if os.path.exists(f"{path}policy.json")] or folders
 
 
 def policies(incomplete: str) -> list[str]:
-    """The prefixes of other policies, and run folders."""
+    """Policy prefixes and run folders."""
     return [*POLICIES, *runs(incomplete)]
 
 
 def mappings(incomplete: str) -> list[str]:
-    """Presets, and TOML files."""
+    """Presets and TOML files."""
     return [*PRESETS, *(path for path in _paths(incomplete) if path.endswith((".toml", "/")))]
 
 
 def formats() -> list[str]:
-    """Formats that this package reads."""
+    """Built-in formats."""
     return [*FORMATS]
 
 
 def algorithms() -> list[str]:
-    """Algorithms of this package."""
+    """Built-in algorithms."""
     return ["bc", "marwil", "iql", "td3-bc", "rebrac"]
 
 
 def _paths(incomplete: str) -> list[str]:
-    """Paths that begin so, folders with a slash."""
+    """Paths with this prefix; folders end with a slash."""
     return [f"{path}/" if os.path.isdir(path) else path for path in sorted(glob.glob(f"{glob.escape(incomplete)}*"))]

@@ -54,7 +54,7 @@ def convert(
         o.output(
             help="One row per episode, packed (episodes); one per step (columns); another format; python:package.module:Sink.",
             metavar="FORMAT",
-            show_default="episodes; with --append, what the dataset has",
+            show_default="episodes; with --append, the dataset's format",
             autocompletion=completion.formats,
         ),
     ] = None,
@@ -64,28 +64,27 @@ def convert(
     drop: Annotated[
         list[str],
         o.data(
-            help="Leaf to leave out: a part of observations or actions (obs.mission), an extra model output, or infos. "
-            "Repeatable.",
+            help="Leaf to drop: a part of observations or actions (obs.mission), an extra model output, or infos. Repeatable.",
             metavar="LEAF",
         ),
     ] = o.NO_VALUES,
     drop_reset_rows: Annotated[
-        bool, o.data("--drop-reset-rows", help="Leave out a vector environment's own resets; reads the sources twice.")
+        bool, o.data("--drop-reset-rows", help="Drop rows of a vector environment's autoresets; reads the sources twice.")
     ] = False,
     on_error: o.OnErrorOption = "fail",
     limit: o.LimitOption = None,
     compression: o.CompressionOption = None,
-    append: Annotated[bool, o.output("--append", help="Add to the dataset at --out, without episodes that it has.")] = False,
+    append: Annotated[bool, o.output("--append", help="Add to the dataset at --out, skipping episodes that it has.")] = False,
     list_formats: Annotated[
         bool,
-        o.data("--list-formats", help="List what --from and --to take, and exit.", is_eager=True, callback=_list_formats),
+        o.data("--list-formats", help="List the formats of --from and --to, and exit.", is_eager=True, callback=_list_formats),
     ] = False,
 ) -> None:
-    """Turn recordings into a dataset.
+    """Convert recordings to a dataset.
 
-    Reads RLlib's episodes and columns, SampleBatch JSON, tables of anybody's steps (Parquet, Arrow, CSV, JSON lines), formats
-    of other programs and our own datasets. Fragments of episodes are put together, exact duplicates dropped, and whatever had
-    to be assumed is counted.
+    Reads RLlib's episodes and columns, SampleBatch JSON, tables of steps (Parquet, Arrow, CSV, JSON lines), other projects'
+    formats and our own datasets. Fragments of episodes are stitched, exact duplicates dropped, and every assumption is
+    counted.
     """
     from offline_cli.converting.convert import convert
 
@@ -110,13 +109,13 @@ def apply(
     out: o.OutOption = None,
     format: Annotated[BatchFormat, o.output(help="Parquet with a row per step, or tensors by name.")] = "columns",
     steps_per_batch: Annotated[
-        int, o.output(help="A batch closes with the episode that brings it to N steps.", min=1)
+        int, o.output(help="Fill each batch with whole episodes until it has at least N steps.", min=1)
     ] = STEPS_PER_BATCH,
     show: Annotated[
         bool, o.checking("--show", help="Show pieces and spaces for the first episode, or --env; write nothing.")
     ] = False,
     trace: Annotated[
-        int | None, o.checking(help="Show the batch of the first N episodes after each piece instead.", min=1)
+        int | None, o.checking(help="Show the batch of the first N episodes after each piece; write nothing.", min=1)
     ] = None,
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
@@ -125,15 +124,15 @@ def apply(
 ) -> None:
     """Run a learner pipeline over recordings and write its train batches.
 
-    Episodes come to the pipeline as train gives them to it. Each batch is one file, of whole episodes; OUT/batches.json,
-    written last, says what they hold.
+    The pipeline gets episodes as in train. Each batch is one file of whole episodes; OUT/batches.json, written last, describes
+    them.
     """
     from offline_cli.applying.apply import apply
 
     try:
         result = call(ctx, apply)
     except OfflineCliError as error:
-        if trace is not None and error.result and not ctx.obj.as_json:  # --json has the trace so far beside the error
+        if trace is not None and error.result and not ctx.obj.as_json:  # --json includes the trace so far
             tables.show_pieces(error.result, traced=True)
         raise
     if ctx.obj.as_json or not (show or trace):
@@ -157,28 +156,28 @@ def inspect(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     deep: Annotated[
-        bool, o.checking("--deep", help="Read a dataset's shards too: histograms of columns, episodes by agent and module.")
+        bool, o.checking("--deep", help="Also read a dataset's shards: histograms of columns, episodes by agent and module.")
     ] = False,
     head: Annotated[int | None, o.checking(help="List the first N episodes with length and return.", min=1)] = None,
     episode: Annotated[
-        str | None, o.checking(help="Show one episode: how it ended, its steps, its columns over time.", metavar="ID")
+        str | None, o.checking(help="Show one episode: its end, steps, and columns over time.", metavar="ID")
     ] = None,
     expect: Annotated[
         list[str],
         o.checking(
             help="Exit with 7 unless the result has this value: episodes=100, 'return.mean>=450'. Keys are those of --json, "
-            "nested ones with dots. Repeatable.",
+            "nested keys with dots. Repeatable.",
             callback=comparisons,
             metavar="KEY=VALUE",
         ),
     ] = o.NO_VALUES,
     on_error: Annotated[
-        Literal["fail", "skip"], o.data(help="What to do with an unreadable row: stop, or count and skip it.")
+        Literal["fail", "skip"], o.data(help="Handling of an unreadable row: fail, or count and skip it.")
     ] = "fail",
 ) -> None:
-    """Show what recordings or a dataset hold.
+    """Show the contents of recordings or a dataset.
 
-    A dataset's manifest answers at once; recordings of other formats are read from beginning to end.
+    For a dataset, inspect reads only the manifest; recordings of other formats are read completely.
     """
     from offline_cli.checking.inspect import inspect
 
@@ -198,27 +197,29 @@ def inspect(
         "offline-cli validate recordings/ --env CartPole-v1 --json",
         "offline-cli validate robot.csv --mapping robot.toml",
     ),
-    keys=("problems",),  # of a failure too, beside `error` and `exit_code`
+    keys=("problems",),  # also on failure, with `error` and `exit_code`
 )
 def validate(
     ctx: typer.Context,
     sources: o.SourcesArgument,
-    strict: Annotated[bool, o.checking("--strict", help="Fail on warnings too, not on errors alone.")] = False,
-    deep: Annotated[bool, o.checking("--deep", help="Read a dataset twice: footers, rows set aside, open uploads.")] = False,
+    strict: Annotated[bool, o.checking("--strict", help="Fail on warnings too, not only on errors.")] = False,
+    deep: Annotated[
+        bool, o.checking("--deep", help="Also check footers, quarantined rows and open uploads; reads a dataset twice.")
+    ] = False,
     allow_lost: Annotated[
-        bool, o.checking("--allow-lost", help="Episodes lost when the dataset was written are a note, also under --strict.")
+        bool, o.checking("--allow-lost", help="Report episodes lost while writing the dataset as a note, even with --strict.")
     ] = False,
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
 ) -> None:
-    """Look for everything that can be wrong with recordings or datasets.
+    """Check recordings or datasets for errors.
 
-    Nothing is changed. Exit code 3 where there is an error; warnings are what reading repairs or tolerates.
+    Changes nothing. Exits with 3 if there is an error; warnings are problems that reading repairs or tolerates.
     """
     from offline_cli.checking.validate import validate
 
     result = call(ctx, validate)
-    if result.passed or not ctx.obj.as_json:  # a failure under --json is one object, which the error boundary writes
+    if result.passed or not ctx.obj.as_json:  # with --json, the error boundary writes the one object of a failure
         show_result(ctx, result, tables.validated)
     result.check()
 
@@ -237,18 +238,18 @@ def repair(
     ctx: typer.Context,
     out: Annotated[str, typer.Argument(help="Dataset folder: a path or URL.", metavar="D", autocompletion=completion.sources)],
     drop_broken: Annotated[
-        bool, o.data("--drop-broken", help="Leave out shards that are missing, unreadable, or not of the manifest's sha256.")
+        bool, o.data("--drop-broken", help="Drop shards that are missing, unreadable, or differ from the manifest's sha256.")
     ] = False,
     force_unlock: Annotated[
-        bool, o.data("--force-unlock", help="Remove the lock of a writer that has ended, _writing.json, and do nothing else.")
+        bool, o.data("--force-unlock", help="Only remove the lock of a dead writer, _writing.json.")
     ] = False,
     env: o.SpacesOfOption = None,
     dry_run: o.DryRunOption = False,
 ) -> None:
-    """Make a folder that a writer left, or that was damaged, a dataset again.
+    """Repair a damaged or unfinished dataset.
 
-    Complete shards are adopted, half-written files and uploads dropped, and the manifest is built anew. Nothing that could hold
-    an episode is deleted: what is not part of the dataset moves to quarantine/. Refused while a writer is at work.
+    Complete shards are adopted, partial files and uploads dropped, and the manifest is rebuilt. No file that may hold an
+    episode is deleted: other files move to quarantine/. Refused while a writer is active.
     """
     from offline_cli.checking.repair import repair
 

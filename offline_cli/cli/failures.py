@@ -1,4 +1,4 @@
-"""Turns any exception into one message and one exit code; a traceback is shown only with `--debug`."""
+"""Turn any exception into one message and one exit code; show a traceback only with `--debug`."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ SHORTAGE: Final = re.compile(
 )
 
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
-"""What typer raises for a wrong command line. Newer versions have a click of their own; this name holds for all."""
+"""Typer's usage error. Newer versions bundle their own click; this works for all."""
 
-_AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # of processes that train together each ends so, and one says it
+_AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # raised in every training process; only the first reports it
 _EXTRA_OF: Final = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _FIXES: Final = {
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "a path that can be read and written"),
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), "another disk, or free some space"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "use a path with read and write permission"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EIO), "use another disk, or free some space"),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG), "check the path"),
 }
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether `error` came from a lack of memory or threads, as Python, torch, C++ or Linux report it."""
+    """Whether `error` was caused by a lack of memory or threads, reported by Python, torch, C++ or Linux."""
     return any(
         isinstance(one, MemoryError)
-        or type(one).__name__ == "OutOfMemoryError"  # torch's, known without loading torch
+        or type(one).__name__ == "OutOfMemoryError"  # torch's, without importing torch
         or getattr(one, "errno", None) == errno.ENOMEM
         or (isinstance(one, (ImportError, RuntimeError, OSError)) and bool(SHORTAGE.search(str(one))))
         for one in causes(error)
@@ -61,19 +61,19 @@ def is_shortage(error: BaseException) -> bool:
 
 
 class Bug(OfflineCliError):
-    """Something that should not happen."""
+    """An unexpected exception."""
 
     exit_code = 1
 
 
 class OutOfMemory(OfflineCliError):
-    """This machine, or its device, has too little memory."""
+    """The machine or its device is out of memory."""
 
     exit_code = 6
 
 
 def report(error: BaseException, invocation: Invocation) -> int:
-    """Show `error` on stderr, under `--json` on stdout too, and return the exit code."""
+    """Show `error` on stderr, with `--json` also on stdout, and return the exit code."""
     told = explain(error, invocation)
     exit_code = _exit_code(error, told)
     if isinstance(told, _AGREED) and not is_first():
@@ -91,7 +91,7 @@ def report(error: BaseException, invocation: Invocation) -> int:
 
 
 def _message(told: OfflineCliError) -> str:
-    """What, where and fix in three lines, but for lists of mistakes and a mapping to start from."""
+    """What, where and fix in three lines, or more for several mistakes or a starting mapping."""
     labels = ("error:", "at:", "try:")
     if colour_wanted(sys.stderr):
         labels = ("\x1b[1;31merror:\x1b[0m", "\x1b[1mat:\x1b[0m", "\x1b[1;32mtry:\x1b[0m")
@@ -102,7 +102,7 @@ def _message(told: OfflineCliError) -> str:
 
 
 def _blanked(value: Any, invocation: Invocation) -> Any:
-    """`value` in JSON's own types, without secrets in any of its texts."""
+    """`value` in JSON types, with secrets in strings blanked out."""
     value = plain(value)
     if isinstance(value, str):
         return invocation.without_secrets(value)
@@ -112,7 +112,7 @@ def _blanked(value: Any, invocation: Invocation) -> Any:
 
 
 def _exit_code(error: BaseException, told: OfflineCliError) -> int:
-    """That of the class; an interruption's is that of the signal."""
+    """The exit code of the error class; for an interruption that of the signal."""
     if not isinstance(told, Interrupted):
         return told.exit_code
     behind = next((one.exit_code for one in causes(error) if isinstance(one, StopRequested)), told.exit_code)
@@ -120,21 +120,22 @@ def _exit_code(error: BaseException, told: OfflineCliError) -> int:
 
 
 def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
-    """Translate `error` into an OfflineCliError that a user can act on."""
+    """Translate `error` into an OfflineCliError with a fix."""
     if isinstance(error, OfflineCliError):
         return error
     lost = next((one for one in causes(error) if isinstance(one, ClusterLost)), None)
-    if lost is not None:  # torchrun stops those that are left, which may be on their way out
+    if lost is not None:  # torchrun stops the other processes
         return lost
     where = invocation.command
     if isinstance(error, UsageProblem):
         message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
         where = getattr(getattr(error, "ctx", None), "command_path", where)  # an unknown command has no help
-        return UsageError(message, where=where, fix=f"{where} --help")
+        return UsageError(message, where=where, fix=f"see {where} --help")
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted("interrupted", where=where, fix="the same command again, with --resume where it had begun to write")
+        fix = "run the same command again, with --resume if it had started to write"
+        return Interrupted("interrupted", where=where, fix=fix)
     if is_shortage(error):
-        fix = "a smaller input, --batch-size, or more memory; a limit of this shell is shown by ulimit -a"
+        fix = "use a smaller input or --batch-size, or more memory; ulimit -a shows limits of the shell"
         return OutOfMemory(f"out of memory: {error}".rstrip(": "), where=where, fix=fix)
     if isinstance(error, OSError) and error.errno in _FIXES:
         kind = StorageNotFound if error.errno == errno.ENOENT else StorageError
@@ -146,7 +147,7 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     return _of_plugin(error) or Bug(
         f"a bug in offline-cli: {type(error).__name__}: {error}",
         where=_innermost_place(error),
-        fix="the same command with --debug, and report the traceback together with the command",
+        fix="run the same command with --debug, and report the traceback with the command",
     )
 
 
@@ -159,16 +160,16 @@ def _distribution(package: str) -> str:
 
 
 def _of_plugin(error: BaseException) -> BadData | None:
-    """Translate an error of a plugin package; None when it comes from elsewhere."""
+    """Translate an error of a plug-in package or user code; None for other errors."""
     from offline_cli.plugins import plugin_behind
 
     package, place = plugin_behind(error) or ("", "")
     if not package:
         return None
     is_code = package.startswith("python:")
-    fix = "correct it" if is_code else f"pip install --upgrade {package}"
+    fix = "fix this code" if is_code else f"pip install --upgrade {package}"
     what = f"{'' if is_code else 'the package '}{package} raised {error!r}"
-    return BadData(what, where=place, fix=f"{fix}; --debug shows the lines on the way")
+    return BadData(what, where=place, fix=f"{fix}; --debug shows the traceback")
 
 
 def _innermost_place(error: BaseException) -> str:

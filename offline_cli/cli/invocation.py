@@ -1,7 +1,6 @@
-"""The arguments of one call of the command line, repeated without secrets.
+"""The arguments of one command line, and their form without secrets.
 
-The flags that decide how a failure is shown are read from the arguments themselves, because a failure may come before
-they could be parsed.
+Flags that affect the display of a failure are read from the raw arguments, because parsing may fail.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ class Invocation:
     args: tuple[str, ...]
 
     def has(self, option: str) -> bool:
-        """Whether `option` is among them, before a `--`."""
+        """Whether `option` is among the arguments before `--`."""
         return option in (self.args[: self.args.index("--")] if "--" in self.args else self.args)
 
     @property
     def as_json(self) -> bool:
-        """Whether the outcome, a failure too, is one JSON object on stdout."""
+        """Whether the result or failure is one JSON object on stdout."""
         return self.has("--json")
 
     @property
@@ -39,18 +38,18 @@ class Invocation:
         return f"{_PROGRAM} {first}".rstrip()
 
     def recorded(self) -> tuple[str, ...]:
-        """The whole command line for a dataset's provenance, with storage options and passwords blanked out."""
+        """The command line for provenance, with storage options and passwords blanked out."""
         return (_PROGRAM, *blanked_args(self.args))
 
     def without_secrets(self, text: str) -> str:
-        """`text`, such as that of an error, without the secrets among the arguments, or in URLs."""
+        """`text` with secrets of the arguments and in URLs blanked out."""
         for secret in secrets_among(self.args):
             text = text.replace(secret, BLANK)
         return blanked(text)
 
     def refuse_memory(self) -> None:
-        """Raise UsageError where an argument names a place in the memory of a process: of this one, which is about to end."""
+        """Raise UsageError for memory:// URLs, which exist only in this short-lived process."""
         for arg in self.args:
             if arg.startswith(_MEMORY) or f"={_MEMORY}" in arg or f"::{_MEMORY}" in arg:
-                what = "memory:// exists only within one process: no other program can write or read it"
-                raise UsageError(what, where=arg, fix="a local folder or a bucket; memory:// is for programs in Python")
+                what = "memory:// exists only within one process"
+                raise UsageError(what, where=arg, fix="use a local folder or a bucket; memory:// is for Python programs")

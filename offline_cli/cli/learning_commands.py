@@ -39,41 +39,41 @@ def record(
             "--policy",
             "-p",
             help="Policy to play: random, a run folder, onnx:FILE, rllib:FOLDER (with --trust-pickle), sb3:FILE (its pickled "
-            "code runs) or python:package.module:attribute. Of several agents one for all, or AGENT=P for each. Repeatable.",
+            "code runs) or python:package.module:attribute. With several agents one for all, or AGENT=P for each. Repeatable.",
             metavar="P",
             autocompletion=completion.policies,
         ),
     ],
     episodes: o.EpisodesOption = None,
     steps: o.StepsOption = None,
-    first_episode: Annotated[
-        int, o.how_long(help="Index of the first episode: any one can be recorded again alone.", min=0)
-    ] = 0,
-    vectorize: Annotated[c.Vectorize, o.where(help="Copies of the environment in turn, or in a process each.")] = "sync",
+    first_episode: Annotated[int, o.how_long(help="Index of the first episode, for example to record one again.", min=0)] = 0,
+    vectorize: Annotated[
+        c.Vectorize, o.where(help="Step copies of the environment in turn (sync), or in one process each (async).")
+    ] = "sync",
     step_timeout: Annotated[
-        float | None, o.where(help="End the command where a step under --vectorize async takes longer.", metavar="SECONDS")
+        float | None, o.where(help="Fail if a step of --vectorize async takes longer.", metavar="SECONDS")
     ] = None,
     format: Annotated[c.RowFormat, o.output(help="One row per episode, packed; or one row per step.")] = c.ROW_FORMAT,
     compression: Annotated[c.Compression, o.output(help="Compression of the Parquet shards.")] = c.COMPRESSION,
     infos: Annotated[
         c.Infos,
         o.output(
-            help="Infos to keep. plain: numbers, texts, arrays, lists and mappings of these; other entries are dropped, and "
-            "counted by key. all: an entry that cannot be stored is an error. none: nothing."
+            help="Infos to keep. plain: numbers, strings, arrays, lists and mappings of these; other entries are dropped and "
+            "counted by key. all: an entry that cannot be stored is an error. none: no infos."
         ),
     ] = "plain",
     allow_changes: o.AllowChangesOption = False,
 ) -> None:
     """Play a policy and record whole episodes.
 
-    Episodes are those that begin first, each to its own end. Ctrl-C commits what is whole; --resume continues.
+    Records the first episodes to start, each to its end. Ctrl-C commits finished episodes; --resume continues.
     """
     from offline_cli.recording.record import record
 
     try:
         call_and_show(ctx, record)
     except OfflineCliError as error:
-        error.where = error.where.replace("--env ", "ENV ")  # which is no option here
+        error.where = error.where.replace("--env ", "ENV ")  # ENV is an argument here
         raise
 
 
@@ -102,22 +102,21 @@ def evaluate(
         o.checking(help="Exit with 7 if the mean return, or that of AGENT=R, is below R. Repeatable.", metavar="R"),
     ] = o.NO_VALUES,
     video: Annotated[
-        str | None, o.output(help="Folder for films, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER")
+        str | None, o.output(help="Folder for videos, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER")
     ] = None,
     video_episodes: Annotated[
-        Any, o.output(help="Episodes that --video films, counted from 0.", parser=whole_numbers, metavar="I,J,...")
+        Any, o.output(help="Episodes for --video, counted from 0.", parser=whole_numbers, metavar="I,J,...")
     ] = (0,),
     policy: Annotated[
         list[str],
-        o.playing(help="Another policy for one of several agents, or a pattern: AGENT=random. Repeatable.", metavar="AGENT=P"),
+        o.playing(help="Policy for one of several agents, or a pattern of names: AGENT=random. Repeatable.", metavar="AGENT=P"),
     ] = o.NO_VALUES,
 ) -> None:
     """Play a trained policy and measure its return.
 
-    Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval. A policy that
-    was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were after
-    training. The same command gives the same result. Of a run that is not finished the last checkpoint plays, and a note says
-    so.
+    Plays the first episodes to start, each to its end, and reports the mean with a 95% confidence interval. A policy trained
+    with --pipeline plays through its env-to-module pieces in their state after training. The same command gives the same
+    result. An unfinished run plays its last checkpoint, with a note.
     """
     from offline_cli.playing.evaluate import evaluate
 
@@ -125,7 +124,7 @@ def evaluate(
 
 
 def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
-    """The options of the algorithm that a command line names, for its help."""
+    """The options of the named algorithm, for the help."""
     named = [after for one, after in itertools.pairwise((*arguments, "")) if one == "--algorithm"]
     named += [one.partition("=")[2] for one in arguments if one.startswith("--algorithm=")]
     if not named:
@@ -142,7 +141,7 @@ def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
 
 @command(
     takes=(o.tables, o.environment, o.stored, o.cached, o.resuming, o.writing, o.common),
-    without=("force_unlock",),  # the lock of a run folder ends with its process
+    without=("force_unlock",),  # a run folder's lock ends with its process
     most_used=("algorithm", "set", "out", "env", "config", "resume"),
     examples=(
         "offline-cli train dataset --algorithm iql --out run",
@@ -159,7 +158,7 @@ def train(
     algorithm: Annotated[
         str | None,
         o.learning(
-            help="Learning algorithm (docs/algorithms.md); --help with it shows its options.",
+            help="Learning algorithm (docs/algorithms.md); add --help for its options.",
             metavar="NAME",
             show_default="bc",
             autocompletion=completion.algorithms,
@@ -171,7 +170,9 @@ def train(
     ] = o.NO_VALUES,
     config: Annotated[
         str | None,
-        o.learning(help="TOML file with these options and more (docs/config.md); options given here win.", metavar="FILE"),
+        o.learning(
+            help="TOML file with these and more options (docs/config.md); the command line takes precedence.", metavar="FILE"
+        ),
     ] = None,
     network: Annotated[
         str | None,
@@ -191,19 +192,16 @@ def train(
     batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
     lr: Annotated[float | None, o.learning(help="Learning rate of Adam, above 0.", show_default="0.0005")] = None,
     lr_schedule: Annotated[
-        c.Schedule | None, o.learning(help="How the rate falls after --lr-warmup, to 0 at the end.", show_default="constant")
+        c.Schedule | None,
+        o.learning(help="Decay of the learning rate after --lr-warmup, to 0 at the end.", show_default="constant"),
     ] = None,
-    lr_warmup: Annotated[
-        int | None, o.learning(help="Updates in which the rate rises linearly to --lr.", min=0, show_default="0")
-    ] = None,
-    weight_decay: Annotated[
-        float | None, o.learning(help="Decoupled weight decay, as of AdamW.", min=0, show_default="0")
-    ] = None,
-    clip_norm: Annotated[float | None, o.learning(help="Scale down gradients longer than this norm, above 0.")] = None,
-    dropout: Annotated[float | None, o.learning(help="Share of hidden outputs left out by an update, below 1.", min=0)] = None,
-    layer_norm: Annotated[bool | None, o.learning("--layer-norm", help="Normalise the outputs of each hidden layer.")] = None,
+    lr_warmup: Annotated[int | None, o.learning(help="Updates of linear warm-up to --lr.", min=0, show_default="0")] = None,
+    weight_decay: Annotated[float | None, o.learning(help="Decoupled weight decay (AdamW).", min=0, show_default="0")] = None,
+    clip_norm: Annotated[float | None, o.learning(help="Clip gradients to this norm, above 0.")] = None,
+    dropout: Annotated[float | None, o.learning(help="Dropout probability after hidden layers, below 1.", min=0)] = None,
+    layer_norm: Annotated[bool | None, o.learning("--layer-norm", help="Layer norm after each hidden layer.")] = None,
     ema: Annotated[
-        float | None, o.learning(help="Decay of a moving average of the weights, which is kept; above 0, below 1.")
+        float | None, o.learning(help="Keep a moving average of the policy's weights with this decay, above 0 and below 1.")
     ] = None,
     log_std_min: Annotated[
         float | None, o.learning(help="Lower bound on log sigma of Box actions, else the algorithm's.")
@@ -228,7 +226,7 @@ def train(
     until_return: Annotated[
         str | None,
         o.how_long(
-            help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7; in a game AGENT=R.", metavar="R"
+            help="Stop at this mean return, confirmed on 100 fresh episodes, else exit 7; AGENT=R for an agent.", metavar="R"
         ),
     ] = None,
     patience: Annotated[
@@ -241,16 +239,15 @@ def train(
         float | None, o.checking(help="Exit with 7 if the kept policy's held-out loss is above this. Needs --val-fraction.")
     ] = None,
     min_accuracy: Annotated[
-        float | None, o.checking(help="Exit with 7 if its accuracy is below this. Needs --val-fraction and discrete actions.")
+        float | None,
+        o.checking(help="Exit with 7 if the held-out accuracy is below this. Needs --val-fraction and discrete actions."),
     ] = None,
     eval_every: Annotated[
-        int | None, o.checking(help="Updates between two checks.", min=1, show_default="an epoch, but from 100 to 1000")
+        int | None, o.checking(help="Updates between two checks.", min=1, show_default="one epoch, limited to 100 to 1000")
     ] = None,
-    eval_episodes: Annotated[
-        int | None, o.checking(help="Episodes played per check, greedily.", min=1, show_default="20")
-    ] = None,
+    eval_episodes: Annotated[int | None, o.checking(help="Greedy episodes per check.", min=1, show_default="20")] = None,
     checkpoint_every: Annotated[
-        int | None, o.checking(help="Updates between two checkpoints; fewer where uploads are slow.", min=1, show_default="500")
+        int | None, o.checking(help="Updates between two checkpoints; more if uploads are slow.", min=1, show_default="500")
     ] = None,
     track: Annotated[
         list[str], o.checking(help="Tracker: tensorboard, wandb, mlflow or trackio; offline. Repeatable.", metavar="NAME")
@@ -258,51 +255,50 @@ def train(
     env: o.EnvOption = None,
     action_scale: o.ActionScaleOption = None,
     agent: Annotated[
-        str | None, o.data(help="Learn from the episodes of this agent, and check it in a game.", metavar="NAME")
+        str | None, o.data(help="Learn from this agent's episodes, and play it in checks.", metavar="NAME")
     ] = None,
     policy: Annotated[
         list[str],
         o.playing(
-            help="Who plays another agent of a game in checks, or a pattern of them; random unless given. Repeatable.",
+            help="Policy of another agent in checks, or of a pattern of names; default random. Repeatable.",
             metavar="AGENT=P",
         ),
     ] = o.NO_VALUES,
     module_id: Annotated[
-        str | None, o.data(help="Learn from this module's episodes; needed where there are several.", metavar="NAME")
+        str | None, o.data(help="Learn from this module's episodes; required if there are several.", metavar="NAME")
     ] = None,
     weight: Annotated[
-        list[str], o.data(help="Share of an epoch's steps drawn from source SRC, as it is given. Repeatable.", metavar="SRC=X")
+        list[str], o.data(help="Share of an epoch's steps from source SRC. Repeatable.", metavar="SRC=X")
     ] = o.NO_VALUES,
     top_fraction: o.TopFractionOption = None,
     keep_invented: o.KeepInventedOption = None,
     plugins: o.PluginsOption = o.NO_VALUES,
     device: o.DeviceOption = None,
     precision: Annotated[
-        c.Precision | None, o.where(help="Arithmetic of the network; weights stay fp32, and auto is fp32.", show_default="auto")
+        c.Precision | None, o.where(help="Precision of the network; weights stay fp32; auto is fp32.", show_default="auto")
     ] = None,
     compile: Annotated[
-        bool | None, o.where("--compile", help="Compile the losses by torch.compile; a CPU needs a C++ compiler for it.")
+        bool | None, o.where("--compile", help="Compile the losses with torch.compile; on a CPU this needs a C++ compiler.")
     ] = None,
     streaming: Annotated[
-        bool | None, o.where("--streaming", help="Keep the steps on disk, and in memory only what --memory-limit allows.")
+        bool | None, o.where("--streaming", help="Keep the steps on disk, to stay within --memory-limit.")
     ] = None,
     memory_limit: Annotated[
         str | None,
         o.where(
-            help="Memory that the process may take: 512MiB, 4GiB. Data that does not fit is refused without --streaming.",
+            help="Memory limit of the process: 512MiB, 4GiB. Data that does not fit needs --streaming.",
             metavar="SIZE",
-            show_default="1GiB with --streaming (on a GPU 4GiB), else any",
+            show_default="1GiB with --streaming (on a GPU 4GiB), else none",
         ),
     ] = None,
     allow_changes: o.AllowChangesOption = False,
 ) -> None:
-    """Learn a policy from recordings by an algorithm of offline reinforcement learning.
+    """Learn a policy from recordings by offline reinforcement learning.
 
-    The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
-    what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run
-    that is resumed; --pipeline, --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId,
-    python:...) have to be named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says
-    what each algorithm is for.
+    The run folder holds the resolved configuration, the policy, the learned state of --pipeline, metrics, a curve, and a
+    checkpoint from which --resume continues exactly. Unset options come from --config, else from the resumed run; --pipeline,
+    --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId, python:...) must be repeated. Only
+    the length (--epochs or --updates) may change. See docs/algorithms.md for the algorithms.
     """
     from offline_cli.training.train import train
 
@@ -328,7 +324,7 @@ def train(
 def train_bc(ctx: typer.Context) -> None:
     """Train a policy to imitate recordings (behaviour cloning).
 
-    It is train with the algorithm bc, or the one of --config, and the options that most runs of it need; train has all.
+    Equals train with the algorithm bc, or that of --config, and the options that most runs need; train has all options.
     """
     from offline_cli.training.train import train_bc
 
@@ -353,16 +349,16 @@ def export(
     ],
     out: o.OutOption,
     env_to_module: Annotated[
-        str | None, o.playing(help="Pipeline file that the policy was trained through, where it names code.", metavar="FILE")
+        str | None, o.playing(help="Pipeline file of the policy's training, if it names code.", metavar="FILE")
     ] = None,
     plugins: o.PluginsOption = o.NO_VALUES,
     network: o.RunNetworkOption = None,
 ) -> None:
-    """Write a trained policy as another program reads it: ONNX, or a checkpoint of RLlib's.
+    """Export a trained policy to ONNX, or to an RLlib checkpoint.
 
-    An ONNX file takes raw observations and gives actions of the environment: the pieces that the policy was trained through,
-    what they learned, its action scale and its memory are inside. What has no such form ends with exit code 4 and its name. A
-    model card is written beside each export.
+    An ONNX file maps raw observations to environment actions: it includes the policy's pieces with their learned state, action
+    scaling and recurrent state. A piece or network that cannot be exported is named, with exit code 4. Each export comes with a
+    model card.
     """
     from offline_cli.exporting.export import export
 

@@ -36,14 +36,14 @@ def filter(
         ),
     ] = None,
     top_fraction: o.TopFractionOption = None,
-    ids_file: Annotated[str | None, o.data(help="File of episodes' ids, one a line.", metavar="FILE")] = None,
+    ids_file: Annotated[str | None, o.data(help="File of episode ids, one per line.", metavar="FILE")] = None,
     drop_problems: Annotated[
-        str | None, o.data(help="Leave out episodes with an error or warning in this JSON result of validate.", metavar="FILE")
+        str | None, o.data(help="Drop episodes with an error or warning in this JSON result of validate.", metavar="FILE")
     ] = None,
 ) -> None:
-    """Keep the episodes that a condition, a share of the best, or a list of ids chooses.
+    """Keep episodes by a condition, a share of the best, or a list of ids.
 
-    Several of these choose what each of them does. Episodes are whole, and stay in the order of the sources.
+    Several criteria must all hold. Episodes stay whole, in the order of the sources.
     """
     from offline_cli.converting.operations.selecting import filter
 
@@ -103,9 +103,9 @@ def split(
     ] = None,
     seed: o.SeedOption = 0,
 ) -> None:
-    """Divide episodes into several datasets, OUT/train and OUT/val for instance.
+    """Split episodes into several datasets, such as OUT/train and OUT/val.
 
-    Parts are drawn at random, by a seed, or by the values of a column. No episode is cut, or in two parts; the rest is in none.
+    Parts are random, by a seed, or follow the values of a column. Episodes stay whole, each in at most one part.
     """
     from offline_cli.converting.operations.splitting import split
 
@@ -127,13 +127,13 @@ def merge(
     sources: o.SourcesArgument,
     out: o.OutOption,
     unique_ids: Annotated[
-        bool, o.data("--unique-ids", help="Give another episode of an id that is there an id of its own: ID-2, ...")
+        bool, o.data("--unique-ids", help="Rename a different episode with an existing id: ID-2, ...")
     ] = False,
     extras: o.ExtrasOption = EXTRAS,
 ) -> None:
     """Join several datasets or recordings into one.
 
-    Spaces and action scale have to be the same. An episode that is there already is dropped, another one of its id refused.
+    Spaces and action scale must be equal. Duplicate episodes are dropped; a different episode with an existing id is refused.
     """
     from offline_cli.converting.operations.merging import merge
 
@@ -155,15 +155,15 @@ def repack(
     sources: o.SourcesArgument,
     out: o.OutOption,
     drop: Annotated[
-        list[str], o.data(help="Column to leave out: an extra model output, or infos. Repeatable.", metavar="COLUMN")
+        list[str], o.data(help="Column to drop: an extra model output, or infos. Repeatable.", metavar="COLUMN")
     ] = o.NO_VALUES,
     hash_ids: Annotated[
-        bool, o.data("--hash-ids", help="Replace ids by their SHA-256. Whoever can guess an id can still check the guess.")
+        bool, o.data("--hash-ids", help="Replace ids by their SHA-256. A guessed id can still be verified.")
     ] = False,
 ) -> None:
-    """Write the same episodes in other files.
+    """Rewrite episodes with other shard sizes, compression or row format.
 
-    Sizes of shards, compression, row format; without some columns, or under hashed ids.
+    Can also drop columns, and hash ids.
     """
     from offline_cli.converting.operations.merging import repack
 
@@ -178,25 +178,25 @@ def repack(
         "offline-cli diff recordings/ s3://bucket/dataset --json",
         "offline-cli diff robot.csv dataset --mapping robot.toml --env CartPole-v1",
     ),
-    keys=("equal", "missing", "changed", "first"),  # of a difference too, beside `error` and `exit_code`
+    keys=("equal", "missing", "changed", "first"),  # also for a difference, with `error` and `exit_code`
 )
 def diff(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(help=o.SOURCES, metavar="A", autocompletion=completion.sources)],
-    b: Annotated[str, typer.Argument(help="What to compare them with.", metavar="B", autocompletion=completion.sources)],
+    b: Annotated[str, typer.Argument(help="Recordings to compare with.", metavar="B", autocompletion=completion.sources)],
     env: o.SpacesOfOption = None,
     action_scale: o.ActionScaleOption = None,
     workers: o.WorkersOption = WORKERS,
 ) -> None:
     """Compare two recordings, episode by episode.
 
-    Episodes are found by their ids, in any order and format. Exit code 7 where anything differs, with the place of the first
-    difference and both values.
+    Episodes are matched by id, in any order and format. Exits with 7 if anything differs, with the first difference and both
+    values.
     """
     from offline_cli.converting.operations.differences import diff
 
     result = call(ctx, diff)
-    if result.equal or not ctx.obj.as_json:  # a difference under --json is one object, which the error boundary writes
+    if result.equal or not ctx.obj.as_json:  # with --json, the error boundary writes the one object of a difference
         show_result(ctx, result)
     result.check()
 

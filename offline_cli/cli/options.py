@@ -1,7 +1,7 @@
-"""The options that commands share, each declared once: type, spelling, help, limits and the panel of `--help` it stands in.
+"""Options shared by commands, each declared once: type, name, help, limits and panel of `--help`.
 
-A command takes them as parameters (`env: EnvOption = None`) and adds its own beside them. The library function of the same
-name has the same keywords, defaults and limits. Square brackets in a help text would be read as rich's markup.
+A command takes them as parameters (`env: EnvOption = None`) and adds its own. The library function of the same name has the
+same keywords, defaults and limits. Escape square brackets in help texts: rich reads them as markup.
 """
 
 from functools import partial
@@ -22,55 +22,53 @@ where = partial(typer.Option, rich_help_panel="Where")
 storage = partial(typer.Option, rich_help_panel="Storage")
 output = partial(typer.Option, rich_help_panel="Output")
 
-NO_VALUES: list[str] = []  # of a repeatable option that is not given
+NO_VALUES: list[str] = []  # default of repeatable options
 
-# ---- options that several commands take one by one; where only the default differs, the command says it ----
+# ---- single options; a command may set another default ----
 
 SOURCES = "Recordings: folders, files or globs, as paths or URLs (s3://, gs://, az://, hf://); - for piped input."
 SourcesArgument = Annotated[list[str], typer.Argument(help=SOURCES, metavar="SRC", autocompletion=completion.sources)]
 EnvOption = Annotated[str | None, data(help=f"Environment to play in: {c.ENV_FORMS}.", metavar="ENV")]
 SpacesOfOption = Annotated[
-    str | None, data("--env", help=f"Environment whose spaces the data has: {c.ENV_FORMS}.", metavar="ENV")
+    str | None, data("--env", help=f"Environment that defines the spaces of the data: {c.ENV_FORMS}.", metavar="ENV")
 ]
 ActionScaleOption = Annotated[
     c.ActionScale | None,
-    data(help="Scale of recorded Box actions: the environment's own, or -1 to 1.", show_default="what the source declares"),
+    data(help="Scale of recorded Box actions: the environment's own, or -1 to 1.", show_default="as declared by the source"),
 ]
 ExtrasOption = Annotated[
     c.Extras,
-    data(help="Extra model outputs to keep: all, which every source must have; those that all sources have; or none."),
+    data(help="Extra model outputs to keep: all (every source must have them), those common to all sources, or none."),
 ]
 OnErrorOption = Annotated[
     c.OnBadRow,
-    data(help="What to do with an unreadable row: stop, count and skip it, or set it aside with reason and place."),
+    data(help="Handling of an unreadable row: fail, count and skip it, or quarantine it with reason and place."),
 ]
 KeepInventedOption = Annotated[
-    bool | None, data("--keep-invented", help="Keep last steps whose next observation is a copy, as it was not recorded.")
+    bool | None, data("--keep-invented", help="Keep last steps without a recorded next observation (it is a copy).")
 ]
 TopFractionOption = Annotated[
-    float | None, data(help="Take this share of the episodes, those with the highest return: above 0, at most 1.")
+    float | None, data(help="Take this share of the episodes with the highest returns: above 0, at most 1.")
 ]
-PluginsOption = Annotated[
-    list[str], data("--plugin", help="Package whose code a run folder may name. Repeatable.", metavar="NAME")
-]
+PluginsOption = Annotated[list[str], data("--plugin", help="Package that a run folder may import. Repeatable.", metavar="NAME")]
 RunNetworkOption = Annotated[
     str | None,
     data("--network", help="Your code of the run's network: python:package.module:build or FILE.py:build.", metavar="CODE"),
 ]
 SeedOption = Annotated[int | None, playing(help="Random seed.", min=0, show_default="0")]
-EpisodesOption = Annotated[int | None, how_long("--episodes", "-n", help="How many episodes.", min=1)]
-StepsOption = Annotated[int | None, how_long(help="As many whole episodes as it takes to have N steps.", min=1)]
+EpisodesOption = Annotated[int | None, how_long("--episodes", "-n", help="Number of episodes.", min=1)]
+StepsOption = Annotated[int | None, how_long(help="The fewest whole episodes with at least N steps.", min=1)]
 LimitOption = Annotated[int | None, how_long(help="Stop after this many episodes.", min=1)]
-WorkersOption = Annotated[int, where(help="Files read at a time, or workers of another --engine than local.", min=1)]
+WorkersOption = Annotated[int, where(help="Files read in parallel, or workers of an --engine other than local.", min=1)]
 DeviceOption = Annotated[
-    c.Device | None, where(help="Where the network runs; auto takes a GPU if there is one.", show_default="auto")
+    c.Device | None, where(help="Device of the network; auto uses a GPU if there is one.", show_default="auto")
 ]
-OutOption = Annotated[str | None, output("--out", "-o", help="Folder or file to make: a path or URL.", metavar="OUT")]
+OutOption = Annotated[str | None, output("--out", "-o", help="Folder or file to write: a path or URL.", metavar="OUT")]
 RowFormatOption = Annotated[
     c.RowFormat | None,
     output(
         help="One row per episode, packed; or one row per step, for any Parquet tool.",
-        show_default="that of the sources, else episodes",
+        show_default="the sources' format, else episodes",
     ),
 ]
 CompressionOption = Annotated[
@@ -78,12 +76,12 @@ CompressionOption = Annotated[
     output(help="Compression of the Parquet shards.", show_default="that of the dataset or sources, else zstd"),
 ]
 AllowChangesOption = Annotated[
-    bool, output("--allow-changes", help="Resume although sources, package versions or options have changed; it is counted.")
+    bool, output("--allow-changes", help="Resume despite changed sources, package versions or options; the change is counted.")
 ]
 DryRunOption = Annotated[bool, output("--dry-run", help="Check everything, write nothing.")]
 
 
-# ---- groups of options, which a command takes as a whole (`takes=` of its decorator); their bodies are never called ----
+# ---- groups of options (`takes=` of the decorator); their bodies are never called ----
 
 
 def common(
@@ -99,24 +97,24 @@ def stored(
         list[str],
         storage(
             "--storage-option",
-            help="Setting for the storage behind URLs, as anon=true; JSON values are read as such. time_limit=SECONDS, 60 "
-            "unless given, ends a request without an answer. Repeatable.",
+            help="Storage setting for URLs, such as anon=true; values may be JSON. time_limit=SECONDS (default 60) ends a "
+            "request without an answer. Repeatable.",
             callback=storage_pairs,
             metavar="KEY=VALUE",
         ),
     ] = NO_VALUES,
 ) -> None:
-    """Options of what is behind URLs."""
+    """Options for URLs."""
 
 
 def cached(
-    cache: Annotated[str | None, storage(help="Local folder that caches what is read from buckets.", metavar="DIR")] = None,
+    cache: Annotated[str | None, storage(help="Local folder that caches data read from buckets.", metavar="DIR")] = None,
     cache_size: Annotated[
         Any,
-        storage(help="Bytes that --cache may take: 500MB, 50GiB.", parser=cache_bytes, metavar="SIZE", show_default="10GiB"),
+        storage(help="Maximum size of --cache: 500MB, 50GiB.", parser=cache_bytes, metavar="SIZE", show_default="10GiB"),
     ] = None,
 ) -> None:
-    """Options of the cache of what is read."""
+    """Options for caching remote data."""
 
 
 def tables(
@@ -124,8 +122,8 @@ def tables(
         str,
         data(
             "--from",
-            help="Format of the recordings (convert --list-formats); auto looks at their content; python:package.module:Reader "
-            "is your own.",
+            help="Format of the recordings (convert --list-formats); auto detects it; python:package.module:Reader is your "
+            "own.",
             metavar="FORMAT",
             autocompletion=completion.formats,
         ),
@@ -133,7 +131,7 @@ def tables(
     mapping: Annotated[
         str | None,
         data(
-            help="What the columns of a table mean: a TOML file, or a preset (rllib, gym-legacy, d4rl-table).",
+            help="Meaning of a table's columns: a TOML file, or a preset (rllib, gym-legacy, d4rl-table).",
             metavar="M",
             autocompletion=completion.mappings,
         ),
@@ -143,46 +141,48 @@ def tables(
     ] = False,
     episode_ends: Annotated[
         c.EpisodeEnds | None,
-        data(help="Where episodes of a table without ids end: at flags, where t falls, or where new_obs is not the next obs."),
+        data(
+            help="Episode ends of a table without ids: at flags, where t decreases, or where new_obs differs from the next obs."
+        ),
     ] = None,
     temp_dir: Annotated[
         str | None, where(help="Folder for rows that do not fit into memory.", metavar="FOLDER", show_default="the system's")
     ] = None,
     memory_limit: Annotated[
-        str, where(help="Memory that the process may take for a table, or one episode: 256MiB, 1GiB.", metavar="SIZE")
+        str, where(help="Memory limit for a table, or one episode: 256MiB, 1GiB.", metavar="SIZE")
     ] = c.TABLE_MEMORY_LIMIT,
 ) -> None:
-    """Options of recordings that may be tables of other programs."""
+    """Options for reading recordings and tables."""
 
 
 def environment(
     env_kwargs: Annotated[
         Any,
         playing(
-            help="Arguments to make the environment with: a JSON object.",
+            help="Arguments of the environment: a JSON object.",
             parser=json_object,
             metavar="JSON",
-            show_default="those recorded with the data or run, where they are plain",
+            show_default="those recorded with the data or run, if plain",
         ),
     ] = None,
     wrappers: Annotated[
         list[str],
         playing(
             "--wrapper",
-            help="Wrapper around the environment, inner first: module:Class, or one of gymnasium.wrappers, with arguments: "
-            "TimeLimit:max_episode_steps=30; none: without any. Repeatable.",
+            help="Wrapper of the environment, inner first: module:Class, or one of gymnasium.wrappers, with arguments: "
+            "TimeLimit:max_episode_steps=30; none: no wrapper. Repeatable.",
             metavar="NAME:KEY=VALUE",
-            show_default="those recorded with the data or run, where they are plain",
+            show_default="those recorded with the data or run, if plain",
         ),
     ] = NO_VALUES,
 ) -> None:
-    """Options of how an environment is made."""
+    """Options for creating the environment."""
 
 
 def engines(
     engine: Annotated[
         c.EngineName,
-        where(help="Where the work is done: in this process, in processes of this machine, or by workers of a Ray cluster."),
+        where(help="Where work runs: in this process, in processes on this machine, or on a Ray cluster."),
     ] = "local",
     engine_address: Annotated[
         str | None,
@@ -194,29 +194,29 @@ def engines(
     ] = None,
     workers: WorkersOption = c.WORKERS,
 ) -> None:
-    """Options of where work on data is done."""
+    """Options for parallel work on data."""
 
 
 def shards(
-    max_rows_per_file: Annotated[int | None, output(help="Begin a new shard after this many rows.", min=1)] = None,
+    max_rows_per_file: Annotated[int | None, output(help="Start a new shard after this many rows.", min=1)] = None,
     max_bytes_per_file: Annotated[
-        int, output(help="Begin a new shard after this many bytes, before compression.", min=1)
+        int, output(help="Start a new shard after this many bytes, before compression.", min=1)
     ] = c.MAX_BYTES_PER_FILE,
 ) -> None:
-    """Options of how large the files of a dataset become."""
+    """Options for shard sizes."""
 
 
 def resuming(
     resume: Annotated[bool, output("--resume", help="Resume an interrupted run of the same command.")] = False,
     force_unlock: Annotated[
-        bool, output("--force-unlock", help="With --resume: take over from a writer on another machine, which has ended.")
+        bool, output("--force-unlock", help="With --resume: take over the lock of a dead writer on another machine.")
     ] = False,
 ) -> None:
-    """Options of work that may be interrupted."""
+    """Options for resuming."""
 
 
 def writing(
-    overwrite: Annotated[bool, output("--overwrite", help="Replace what a command of this kind left at --out.")] = False,
+    overwrite: Annotated[bool, output("--overwrite", help="Replace an earlier output of this kind at --out.")] = False,
     dry_run: DryRunOption = False,
 ) -> None:
     """Options of commands that write."""
@@ -224,30 +224,30 @@ def writing(
 
 def acting(
     seed: SeedOption = 0,
-    explore: Annotated[bool, playing("--explore/--no-explore", help="Sample actions instead of taking the likeliest.")] = False,
+    explore: Annotated[
+        bool, playing("--explore/--no-explore", help="Sample actions instead of taking the most likely.")
+    ] = False,
     env_to_module: Annotated[
         str | None,
         playing(
-            help="Pipeline file of the pieces between observations and network, or a learner's. A run brings its own.",
+            help="Pipeline file for observations: env-to-module or learner. Default: the run's own pieces.",
             metavar="FILE",
         ),
     ] = None,
-    module_to_env: Annotated[
-        str | None, playing(help="Pipeline file of the pieces between network and actions.", metavar="FILE")
-    ] = None,
+    module_to_env: Annotated[str | None, playing(help="Pipeline file for actions: module-to-env.", metavar="FILE")] = None,
     lookback: Annotated[
-        int | None, playing(help="Keep at least N past steps of an episode for pieces.", min=1, show_default="all of them")
+        int | None, playing(help="Keep at least N past steps for connectors.", min=1, show_default="all of them")
     ] = None,
     trust_pickle: Annotated[
-        bool, playing("--trust-pickle", help="Load an RLlib checkpoint (rllib:FOLDER), a pickle: the code in it runs.")
+        bool, playing("--trust-pickle", help="Load an RLlib checkpoint (rllib:FOLDER), a pickle that can run any code.")
     ] = False,
     plugins: PluginsOption = NO_VALUES,
     network: RunNetworkOption = None,
-    num_envs: Annotated[int, where(help="Environments that play side by side, per runner.", min=1)] = 16,
+    num_envs: Annotated[int, where(help="Parallel environments per runner.", min=1)] = 16,
     num_env_runners: Annotated[int, where(help="Processes that play; 0: this one.", min=0)] = 0,
     device: DeviceOption = "auto",
 ) -> None:
-    """Options of how a policy plays."""
+    """Options for playing a policy."""
 
 
 def operation(

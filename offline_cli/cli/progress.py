@@ -1,7 +1,6 @@
-"""Shows progress, notes and warnings on stderr: bars on a terminal, a line now and then elsewhere; never on stdout.
+"""Show progress, notes and warnings on stderr: bars on a terminal, occasional lines elsewhere; never on stdout.
 
-Notes of the library, and warnings of any package, take one line each, without control characters; the notes are kept for
-`--json`.
+Notes of the library, and warnings of any package, are one line each, without control characters; `--json` includes the notes.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from offline_cli.progress import OnProgress, Progress, ProgressBars, no_progress
 __all__ = ["working"]
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]*m")  # gymnasium's warnings are yellow
-LINE_SECONDS: Final = 5.0  # between two lines of one stage
+LINE_SECONDS: Final = 5.0  # seconds between two lines of a stage
 
 
 @contextmanager
 def working(*, quiet: bool) -> Iterator[tuple[OnProgress, list[str]]]:
-    """A listener for the progress of a library call, and its notes so far. Whatever is printed meanwhile goes to stderr:
-    stdout is for the result alone.
+    """Context manager: yield a progress callback for a library call, and its notes so far. Other output goes to stderr: stdout
+    is for the result only.
 
-    Notes, and warnings of Python, are shown in one line each; a program's own logging gets the records as usual.
+    Notes and Python warnings are shown on one line each; a program's own logging handlers get them as usual.
     """
     notes, loggers = _Notes(logging.WARNING), [logging.getLogger(name) for name in ("offline_cli", "py.warnings")]
     logging.captureWarnings(True)
@@ -67,7 +66,7 @@ def _figures(report: Progress) -> str:
 
 @contextmanager
 def _lines() -> Iterator[OnProgress]:
-    """Progress as lines: one when a stage ends, and one every LINE_SECONDS of a long stage."""
+    """Progress as lines: one at the end of a stage, and one every LINE_SECONDS of a long stage."""
     last: Progress | None = None
     stage, next_line = "", 0.0
 
@@ -92,12 +91,12 @@ def _lines() -> Iterator[OnProgress]:
     try:
         yield listen
     finally:
-        show()  # the last line is never left out: it says how far the work came
+        show()  # always show the last state
 
 
 @contextmanager
 def _bars() -> Iterator[OnProgress]:
-    """Progress as one bar of rich's for each stage, gone when the work ends: the result says what is worth keeping."""
+    """Progress as one rich bar per stage, removed at the end."""
     from rich.console import Console
 
     bars = ProgressBars(lambda one: f"{printable(one.unit)}  {_figures(one)}", console=Console(stderr=True), transient=True)

@@ -1,7 +1,7 @@
-"""Shows a command's result, as JSON or as a table; nothing else is written on stdout.
+"""Show a command's result on stdout, as JSON or as a table.
 
-JSON is one line and valid: NaN and infinities, which JSON cannot express, become null. The table is for people and has the same
-names, in words; what is empty is left out. It loads rich, and colours only a terminal.
+JSON is one valid line: NaN and infinities become null. The table, for people, has the same names, without empty values. It
+uses rich, with colours only on a terminal.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from offline_cli.cli.streams import colour_wanted, is_terminal, printable, write
 
 __all__ = ["in_words", "plain", "show", "show_grid", "to_json"]
 
-WIDE: Final = 160  # columns of a table that goes to a file or pipe, where no line needs to fit a window
-MOST: Final = 20  # items of a list
-EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})  # values that are left out
-LONG: Final = 40  # letters of an item, from which on each has a line of its own
+WIDE: Final = 160  # table width for files and pipes
+MOST: Final = 20  # maximum items of a list
+EMPTY: Final[tuple[Any, ...]] = (None, "", [], {})  # omitted values
+LONG: Final = 40  # lists with longer items get one line per item
 
 
 def to_json(value: Any) -> str:
-    """`value` as one line of valid JSON, in ASCII: whatever would act on a terminal is an escape of JSON."""
+    """`value` as one line of ASCII JSON, with control characters escaped."""
     return json.dumps(plain(value), allow_nan=False).replace("\x7f", "\\u007f") + "\n"
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's own types: arrays as lists, NaN and infinities as None. Raises TypeError for what has no such form."""
+    """`value` in JSON types: arrays as lists, NaN and infinities as None. Raises TypeError for other types."""
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
@@ -41,13 +41,13 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hasattr(value, "tolist"):  # numpy arrays and scalars, known without loading numpy
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
         return plain(value.tolist())
     raise TypeError(f"no JSON form for {type(value).__name__}")
 
 
 def show(told: Mapping[str, Any]) -> None:
-    """Write a result on stdout for people: names and values, one beside the other."""
+    """Write a result to stdout as a table of names and values."""
     from rich.table import Table
     from rich.text import Text
 
@@ -60,7 +60,7 @@ def show(told: Mapping[str, Any]) -> None:
 
 
 def show_grid(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, above: str = "") -> None:
-    """Write a table with headings on stdout, below a line; numbers are flush right, and empty columns left out."""
+    """Write a table with headings to stdout, below the line `above`; numbers are right-aligned, empty columns omitted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -78,7 +78,7 @@ def show_grid(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, above: 
 
 
 def in_words(value: Any, *, nested: bool = False) -> str:
-    """A plain value for people: thousands set apart, five significant digits, a dash where there is nothing."""
+    """A plain value for people: thousands separators, five significant digits, a dash for None."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -86,7 +86,7 @@ def in_words(value: Any, *, nested: bool = False) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if isinstance(value, float):
-        return f"{value:,.0f}" if 100_000 <= abs(value) < 1e15 else f"{value:.5g}"  # beyond it not every digit is known
+        return f"{value:,.0f}" if 100_000 <= abs(value) < 1e15 else f"{value:.5g}"  # larger floats are not exact
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
@@ -101,7 +101,7 @@ def in_words(value: Any, *, nested: bool = False) -> str:
 
 
 def _rows(told: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, str]]:
-    """Names and texts. What holds mappings has a row for each; of a space the text that stands beside it is shown."""
+    """Names and texts of rows. Nested mappings get one row each; spaces are shown by their `_text` key."""
     for name, value in told.items():
         label, parts = within + printable(name.removesuffix("_text").replace("_", " ")), _by_number(value)
         if isinstance(parts, Mapping) and any(isinstance(_by_number(part), Mapping) for part in parts.values()):

@@ -1,8 +1,7 @@
-"""Writes text for people and programs, without control characters; a reader that has gone is no error.
+"""Write text to stdout and stderr without control characters; a closed pipe is no error.
 
-`write` is the one place where text reaches a terminal or a pipe: of unprintable characters it passes line breaks alone, and
-colours where there is a terminal that wants them. Which line breaks are ours, only whoever makes a text of several parts knows:
-each part goes through `printable`.
+All output goes through `write`, which passes only printable characters, line breaks, and colours for terminals. Callers that
+join several parts must pass each part through `printable`, because `write` keeps line breaks.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ PART: Final = re.compile(r"(?P<colour>\x1b\[[0-9;]*m)|[^\n\x1b]+|\x1b")
 
 
 def write(stream: TextIO | None, text: str) -> None:
-    """Write `text` and flush. A closed pipe or terminal, or a missing stream, swallows this text and what follows.
+    """Write `text` and flush. With a closed pipe or terminal, or a missing stream, this and later text is discarded.
 
-    Raises OSError where the text cannot be stored (a full disk); what is written after that is swallowed.
+    Raises OSError if the text cannot be stored (full disk); later text is discarded.
     """
     if stream is None:  # started with the stream closed
         return
@@ -38,17 +37,17 @@ def write(stream: TextIO | None, text: str) -> None:
         stream.flush()
     except OSError as error:
         discard(stream)
-        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal that has been closed
+        if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: closed terminal
             raise
 
 
 def reader_is_gone() -> bool:
-    """Whether stdout is a pipe whose reader has gone; what it still holds is discarded then."""
-    if sys.platform != "win32":  # which has no poll, and for which a broken pipe of another kind is rare
+    """Whether the reader closed the pipe of stdout; if so, discard further output."""
+    if sys.platform != "win32":  # Windows has no poll
         poll = select.poll()
         try:
             poll.register(sys.stdout.fileno(), select.POLLOUT)
-        except (OSError, ValueError):  # not a file of the system: a test's buffer
+        except (OSError, ValueError):  # no file descriptor: a test's buffer
             return False
         if not any(event & select.POLLERR for _, event in poll.poll(0)):
             return False
@@ -57,12 +56,12 @@ def reader_is_gone() -> bool:
 
 
 def discard(stream: TextIO) -> None:
-    """Redirect `stream` to the null device, so that the interpreter does not fail when it flushes at exit."""
+    """Redirect `stream` to the null device, so that flushing at interpreter exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def settle() -> None:
-    """Flush stdout and stderr while a failure to do so can still be kept quiet; at exit the interpreter would report it."""
+    """Flush stdout and stderr, ignoring failures that the interpreter would report at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -73,7 +72,7 @@ def settle() -> None:
 
 @contextmanager
 def results_alone() -> Iterator[None]:
-    """Context in which only `sys.stdout` reaches stdout; output of C code goes to stderr."""
+    """Context manager: only `sys.stdout` reaches stdout; output of C code goes to stderr."""
     stdout = sys.stdout
     if stdout is not sys.__stdout__ or stdout is None:  # closed, or a test's buffer
         yield
@@ -88,10 +87,10 @@ def results_alone() -> Iterator[None]:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether `stream` is there and is a terminal."""
+    """Whether `stream` is a terminal."""
     return stream is not None and stream.isatty()
 
 
 def colour_wanted(stream: TextIO | None) -> bool:
-    """Whether `stream` is a terminal whose user has not set NO_COLOR."""
+    """Whether `stream` is a terminal and NO_COLOR is unset."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")

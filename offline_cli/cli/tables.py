@@ -1,4 +1,4 @@
-"""Tables for people of results that need more than names and values; built from the keys of `--json`."""
+"""Tables for results that need more than names and values; built from the keys of `--json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DRAWN: Final = ("columns", "histograms", "first_episodes", "shown_episode", "dro
 
 
 def converted(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of `convert`: skipped rows are called skipped, not quarantined; reasons name the columns left out."""
+    """The result of `convert`: with `--on-error skip`, rows are called skipped; dropped columns are in the reasons."""
     names = {"rows_quarantined": "rows_skipped"} if told["on_error"] == "skip" else {}
     rejected = [f"{one['where']}: {one['what']}" for one in told["rejected"]]
     shown = {**told, "rejected": rejected, "dropped_columns": None}
@@ -23,13 +23,13 @@ def converted(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns and lengths as a mean, a range and a histogram, which is drawn from quantiles where steps were not read."""
+    """Returns and lengths as mean, range and histogram, which is estimated from quantiles unless steps were read."""
     from offline_cli.report.inspection import bars_of, sparkline, spread_of
 
     shown = {name: value for name, value in told.items() if name not in DRAWN}
     if told["wrong_shards"]:
-        shown["complete"] = "yes, says the manifest" if told["complete"] else False
-        shown["try"] = "restore the files from a copy, or see what offline-cli repair can keep"
+        shown["complete"] = "yes, according to the manifest" if told["complete"] else False
+        shown["try"] = "restore the files from a backup, or run offline-cli repair"
     for name in ("return", "length"):
         figures, counted = told[name], told["histograms"]
         low, mean, high = (render.in_words(figures.get(one)) for one in ("min", "mean", "max"))
@@ -39,7 +39,7 @@ def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
-    """The episodes that were asked for; without them, or where the steps were read for them, statistics of all columns."""
+    """The requested episodes; without any, or with `deep`, statistics of all columns."""
     from offline_cli.report.inspection import columns_grid, episode_grids, head_grid
 
     first, one = told["first_episodes"], told["shown_episode"]
@@ -53,12 +53,12 @@ def show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
         render.show_grid(*grid)
         write(sys.stdout, f"and {more:,} more columns or elements: --json has all\n" if more else "")
     elif not asked:
-        what = "return and length are drawn from quantiles; --deep reads the steps: columns, histograms, agents, modules"
+        what = "return and length are estimated from quantiles; --deep shows columns, histograms, agents and modules"
         write(sys.stdout, f"{what}\n")
 
 
 def validated(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Each problem as what, where and what to try, below its severity and code."""
+    """Each problem as what, at and try, below its severity and code."""
     problems = {
         f"{one['severity']} {number}, {one['code']}": {"what": one["what"], "at": one["where"], "try": one["fix"]}
         for number, one in enumerate(told["problems"], 1)
@@ -67,7 +67,7 @@ def validated(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_pieces(told: Mapping[str, Any], *, traced: bool) -> None:
-    """The pieces of a pipeline: their spaces or, `traced`, what the batch holds after each."""
+    """The pieces of a pipeline: their spaces or, with `traced`, the batch after each."""
     from offline_cli.report.pipelines import pieces_grid
 
     ids = told["episodes"]

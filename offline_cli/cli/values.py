@@ -1,4 +1,4 @@
-"""Values of options that the command line writes as text: parsers and callbacks of typer."""
+"""Parsers and callbacks of typer for option values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole_numbers(text: Any) -> tuple[int, ...]:
     try:
         return text if isinstance(text, tuple) else tuple(map(int, text.split(",")))  # a tuple: the default
     except ValueError as err:
-        raise typer.BadParameter(f"{text!r} is not whole numbers with commas between them: 2,3") from err
+        raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 2,3") from err
 
 
 def cache_bytes(text: str) -> int:
@@ -32,19 +32,19 @@ def cache_bytes(text: str) -> int:
 
 
 def json_object(text: Any) -> dict[str, Any]:
-    """The value of --env-kwargs. Raises BadConfig for any other text than a JSON object."""
+    """The value of --env-kwargs. Raises BadConfig unless it is a JSON object."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
         found = None
     if not isinstance(found, dict):
         fix = """for example --env-kwargs '{"gravity": 9.8}'"""
-        raise BadConfig("the value is not a JSON object", where="--env-kwargs", fix=fix)  # it may hold secrets
+        raise BadConfig("the value is not a JSON object", where="--env-kwargs", fix=fix)  # the value may hold secrets
     return found
 
 
 def pairs(given: Sequence[str], *, option: str) -> dict[str, str]:
-    """`["a=1", "b=x"]` as `{"a": "1", "b": "x"}`. Raises UsageError naming the one that is not KEY=VALUE, or is given twice."""
+    """`["a=1", "b=x"]` as `{"a": "1", "b": "x"}`. Raises UsageError, naming one that is not KEY=VALUE, or is repeated."""
     found: dict[str, str] = {}
     for pair in given:
         key, equals, value = pair.partition("=")
@@ -52,13 +52,13 @@ def pairs(given: Sequence[str], *, option: str) -> dict[str, str]:
             shown = f"{pair[:3]}..." if option == STORAGE_OPTION and len(pair) > 3 else pair  # it may be a secret
             raise UsageError(f"{shown!r} is not KEY=VALUE", where=option, fix=f"for example {option} key=value")
         if key.strip() in found:
-            raise UsageError(f"{key.strip()} is given twice", where=option, fix="one value for each key")
+            raise UsageError(f"{key.strip()} is given twice", where=option, fix="give one value for each key")
         found[key.strip()] = value
     return found
 
 
 def settings(given: list[str]) -> Any:
-    """The values of --set by name: numbers, booleans, texts and lists as JSON has them, any other text itself."""
+    """The values of --set by name, parsed as JSON if possible, else strings."""
     return {key: json_or_text(text) for key, text in pairs(given, option="--set").items()} or None
 
 
@@ -70,13 +70,11 @@ def comparisons(given: list[str]) -> Any:
         key = f"{name.strip()}{order}"
         if not order or not name.strip() or key in found:
             fix = "for example --expect 'key>=10'; one value for each"
-            raise UsageError(
-                f"{text!r} is not KEY=VALUE, KEY>=VALUE or KEY<=VALUE, or is twice there", where="--expect", fix=fix
-            )
+            raise UsageError(f"{text!r} is not KEY=VALUE, KEY>=VALUE or KEY<=VALUE, or is repeated", where="--expect", fix=fix)
         found[key] = value.strip()
     return found or None
 
 
 def storage_pairs(given: list[str]) -> Any:
-    """Storage options by name: `anon=true` is a bool, `key='"007"'` a text."""
+    """Storage options by name: `anon=true` is a bool, `key='"007"'` a string."""
     return {key: json_or_text(text) for key, text in pairs(given, option=STORAGE_OPTION).items()} or None

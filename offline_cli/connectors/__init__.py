@@ -1,11 +1,11 @@
-"""Connectors: pieces between episodes and modules, and the pipelines made of them.
+"""Connectors: pieces between episodes and modules, and pipelines of such pieces.
 
-RLlib's import paths lead to them, so that code written for RLlib runs after its import line is changed. RLlib has a module for
-each piece, in each of four packages; here pieces that belong together share one. So beside the files there are modules without
-a file, such as `offline_cli.connectors.learner.frame_stacking`, whose names are those of this package.
+RLlib's import paths work here, so that code written for RLlib runs after changing its import line. RLlib has one module for
+each piece, in four packages; here related pieces share a file. RLlib's other module paths, such as
+`offline_cli.connectors.learner.frame_stacking`, are modules without a file that contain the names of this package.
 """
 
-# ruff: noqa: F403  each file says in `__all__` what is public
+# ruff: noqa: F403  `__all__` in each file lists its public names
 import sys
 import types
 
@@ -24,7 +24,7 @@ from offline_cli.connectors.piece_makers import snake
 
 
 def _give_rllibs_paths() -> None:
-    """Enter the modules without a file: one for each class, in each of RLlib's packages."""
+    """Register the modules without a file in `sys.modules`: one for each class, in each of RLlib's packages."""
     names = {name: value for name, value in globals().items() if name[0].isupper() and callable(value)}
     for package in ("common", "env_to_module", "learner", "module_to_env"):
         sys.modules[f"{__name__}.{package}"].__dict__.update(names)

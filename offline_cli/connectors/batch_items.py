@@ -1,16 +1,16 @@
-"""Batches before they are stacked: items in columns, filed by episode, and the helpers by which RLlib's pieces fill them.
+"""Batches before stacking: columns of items grouped by episode, and RLlib's helpers that fill them.
 
-A column of a batch goes through these forms:
+A column of a batch has one of these forms:
 
-* `[item, ...]`, items without an episode;
-* `{(episode id,): [item, ...]}`, or `{(episode id, agent id, module id): [...]}`, where an entry may also be `Items`: several
-  items that are stacked already, such as all steps of a numpy'ized episode;
-* a tree of arrays (N, ...), all rows of all episodes in order: what `BatchIndividualItems` leaves, and what pieces write at
-  once where `episodes` is an `EpisodeBatch`.
+* `[item, ...]`: items without an episode;
+* `{(episode id,): [item, ...]}`, or `{(episode id, agent id, module id): [...]}`; an entry may also be `Items`: several
+  stacked items, such as all steps of a numpy'ized episode;
+* a tree of arrays (N, ...): all rows of all episodes in order. `BatchIndividualItems` produces it; pieces write it directly if
+  `episodes` is an `EpisodeBatch`.
 
-In multi-agent pipelines `AgentToModuleMapping` makes `{module id: {column: ...}}` of it.
+In multi-agent pipelines `AgentToModuleMapping` turns the batch into `{module id: {column: ...}}`.
 
-A batch owns its memory: items are copied when they are added; `Items` are read-only views until they are stacked or changed.
+A batch owns its memory: items are copied when added; `Items` are read-only views until they are stacked or changed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["Batch", "BatchHelpers", "Episodes", "Items", "SharedData", "is_filed
 
 Batch = dict[str, Any]
 SharedData = dict[str, Any] | None
-"""What pieces of both pipelines beside a module tell each other, by RLlib's names."""
+"""Data that pieces of the two pipelines around a module exchange, with RLlib's keys."""
 Episodes = Sequence[Any] | EpisodeBatch
-"""SingleAgentEpisodes, MultiAgentEpisodes, or a batch, which gives the same single episodes, one by one, to who iterates."""
+"""SingleAgentEpisodes, MultiAgentEpisodes, or a batch; iterating over a batch yields its single-agent episodes."""
 
 
 @dataclass(slots=True, eq=False)
 class Items:
-    """`count` items of one episode, already stacked: leaves (count, ...), which others may hold, too; never written to."""
+    """`count` stacked items of one episode: leaves (count, ...), possibly shared and therefore read-only."""
 
     tree: Tree
     count: int
@@ -55,7 +55,7 @@ def owned(item: Tree) -> Tree:
 
 
 def key_of(episode: SingleAgentEpisode) -> tuple[Any, ...]:
-    """The key of an episode's items in a column: (its id,), or (multi-agent episode id, agent id, module id)."""
+    """The key of an episode's items in a column: (episode id,), or (multi-agent episode id, agent id, module id)."""
     if episode.agent_id is None:
         return (episode.id_,)
     whole = episode.multi_agent_episode_id
@@ -63,12 +63,12 @@ def key_of(episode: SingleAgentEpisode) -> tuple[Any, ...]:
 
 
 def is_filed(column: Any) -> bool:
-    """Whether a column maps episode keys (tuples) to items; the keys of a Dict observation are text."""
+    """Whether a column maps episode keys (tuples) to items; the keys of a Dict observation are strings."""
     return isinstance(column, dict) and isinstance(next(iter(column), None), tuple)
 
 
 class BatchHelpers:
-    """What RLlib's pieces call to walk over episodes and to fill and change batches."""
+    """RLlib's helper methods of pieces: iterate over episodes, fill and change batches."""
 
     @staticmethod
     def single_agent_episode_iterator(
@@ -76,14 +76,13 @@ class BatchHelpers:
         agents_that_stepped_only: bool = True,
         zip_with_batch_column: Sequence[Any] | Mapping[Any, Sequence[Any]] | None = None,
     ) -> Iterator[Any]:
-        """Iterate over single-agent episodes, those of agents one by one; with a column, over pairs (episode, item).
+        """Iterate over single-agent episodes, including each agent's; with a column, over pairs (episode, item).
 
         Args:
-            agents_that_stepped_only: Of multi-agent episodes only the agents that stepped last; in the others the one agent
-                steps at every step.
-            zip_with_batch_column: One item per episode as a list, or lists of items by the episodes' keys.
+            agents_that_stepped_only: For multi-agent episodes, only agents that acted in the last step.
+            zip_with_batch_column: A list with one item per episode, or lists of items by episode key.
 
-        Raises ValueError where the column does not fit the episodes.
+        Raises ValueError if the column does not fit the episodes.
         """
         singles = _single_episodes(episodes, agents_that_stepped_only)
         return singles if zip_with_batch_column is None else _with_items(list(singles), zip_with_batch_column)
@@ -92,9 +91,9 @@ class BatchHelpers:
     def add_batch_item(
         batch: Batch, column: str, item_to_add: Any, single_agent_episode: SingleAgentEpisode | None = None
     ) -> None:
-        """Append one item to `column`, under the episode's key where one is given.
+        """Append one item to `column`, under the episode's key if an episode is given.
 
-        Raises ValueError for a column that is stacked already, and for a batch that is already by module.
+        Raises ValueError if the column is already stacked, or the batch already grouped by module.
         """
         _entries(batch, column, single_agent_episode).append(owned(item_to_add))
 
@@ -106,24 +105,24 @@ class BatchHelpers:
         num_items: int,
         single_agent_episode: SingleAgentEpisode | None = None,
     ) -> None:
-        """Append `num_items` items: a list of them, or one tree of leaves (num_items, ...). Raises ValueError as above."""
+        """Append `num_items` items: a list, or one tree of leaves (num_items, ...). Raises ValueError like `add_batch_item`."""
         entries = _entries(batch, column, single_agent_episode)
         if not isinstance(items_to_add, list):
             entries += [Items(map_leaves(_read_only, items_to_add), num_items)] if num_items else []
         elif len(items_to_add) == num_items:
             entries += map(owned, items_to_add)
         else:
-            raise ValueError(f"{len(items_to_add)} items for column {column!r}, {num_items} announced")
+            raise ValueError(f"column {column!r}: {len(items_to_add)} items given, but num_items is {num_items}")
 
     @staticmethod
     def foreach_batch_item_change_in_place(batch: Batch, column: str | Sequence[str], func: Callable[..., Any]) -> None:
         """Replace each item of `column` by `func(item, episode id, agent id, module id)`; several columns are passed together.
 
-        With several columns `func` takes and gives a tuple of items. Ids are None for items without an episode. The steps of a
-        numpy'ized episode come as RLlib has them: all at once, as arrays (T, ...), and `func` gives as many. One by one come
-        end flags that are asked for alone, and columns of which another has single items.
+        With several columns `func` takes and returns a tuple of items. Ids are None for items without an episode. As in RLlib,
+        the steps of a numpy'ized episode are one item: arrays (T, ...), and `func` returns T rows. They are split into single
+        items if only end flags are changed, or if another column has single items.
 
-        Raises ValueError for a column that is not there, or is stacked for good, and where `func` gives another number of rows.
+        Raises ValueError for a missing or stacked column, and if `func` returns another number of rows.
         """
         names = [column] if isinstance(column, str) else list(column)
         missing = [name for name in names if name not in batch]
@@ -133,7 +132,7 @@ class BatchHelpers:
         for key in columns[0] if isinstance(columns[0], dict) else [None]:
             lists = [held if key is None else held[key] for held in columns]
             if any(not isinstance(entries, list) for entries in lists):
-                raise ValueError(f"columns {names} hold stacked rows: change them as arrays, or before they are stacked")
+                raise ValueError(f"columns {names} are stacked: change them as arrays, or before BatchIndividualItems")
             if set(names) <= {Columns.TERMINATEDS, Columns.TRUNCATEDS} or any(
                 _counts(entries) != _counts(lists[0]) for entries in lists
             ):
@@ -148,7 +147,7 @@ class BatchHelpers:
 
     @staticmethod
     def switch_batch_from_column_to_module_ids(batch: Mapping[str, Mapping[Any, Any]]) -> dict[Any, dict[str, Any]]:
-        """`{column: {module id: data}}` as `{module id: {column: data}}`."""
+        """Turn `{column: {module id: data}}` into `{module id: {column: data}}`."""
         by_module: dict[Any, dict[str, Any]] = {}
         for column, parts in batch.items():
             for module_id, data in parts.items():
@@ -162,7 +161,7 @@ def _single_episodes(episodes: Episodes, stepped_only: bool) -> Iterator[SingleA
             yield episode
         else:
             agents = episode.get_agents_that_stepped() if stepped_only else episode.agent_episodes
-            # Not in the order of that set, which differs from one process to the next.
+            # The order of a set differs between processes.
             yield from (part for agent, part in episode.agent_episodes.items() if agent in agents)
 
 
@@ -171,31 +170,31 @@ def _with_items(
 ) -> Iterator[tuple[SingleAgentEpisode, Any]]:
     if not isinstance(column, Mapping):
         if len(column) != len(episodes):
-            raise ValueError(f"a column of {len(column)} entries for {len(episodes)} episodes")
+            raise ValueError(f"the column has {len(column)} entries, but there are {len(episodes)} episodes")
         yield from zip(episodes, column, strict=True)
         return
     left = {key: list(items) for key, items in column.items()}
     for episode in episodes:
         if not left.get(key_of(episode)):
-            raise ValueError(f"a column of {sum(map(len, column.values()))} entries has none left for {key_of(episode)}")
+            raise ValueError(f"the column of {sum(map(len, column.values()))} entries has none left for {key_of(episode)}")
         yield episode, left[key_of(episode)].pop(0)
     if counts := {key: len(items) for key, items in left.items() if items}:
-        raise ValueError(f"a column of entries that no episode asked for: {counts} for {len(episodes)} episodes")
+        raise ValueError(f"the column has unused entries: {counts} for {len(episodes)} episodes")
 
 
 def _entries(batch: Batch, column: str, episode: SingleAgentEpisode | None) -> list[Any]:
     if episode is not None and episode.module_id is not None and episode.module_id in batch:
-        raise ValueError(f"the batch is by module already ({episode.module_id!r}): items are added before AgentToModuleMapping")
+        raise ValueError(f"the batch is grouped by module ({episode.module_id!r}): add items before AgentToModuleMapping")
     held: Any = batch.setdefault(column, [] if episode is None else {})
     if episode is not None and type(held) is dict and (not held or is_filed(held)):
         held = held.setdefault(key_of(episode), [])
     if not isinstance(held, list) or (episode is not None and held is batch[column]):
-        raise ValueError(f"column {column!r} is already {type(held).__name__}: items cannot be added to it")
+        raise ValueError(f"column {column!r} is a {type(held).__name__}: items cannot be added to it")
     return held
 
 
 def _read_only(leaf: Any) -> Any:
-    """A view of an array that cannot be written to; the array itself can as before."""
+    """A read-only view of an array."""
     if type(leaf) is not np.ndarray:
         return leaf
     view = leaf[...]
@@ -208,12 +207,12 @@ def _counts(entries: list[Any]) -> list[int | None]:
 
 
 def _one_by_one(entries: list[Any]) -> list[Any]:
-    """Each row of `Items` as an item of its own."""
+    """Split `Items` into single items."""
     return [item for entry in entries for item in (unstack(owned(entry.tree)) if isinstance(entry, Items) else [entry])]
 
 
 def _as_items(name: str, rows: Tree, count: int) -> Items:
-    found = {len(leaf) if np.ndim(leaf) else None for leaf in leaves(rows)}
-    if found != {count}:
-        raise ValueError(f"column {name!r}: {count} rows were to be changed, and the function gave {sorted(map(str, found))}")
+    counts = {len(leaf) if np.ndim(leaf) else None for leaf in leaves(rows)}
+    if counts != {count}:
+        raise ValueError(f"column {name!r}: the function got {count} rows, but returned {sorted(map(str, counts))}")
     return Items(map_leaves(np.asarray, rows), count)

@@ -1,9 +1,8 @@
-"""ConnectorPipelineV2: pieces called one after the other, on arrays or on a list of episodes.
+"""ConnectorPipelineV2: a sequence of pieces, called on arrays or on a list of episodes.
 
-State is keyed by a name that is unique within the pipeline (`ClipRewards`, `ClipRewards_2`), so two pieces of one class keep
-two states. The chain of spaces is computed whenever pieces change,
-before any data is read; the error names the piece that cannot take what precedes it. A name that no piece has raises
-UnknownPiece.
+Each piece has a unique name in the pipeline (`ClipRewards`, `ClipRewards_2`), which keys its state. The chain of spaces is
+computed whenever pieces change, before any data is read; errors name the piece that cannot take the spaces before it.
+UnknownPiece is raised for a name that no piece has.
 """
 
 from __future__ import annotations
@@ -28,40 +27,40 @@ class ConnectorPipelineV2(ConnectorV2):
     """Pieces in order; itself a piece, so pipelines nest."""
 
     def __init__(self, *spaces: Space | None, connectors: Iterable[ConnectorV2] | None = None, **kwargs: Any) -> None:
-        """`spaces`: of observations and of actions, before the first piece."""
+        """`spaces`: observation and action space before the first piece."""
         self.connectors = [self._checked(piece) for piece in connectors or ()]
         super().__init__(*spaces, **kwargs)
 
     def _checked(self, piece: Any) -> ConnectorV2:
         if isinstance(piece, ConnectorV2):
             return piece
-        fix = "instances of classes that derive from offline_cli.ConnectorV2"
+        fix = "pass instances of subclasses of offline_cli.ConnectorV2"
         raise BadPiece(f"{piece!r} is not a ConnectorV2", where=type(self).__name__, fix=fix)
 
     # ---- calls ----
 
     def __call__(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Batch:
-        """The batch after the last piece; keywords as of any piece, and all of them optional.
+        """The batch after the last piece. The keywords are those of a piece, all optional.
 
-        `metrics` is handed to every piece. Raises BadPiece, naming the piece, where one gives no batch; errors of pieces pass
-        through, with a note that names the piece.
+        Every piece gets `metrics`. Raises BadPiece, naming the piece, if one returns no batch; exceptions from pieces pass
+        through with a note that names the piece.
         """
-        found = {} if batch is None else batch
-        for _, after, _left in self.stepwise(batch=found, episodes=episodes, **call):
-            found = after
-        return found
+        current = {} if batch is None else batch
+        for _, after, _left in self.stepwise(batch=current, episodes=episodes, **call):
+            current = after
+        return current
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, EpisodeBatch]:
-        """Run as a nested pipeline: pieces after it see what its pieces changed in the episodes."""
+        """Run as a nested pipeline: later pieces get the episodes as its pieces changed them."""
         left: Any = episodes
         for _, after, changed in self.stepwise(batch=batch, episodes=episodes, **call):
             batch, left = after, changed
         return batch, left
 
     def stepwise(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Iterator[tuple[str, Batch, Episodes]]:
-        """Run piece by piece; yields the piece's unique name, the batch, and the episodes as later pieces see them.
+        """Run piece by piece; yield the piece's unique name, the batch, and the episodes that later pieces see.
 
-        Both are the ones that the next piece works on: look, and leave them as they are. Raises what a call raises.
+        The next piece works on the same objects: do not change them. Raises like `__call__`.
         """
         call = {"rl_module": None, "explore": None, "metrics": None, **call}
         call["shared_data"] = {} if call.get("shared_data") is None else call["shared_data"]
@@ -71,7 +70,7 @@ class ConnectorPipelineV2(ConnectorV2):
             yield name, found, left
 
     def takes_arrays(self) -> bool:
-        """Whether all pieces up to the stacking one take arrays; after it both forms have the same columns."""
+        """Whether all pieces up to the stacking piece take arrays; from there on columns are arrays either way."""
         if type(self).__call__ is not ConnectorPipelineV2.__call__:
             return False
         for piece in self.connectors:
@@ -80,11 +79,11 @@ class ConnectorPipelineV2(ConnectorV2):
         return True
 
     def _prepared(self, episodes: Episodes) -> Episodes:
-        """The episodes as the pieces get them."""
+        """The episodes as an EpisodeBatch if the pieces take arrays, else as a list."""
         return list(episodes) if isinstance(episodes, EpisodeBatch) and not self.takes_arrays() else episodes
 
     def _step(self, name: str, piece: ConnectorV2, batch: Any, episodes: Any, call: dict[str, Any]) -> tuple[Batch, Any]:
-        """One piece. Its errors stay what they are: they may be the user's own, and debuggers want them whole."""
+        """Run one piece. Its exceptions get a note but are not wrapped, so that users can catch and debug their own."""
         try:
             if isinstance(episodes, EpisodeBatch) and piece.takes_arrays():
                 batch, episodes = piece.on_episode_batch(batch=batch, episodes=episodes, **call)
@@ -95,14 +94,14 @@ class ConnectorPipelineV2(ConnectorV2):
             err.add_note(f"{NOTE}{name}")
             raise
         if not isinstance(batch, dict):
-            what = f"piece {name} gave {type(batch).__name__}, not the batch"
+            what = f"piece {name} returned {type(batch).__name__}, not the batch"
             raise BadPiece(what, where=f"{type(self).__name__}, piece {name}", fix="end its __call__ with `return batch`")
         return batch, episodes
 
     # ---- pieces by name ----
 
     def named(self) -> Iterator[tuple[str, ConnectorV2]]:
-        """Each (unique name, piece): the class name, with _2, _3, ... where a class comes again."""
+        """Each (unique name, piece): the class name, followed by _2, _3, ... if the class repeats."""
         seen: dict[str, int] = {}
         for piece in self.connectors:
             kind = type(piece).__name__
@@ -110,12 +109,12 @@ class ConnectorPipelineV2(ConnectorV2):
             yield (kind if seen[kind] == 1 else f"{kind}_{seen[kind]}"), piece
 
     def pieces(self) -> Iterator[ConnectorV2]:
-        """Each piece, those of nested pipelines in their places."""
+        """Each piece, including those of nested pipelines, in order."""
         for piece in self.connectors:
             yield from piece.pieces() if isinstance(piece, ConnectorPipelineV2) else [piece]
 
     def index_of(self, name_or_class: NameOrClass) -> int:
-        """Where the first piece of that unique name or class is. Raises UnknownPiece with the names there are."""
+        """Index of the first piece with that unique name or class. Raises UnknownPiece, listing the names."""
         for index, (name, piece) in enumerate(self.named()):
             if name == name_or_class or type(piece) is name_or_class or name_or_class in piece.aliases:
                 return index
@@ -124,7 +123,7 @@ class ConnectorPipelineV2(ConnectorV2):
     def _unknown(self, what: str, wanted: str) -> UnknownPiece:
         names = [name for name, _ in self.named()]
         near = difflib.get_close_matches(wanted, names, n=2, cutoff=0.5)
-        fix = f"did you mean {' or '.join(near)}?" if near else "one of these names"
+        fix = f"did you mean {' or '.join(near)}?" if near else "use one of these names"
         return UnknownPiece(f"{what} {wanted!r} among {names}", where=type(self).__name__, fix=fix)
 
     def remove(self, name_or_class: NameOrClass) -> ConnectorV2:
@@ -135,13 +134,13 @@ class ConnectorPipelineV2(ConnectorV2):
         return removed
 
     def insert_before(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
-        """Insert `connector` before the named piece, and return the latter. Raises UnknownPiece."""
+        """Insert `connector` before the named piece; return the named piece. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
         self._insert(index, connector)
         return self.connectors[index + 1]
 
     def insert_after(self, name_or_class: NameOrClass, connector: ConnectorV2) -> ConnectorV2:
-        """Insert `connector` after the named piece, and return the latter. Raises UnknownPiece."""
+        """Insert `connector` after the named piece; return the named piece. Raises UnknownPiece."""
         index = self.index_of(name_or_class)
         self._insert(index + 1, connector)
         return self.connectors[index]
@@ -169,9 +168,9 @@ class ConnectorPipelineV2(ConnectorV2):
     @overload
     def __getitem__(self, key: slice | type[ConnectorV2]) -> list[ConnectorV2]: ...
     def __getitem__(self, key: int | str | slice | type[ConnectorV2]) -> ConnectorV2 | list[ConnectorV2]:
-        """The piece at an index or of a unique name; a list of them for a slice, or for a class (subclasses included).
+        """The piece at an index or with a unique name; a list for a slice, or for a class (subclasses included).
 
-        Raises UnknownPiece for names and classes that are not there.
+        Raises UnknownPiece for names and classes that no piece has.
         """
         if isinstance(key, (int, slice)):
             return self.connectors[key]
@@ -188,7 +187,7 @@ class ConnectorPipelineV2(ConnectorV2):
     # ---- spaces and state ----
 
     def set_input_spaces(self, observations: Space | None, actions: Space | None) -> None:
-        """Chain the spaces through all pieces. Raises SpaceMismatch, naming the first piece that cannot take them."""
+        """Pass the spaces through all pieces. Raises SpaceMismatch, naming the first piece that cannot take them."""
         self._input_observation_space, self._input_action_space = observations, actions
         for name, piece in self.named():
             _set_spaces(name, piece, observations, actions)
@@ -202,7 +201,7 @@ class ConnectorPipelineV2(ConnectorV2):
         not_components: str | Iterable[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The state of each piece that has one, by unique name; of those named alone, or of all but those."""
+        """The non-empty states by unique name: of `components` only (None: all), without `not_components`."""
         wanted, refused = ({one} if isinstance(one, str) else one and set(one) for one in (components, not_components))
         chosen = [
             (name, piece) for name, piece in self.named() if (wanted is None or name in wanted) and name not in (refused or ())
@@ -210,13 +209,13 @@ class ConnectorPipelineV2(ConnectorV2):
         return {name: state for name, piece in chosen if (state := piece.get_state(**kwargs))}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Give each piece its state back. Raises UnknownPiece, nothing changed, for a name that no piece has."""
+        """Restore the state of each piece. Raises UnknownPiece for a name that no piece has, before changing anything."""
         pieces = self._with_states(state)
         for name, part in state.items():
             pieces[name].set_state(part)
 
     def _with_states(self, names: Iterable[str]) -> dict[str, ConnectorV2]:
-        """Every piece by name. Raises UnknownPiece for one of `names` that no piece has."""
+        """All pieces by name. Raises UnknownPiece if no piece has one of `names`."""
         pieces = dict(self.named())
         for name in names:
             if name not in pieces:
@@ -224,28 +223,28 @@ class ConnectorPipelineV2(ConnectorV2):
         return pieces
 
     def reset_state(self) -> None:
-        """Every piece forgets what it learned."""
+        """Reset the learned state of every piece."""
         for piece in self.connectors:
             piece.reset_state()
 
     def freeze(self) -> None:
-        """No piece learns any more."""
+        """Freeze every piece: none learns any more."""
         for piece in self.connectors:
             piece.freeze()
-            piece.frozen = True  # where its class overrides `freeze`, too
+            piece.frozen = True  # its class may override `freeze`
 
 
 def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actions: Space | None) -> None:
-    """Set them, and turn whatever a hook raises into an error that names the piece and what it got."""
+    """Set a piece's spaces; turn any exception of its hooks into an error that names the piece and its input."""
     place = f"piece {name}"
     try:
         piece.set_input_spaces(observations, actions)
     except OfflineCliError as err:
         err.where = place
         raise
-    except Exception as err:  # hooks are the user's code: they assert, or trip over a space they do not know
+    except Exception as err:  # hooks are user code and may raise anything
         what = f"{place} cannot take observations {observations} and actions {actions} ({what_it_wants(err)})"
-        raise SpaceMismatch(what, where=place, fix="another order of pieces, or another piece") from err
+        raise SpaceMismatch(what, where=place, fix="reorder the pieces, or use another one") from err
     for space, given in ((piece.observation_space, observations), (piece.action_space, actions)):
         if given is not None and not isinstance(space, gym.Space):
             what = f"{place} turned {given} into {space!r}, which is not a space"

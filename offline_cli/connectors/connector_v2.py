@@ -1,13 +1,13 @@
-"""ConnectorV2, the base class of every piece between episodes and a module, and its state as bytes.
+"""ConnectorV2, the base class of every piece between episodes and a module; serialization of its state.
 
 The call contract, the batch layout (`batch_items.py`) and the helpers are RLlib's, so that a piece written for RLlib runs here
-after changing its import line. What differs: both spaces are set at once.
+after changing its import line. One difference: both spaces are set at once.
 
-`state_to_bytes` and `state_from_bytes` store what the pieces of a pipeline learned as msgpack without pickle: plain values, and
-arrays of numbers, bools or strings; tuples come back as lists. The same state gives the same bytes.
+`state_to_bytes` and `state_from_bytes` serialize the learned state of a pipeline as msgpack without pickle: plain values, and
+arrays of numbers, bools or strings; tuples come back as lists. Equal states give equal bytes.
 
-Options of a piece are the arguments that the constructors of a piece's class and of its bases name, and no others: every piece
-takes `**kwargs`, for RLlib's sake, and would swallow whatever it is given.
+The options of a piece are the named arguments of its constructor and its base classes' constructors. Other names are rejected,
+although every piece takes `**kwargs` for RLlib's sake.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ __all__ = [
 ]
 
 
-MAX_SHOWN: Final = 300  # letters
-NOTE: Final = "in connector piece "  # of the notes by which pipelines say which piece an exception came from
+MAX_SHOWN: Final = 300  # characters
+NOTE: Final = "in connector piece "  # prefix of the exception note that names the piece
 
-Maker = Callable[..., Any]  # a class of pieces, or a function that makes some
+Maker = Callable[..., Any]  # a piece class, or a function that builds pieces
 
 SPACES: Final = ("input_observation_space", "input_action_space")
 AS_LEARNER: Final = "as_learner_connector"
 
 
 def what_it_wants(err: BaseException) -> str:
-    """`ValueError: words`, on one line."""
+    """`ValueError: message`, on one line."""
     return f"{type(err).__name__}: {' '.join(str(err).split())}"[:MAX_SHOWN]
 
 
 def piece_of(err: BaseException) -> str | None:
-    """The unique name of the piece that raised, those of pipelines around it before it with dots; None: no piece did."""
+    """The dotted unique name of the piece that raised, outer pipelines first; None if no piece did."""
     notes = [note.removeprefix(NOTE) for note in getattr(err, "__notes__", ()) if note.startswith(NOTE)]
     return ".".join(reversed(notes)) or None
 
@@ -70,14 +70,14 @@ def piece_of(err: BaseException) -> str | None:
 class Signature:
     """The arguments of a piece by name."""
 
-    options: Mapping[str, bool]  # whether each must be given
-    spaces: tuple[str, ...]  # of SPACES, those it cannot be made without
-    takes_as_learner: bool  # whether it works in learner pipelines and in env-to-module ones, and is informed which
+    options: Mapping[str, bool]  # True: required
+    spaces: tuple[str, ...]  # those of SPACES that its constructor requires
+    takes_as_learner: bool  # has `as_learner_connector`: works in learner and in env-to-module pipelines
 
 
 def signature_of(maker: Maker) -> Signature:
-    """What a class of pieces takes, in its constructor and its bases' as long as they pass arguments on by name; of a builder
-    of pieces, its keyword-only arguments.
+    """The arguments of a piece class: of its constructor, and of its bases' constructors as long as they forward `**kwargs`.
+    For a builder function: its keyword-only arguments.
     """
     named: dict[str, bool] = {}
     kinds = [base for base in inspect.getmro(maker) if "__init__" in vars(base)] if inspect.isclass(maker) else []
@@ -95,50 +95,50 @@ def signature_of(maker: Maker) -> Signature:
 
 
 def option_mistakes(signature: Signature, given: Collection[str]) -> list[str]:
-    """Mistakes in the names of options; empty when there are none."""
-    found = []
+    """Messages for unknown and missing options; empty if all are right."""
+    mistakes = []
     for name in given:
         if name not in signature.options:
             near = get_close_matches(name, signature.options, n=1)
             known = ", ".join(signature.options) or "none"
-            found.append(f"unknown option '{name}'" + (f", did you mean '{near[0]}'?" if near else f" (it has: {known})"))
+            mistakes.append(f"unknown option '{name}'" + (f", did you mean '{near[0]}'?" if near else f" (it has: {known})"))
     missing = [name for name, needed in signature.options.items() if needed and name not in given]
-    return found + [f"needs the option '{name}'" for name in missing]
+    return mistakes + [f"needs the option '{name}'" for name in missing]
 
 
 class ConnectorV2(BatchHelpers, ABC):
     """Base class of pieces: a callable that takes a batch and episodes and returns the batch.
 
-    `whole_arrays`: the piece has a second form, for an `EpisodeBatch`: it reads the arrays, and never writes into them. All
-    pieces of a pipeline get the same form: arrays where each of them has that form, else the same list of episodes.
+    `whole_arrays`: the piece also takes an `EpisodeBatch`, whose arrays it must not change. All pieces of a pipeline get the
+    same form: arrays if every piece takes them, else a list of episodes.
 
-    `writes_episodes`: the piece changes the episodes it is given. With lists it does so in place; with an `EpisodeBatch`
-    `on_episode_batch` gives the changed ones.
+    `writes_episodes`: the piece changes episodes: in place in a list; for an `EpisodeBatch`, `on_episode_batch` returns changed
+    episodes.
 
-    `per_episode`: what becomes of an episode follows from that episode, and from the piece's state, alone; so `train-bc
-    --streaming` may hand it a part of the episodes at a time. Each class says it for itself; those of this package need not.
+    `per_episode`: the result for an episode depends only on that episode and the piece's state, so `train-bc --streaming` may
+    pass some of the episodes at a time. Each class must set it itself; those of this package need not.
 
-    `frozen`: the piece must not learn from what it is called with. A piece that learns keeps what it learned in `get_state` and
-    `set_state`, and learns only while `not self.frozen` (docs/connectors.md, "A piece that learns").
+    `frozen`: the piece must not learn. A piece that learns has `get_state` and `set_state`, and learns only while
+    `not self.frozen` (docs/connectors.md, "A piece that learns").
     """
 
     whole_arrays: ClassVar[bool] = False
     writes_episodes: ClassVar[bool] = False
     per_episode: ClassVar[bool] = False
     frozen: bool = False
-    aliases: ClassVar[tuple[str, ...]] = ()  # further names that pipelines find the piece by
-    stacks: ClassVar[bool] = False  # pieces after this one find columns of arrays
+    aliases: ClassVar[tuple[str, ...]] = ()  # further names of the piece in pipelines
+    stacks: ClassVar[bool] = False  # columns are arrays after this piece
 
     def __init__(
         self, input_observation_space: Space | None = None, input_action_space: Space | None = None, **standard: Any
     ) -> None:
-        """`standard`: options that RLlib's builders give to any piece, whether it has a use for them or not.
+        """`standard`: options that RLlib's builders pass to every piece, used or not.
 
-        Raises BadPiece, which is a TypeError, for others: no constructor before this one has taken them.
+        Raises BadPiece, which is a TypeError, for any other option.
         """
         if unknown := standard.keys() - {"as_learner_connector", "multi_agent"}:
             mistakes = [one for one in option_mistakes(signature_of(type(self)), unknown) if one.startswith("unknown")]
-            fix = "correct the name; a class of your own takes its options out of what it passes on to super().__init__"
+            fix = "correct the name; your own class must not pass its options on to super().__init__"
             raise self.bad(f"{type(self).__name__}: {'; '.join(mistakes)}", fix=fix)
         self.set_input_spaces(input_observation_space, input_action_space)
 
@@ -157,76 +157,76 @@ class ConnectorV2(BatchHelpers, ABC):
         """The batch, changed in place or new."""
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **call: Any) -> tuple[Batch, EpisodeBatch]:
-        """As `__call__`, for arrays of an EpisodeBatch; returns the batch and the episodes for later pieces."""
+        """Like `__call__`, for an EpisodeBatch; return the batch and the episodes for later pieces."""
         return self(batch=batch, episodes=episodes, **call), episodes
 
     def takes_arrays(self) -> bool:
-        """Whether the piece has the form for an `EpisodeBatch`."""
+        """Whether the piece takes an `EpisodeBatch`."""
         return self.whole_arrays
 
     @property
     def looks_back(self) -> int:
-        """How many past steps the piece needs when it plays."""
+        """Number of past steps that the piece needs while playing."""
         return 0
 
     def to_torch(self) -> Any:
-        """The piece as a torch module for ONNX export (`torch_forms.py`); None: the piece cannot be exported."""
+        """The piece as a torch module for ONNX export (`torch_forms.py`); None if it cannot be exported."""
         return None
 
     def bad(self, what: str, *, fix: str) -> BadPiece:
-        """The error for a piece that gets or has something it should not."""
+        """A BadPiece error that names this piece."""
         return BadPiece(what, where=f"piece {type(self).__name__}", fix=fix)
 
     # ---- spaces ----
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """The space of observations after this piece; a piece that changes shapes overrides this. Called by position."""
+        """The observation space after this piece; override it if the piece changes shapes. Called with positional arguments."""
         space: Space = self.recompute_observation_space_from_input_spaces()
         return space
 
     def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """The space of actions after this piece. Called by position."""
+        """The action space after this piece. Called with positional arguments."""
         space: Space = self.recompute_action_space_from_input_spaces()
         return space
 
     def recompute_observation_space_from_input_spaces(self) -> Any:
-        """RLlib's older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
+        """RLlib's older hook, which reads `self.input_observation_space` and `self.input_action_space`."""
         return self.input_observation_space
 
     def recompute_action_space_from_input_spaces(self) -> Any:
-        """RLlib's older spelling, which looks at `self.input_observation_space` and `self.input_action_space`."""
+        """RLlib's older hook, which reads `self.input_observation_space` and `self.input_action_space`."""
         return self.input_action_space
 
     def set_input_spaces(self, observations: Space | None, actions: Space | None) -> None:
-        """Set both spaces before this piece (None: not known yet), and work out those after it.
+        """Set both spaces before this piece (None: unknown), and compute those after it.
 
-        Raises what the hooks raise: SpaceMismatch from our own pieces.
+        Raises what the hooks raise; our own pieces raise SpaceMismatch.
         """
         self._input_observation_space, self._input_action_space = observations, actions
         self._observation_space: Space | None = None
         self._action_space: Space | None = None
-        if observations is not None:  # RLlib calls the hook with one space missing, too
+        if observations is not None:  # RLlib also calls the hook with one space missing
             self._observation_space = self.recompute_output_observation_space(observations, actions)  # type: ignore[arg-type]
         if actions is not None:
             self._action_space = self.recompute_output_action_space(observations, actions)  # type: ignore[arg-type]
 
-    def misfit(self, got: Any, wanted: str, *, fix: str = "another order of pieces, or another piece") -> SpaceMismatch:
-        """The error for spaces that this piece cannot take, to be raised by the hooks."""
+    def misfit(self, got: Any, wanted: str, *, fix: str = "reorder the pieces, or use another one") -> SpaceMismatch:
+        """A SpaceMismatch error for spaces that this piece cannot take, for the hooks to raise."""
         name = type(self).__name__
-        return SpaceMismatch(f"{name} got {got}, and wants {wanted}", where=f"piece {name}", fix=fix)
+        return SpaceMismatch(f"{name} got {got}, but needs {wanted}", where=f"piece {name}", fix=fix)
 
     def check_size(self, shape: Sequence[int], *, itemsize: int = 4) -> None:
-        """Raise SpaceMismatch where the bounds of observations of `shape` would take over 64 MiB, before any are made.
+        """Raise SpaceMismatch if the bounds of a Box of `shape` would exceed 64 MiB, before allocating them.
 
-        For the hooks: options come from files, and `num_frames = 2000000000` would take all memory there is.
+        For the hooks: options come from files, and `num_frames = 2000000000` would exhaust memory.
         """
         if bounds_too_large(shape, itemsize):
-            got = f"observations to make of shape {list(shape)}"[:200]
-            raise self.misfit(got, "at most 64 MiB of bounds", fix="smaller options")
+            got = f"options that make observations of shape {list(shape)}"[:200]
+            raise self.misfit(got, "bounds of at most 64 MiB", fix="use smaller values")
 
     @property
     def input_observation_space(self) -> Space | None:
-        """The space of observations before this piece; None: not known yet."""
+        """The observation space before this piece; None if unknown."""
         return self._input_observation_space
 
     @input_observation_space.setter
@@ -235,7 +235,7 @@ class ConnectorV2(BatchHelpers, ABC):
 
     @property
     def input_action_space(self) -> Space | None:
-        """The space of actions before this piece; None: not known yet."""
+        """The action space before this piece; None if unknown."""
         return self._input_action_space
 
     @input_action_space.setter
@@ -244,31 +244,31 @@ class ConnectorV2(BatchHelpers, ABC):
 
     @property
     def observation_space(self) -> Space | None:
-        """The space of observations after this piece."""
+        """The observation space after this piece."""
         return self._observation_space
 
     @property
     def action_space(self) -> Space | None:
-        """The space of actions after this piece."""
+        """The action space after this piece."""
         return self._action_space
 
     # ---- state ----
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        """State learned from data: plain values and arrays by name, saved with the policy.
+        """Learned state: plain values and arrays by name, saved with the policy.
 
-        `components` and `not_components` choose pieces of a pipeline by name; a single piece has none.
+        `components` and `not_components` select pieces of a pipeline by name; a single piece ignores them.
         """
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state that `get_state` returned. Raises BadPiece for unknown names."""
         if not isinstance(state, Mapping) or state:  # a state may come from a file
-            what = f"{type(self).__name__} has no state, yet was given {state!r}"[:300]
-            raise self.bad(what, fix="the pipeline that the state was saved from")
+            what = f"{type(self).__name__} has no state, but was given {state!r}"[:300]
+            raise self.bad(what, fix="use the pipeline that saved the state")
 
-    def reset_state(self) -> None:  # most pieces learn nothing, so most have nothing to forget
-        """Forget what was learned from data."""
+    def reset_state(self) -> None:  # empty: most pieces learn nothing
+        """Reset the learned state."""
 
     def freeze(self) -> None:
         """Stop learning from data; call it before held-out data or an evaluation."""
@@ -279,33 +279,33 @@ class ConnectorV2(BatchHelpers, ABC):
 
 
 class TwoSidedPiece(ConnectorV2):
-    """A piece that works in learner pipelines (`as_learner_connector`) and beside an environment."""
+    """A piece that works in learner pipelines (`as_learner_connector`) and in env-to-module pipelines."""
 
     def __init__(self, *spaces: Space | None, as_learner_connector: bool = False, **kwargs: Any) -> None:
-        """`spaces`: of observations and of actions, before the piece."""
+        """`spaces`: observation and action space before the piece."""
         self._as_learner_connector = as_learner_connector
         super().__init__(*spaces, **kwargs)
 
 
 def learns(piece: ConnectorV2) -> bool:
-    """Whether the piece learns from the episodes it sees: its class has a state."""
+    """Whether the piece learns from episodes, that is, its class overrides `get_state`."""
     return type(piece).get_state is not ConnectorV2.get_state
 
 
 def state_to_bytes(state: Mapping[str, Any], *, where: str) -> bytes:
-    """A pipeline's state, by unique name of piece. Raises BadPiece, naming the piece, for what has no form in bytes."""
+    """Serialize a pipeline's state, keyed by piece name. Raises BadPiece, naming the piece, for unsupported values."""
     for name, part in state.items():
         try:
             pack(part)
         except (TypeError, ValueError, OverflowError) as err:
-            fix = "give numbers, text, lists, dicts and arrays in its get_state"
+            fix = "return numbers, strings, lists, dicts and arrays from its get_state"
             raise BadPiece(f"the state of piece {name} cannot be saved: {err}", where=where, fix=fix) from err
     return pack(dict(state))
 
 
 def state_from_bytes(data: bytes, *, where: str) -> dict[str, Any]:
-    """The state in `data`, for `set_state` of the pipeline. Raises BadData, UnsafeData for bytes that would build objects."""
+    """Deserialize a state for the pipeline's `set_state`. Raises BadData; UnsafeData for bytes that would build objects."""
     state = unpack(data, where=where)
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise BadData("no state of a pipeline", where=where, fix="write the file again from its source")
+        raise BadData("not a pipeline state", where=where, fix="write the file again from its source")
     return state

@@ -1,12 +1,12 @@
-"""Finds the classes and builders of connector pieces by name, and asks builders for pieces.
+"""Registry of connector pieces: find classes and builders by name, and call builders.
 
-Our own pieces are named by their class name in snake case: FrameStacking is `frame_stacking`, and `FrameStacking` works too. A
-third-party package registers pieces under the entry point group `offline_cli.connectors`, name = "package.module:Class".
-Nothing of it is imported before a pipeline file names it. An unregistered name is an error that lists the nearest ones.
+Our own pieces are named by their class name in snake case: FrameStacking is `frame_stacking`; `FrameStacking` works too. A
+third-party package registers pieces in the entry point group `offline_cli.connectors`, name = "package.module:Class". It is
+imported only if a pipeline file names one of its pieces. The error for an unknown name lists the nearest ones.
 
-RLlib's builders take positional arguments: `lambda env`, `lambda env, spaces, device` for the pipelines beside an environment,
-`lambda obs_space, act_space` for the learner's (`lambda env` is seen there, too). A builder gets as many of them as it has
-positional parameters without a default, and further ones where a parameter with a default has the argument's name.
+RLlib's builders take positional arguments: `lambda env` or `lambda env, spaces, device` for the pipelines of playing,
+`lambda obs_space, act_space` (sometimes `lambda env`) for the learner pipeline. A builder gets one argument for each positional
+parameter without a default, and further ones for parameters with a default that have the argument's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from offline_cli.spaces import Space
 __all__ = ["KINDS", "Custom", "Kind", "custom_pieces", "home_of", "imported", "own_pieces", "registered", "snake"]
 
 Custom = ConnectorV2 | Sequence[ConnectorV2] | Callable[..., ConnectorV2 | Sequence[ConnectorV2]] | None
-"""A piece, several, or a builder of them; None: none."""
+"""A piece, several pieces, a builder of pieces, or None."""
 
 Kind = Literal["env_to_module", "module_to_env", "learner"]
 KINDS: Final[tuple[str, ...]] = get_args(Kind)
@@ -41,13 +41,13 @@ OURS: Final = "offline_cli.connectors."
 
 
 def own_pieces() -> dict[str, type[ConnectorV2]]:
-    """Our pieces by name, in alphabetical order; the package has imported them all."""
+    """Our own pieces by name, in alphabetical order; importing the package imports them all."""
     kinds = {kind.__name__: kind for kind in _derived(ConnectorV2) if kind.__module__.startswith(OURS)}
     return {snake(name): kinds[name] for name in sorted(kinds)}
 
 
 def _derived(kind: Any) -> Iterator[type[ConnectorV2]]:
-    """Whole classes of pieces below `kind`, those of pipelines left out."""
+    """Concrete subclasses of `kind`, without pipelines."""
     for derived in kind.__subclasses__():
         if not issubclass(derived, ConnectorPipelineV2):
             if not inspect.isabstract(derived) and not derived.__name__.startswith("_"):
@@ -56,21 +56,21 @@ def _derived(kind: Any) -> Iterator[type[ConnectorV2]]:
 
 
 def snake(name: str) -> str:
-    """`FrameStacking` as `frame_stacking`, `NStepReturns` as `n_step_returns`; what is written so already stays."""
+    """`FrameStacking` to `frame_stacking`, `NStepReturns` to `n_step_returns`; snake case stays unchanged."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.replace("UnBatch", "Unbatch")).lower()
 
 
 def home_of(maker: Maker) -> str | None:
-    """The folder of one of our pieces, which says where it belongs: a kind of pipelines, or `common`. None: not ours."""
+    """The folder of one of our own pieces: the kind of pipeline it belongs to, or `common`. None for other packages' pieces."""
     package = str(getattr(maker, "__module__", "")).rpartition(".")[0]
     return package.removeprefix(OURS) if package.startswith(OURS) else None
 
 
 def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
-    """The class or builder registered under `name` (snake case or class name); ours come first. `named`: see `plugins.plugin`.
+    """The class or builder registered as `name` (snake case or class name), ours first. `named`: see `plugins.plugin`.
 
-    Raises UnknownPiece with the nearest names; BadConfig for a package that is not named, and for what makes no pieces;
-    MissingPackage for a third-party piece that cannot be imported.
+    Raises UnknownPiece with the nearest names; BadConfig for a package that is not in `named`, and for an object that makes no
+    pieces; MissingPackage for a third-party piece that cannot be imported.
     """
     own = own_pieces()
     aliases = {snake(alias): kind for kind in own.values() for alias in kind.aliases}
@@ -81,26 +81,28 @@ def registered(name: str, *, named: Collection[str] | None = None) -> Maker:
     known = [*own, *([one.name for one in plugins(CONNECTORS)] if named is None else [])]
     near = get_close_matches(snake(name), known, n=3, cutoff=0.5)
     fix = f"did you mean {' or '.join(near)}?" if near else f"one of {', '.join(known)}"
-    raise UnknownPiece(f"no piece {name!r}", where=f"piece {name}", fix=f'{fix} Your own: use = "package.module:Class"')
+    raise UnknownPiece(
+        f"no piece {name!r}", where=f"piece {name}", fix=f'{fix} For your own class: use = "package.module:Class"'
+    )
 
 
 def imported(path: str, *, where: str) -> Maker:
     """Import `package.module:attribute`; the current folder is on the path.
 
-    Runs the module's code: only to be called for what a user's own file or flag names. Raises BadConfig, MissingPackage.
+    Importing runs code: call it only for names from the user's own file or option. Raises BadConfig, MissingPackage.
     """
     return _checked(named_object(path, where=where, form='use = "package.module:Class"'), path, where=where)
 
 
 def _checked(found: Any, path: str, *, where: str) -> Maker:
     if not callable(found) or (isinstance(found, type) and not issubclass(found, ConnectorV2)):
-        what = f"{path} is {found!r}, which is neither a ConnectorV2 nor a function that makes one"
+        what = f"{path} is {found!r}, neither a subclass of ConnectorV2 nor a function that builds pieces"
         raise BadConfig(what, where=where, fix="derive the class from offline_cli.ConnectorV2")
     maker: Maker = found
     return maker
 
 
-# ---- what users give ----
+# ---- pieces from the user ----
 
 
 def custom_pieces(
@@ -113,15 +115,15 @@ def custom_pieces(
     device: Any = None,
     num_envs: int = 1,
 ) -> list[ConnectorV2]:
-    """Pieces that the user gave for a pipeline of this kind, in order. Raises BadPiece for anything else.
+    """The user's pieces for a pipeline of this kind, in order. Raises BadPiece for anything else.
 
-    A builder's `spaces` are pairs (observation space, action space): `"__env_single__"` those given, `"__env__"` those of
-    the vector of `num_envs` environments. A learner's builder of one argument gets `env`, None unless there is one.
+    A builder's `spaces` are pairs (observation space, action space): `"__env_single__"` of one environment, `"__env__"` of the
+    vector of `num_envs` environments. A learner pipeline's builder with one argument gets `env`, which may be None.
     """
     where = f"{kind.replace('_', '-')} pipeline"
     made: Any = [] if custom is None else custom
     if inspect.isclass(custom):
-        what = f"{custom.__name__} is a class, not a piece and not a function that builds one"
+        what = f"{custom.__name__} is a class; expected a piece or a function that builds pieces"
         raise BadPiece(what, where=where, fix=f"lambda *_: {custom.__name__}(...)")
     if callable(custom) and not isinstance(custom, ConnectorV2):
         parameters = list(inspect.signature(custom).parameters.values())
@@ -136,18 +138,18 @@ def custom_pieces(
             given = {"env": env}
         if any(p.kind is p.VAR_POSITIONAL for p in parameters):
             wanted = len(given)
-        for p, name in [*zip(positional, given, strict=False)][wanted:]:  # they have defaults
+        for p, name in [*zip(positional, given, strict=False)][wanted:]:  # parameters with defaults
             if p.name != name:
                 break
             wanted += 1
         if wanted > len(given):
-            fix = f"a builder of at most {len(given)} arguments"
-            raise BadPiece(f"the pipeline's builder wants {wanted} arguments", where=where, fix=fix)
+            fix = f"use a builder with at most {len(given)} arguments"
+            raise BadPiece(f"the pipeline's builder needs {wanted} arguments", where=where, fix=fix)
         made = custom(*[*given.values()][:wanted])
     pieces = list(made) if isinstance(made, (list, tuple)) else [made]
     for piece in pieces:
         if not isinstance(piece, ConnectorV2):
             shown = f"the class {piece.__name__}" if inspect.isclass(piece) else type(piece).__name__
-            what = f"the pipeline's builder gave {shown}, not a ConnectorV2"
-            raise BadPiece(what, where=where, fix="give one piece or a list of pieces")
+            what = f"the pipeline's builder returned {shown}, not a ConnectorV2"
+            raise BadPiece(what, where=where, fix="return one piece or a list of pieces")
     return pieces

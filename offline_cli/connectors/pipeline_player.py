@@ -1,7 +1,7 @@
-"""One step of playing through connector pipelines, as RLlib's env runner does it.
+"""One step of playing through connector pipelines, as in RLlib's env runner.
 
-The player steps no environment: the caller steps them with `actions_for_env`, and adds the outcome to each episode, with
-`actions` and `extra_of` as they are, because they carry the states of recurrent modules from step to step.
+The player steps no environment: the caller steps it with `actions_for_env`, and adds the outcome to each episode together with
+the unchanged `actions` and `extra_of`, which carry the states of recurrent modules from step to step.
 """
 
 from __future__ import annotations
@@ -26,58 +26,58 @@ __all__ = ["Acts", "PipelinePlayer", "RecordedActions"]
 
 
 class RecordedActions:
-    """Actions as recordings have them, beside those that an environment takes, in the dtypes of an action space.
+    """Split actions into those to record and those for the environment, in the dtypes of the action space.
 
-    Boxes of floats are recorded as the module-to-env pipeline leaves them in `actions`, before they are fitted to the
-    environment; choices and integer boxes as the environment takes them. The two share no memory.
+    Float boxes are recorded as in `actions` of the module-to-env pipeline, before scaling to the environment; choices and
+    integer boxes as the environment takes them. The two share no memory.
     """
 
     def __init__(self, space: Space) -> None:
         self._parts = leaf_spaces(space)
 
     def __call__(self, actions: Tree, for_env: Tree) -> tuple[Tree, Tree]:
-        """Recorded and taken, leaves (B, ...), of `actions` and `actions_for_env`. Raises BadPiece."""
+        """Recorded actions and actions for the environment, leaves (B, ...). Raises BadPiece for wrong shapes."""
         raw, taken = self._typed(actions), self._typed(for_env)
         of_floats = (isinstance(part, spaces.Box) and np.dtype(part.dtype).kind == "f" for part in self._parts.values())
         recorded = [leaf if is_raw else taken[path] for is_raw, (path, leaf) in zip(of_floats, raw.items(), strict=True)]
-        # Environments may write into what they are given.
+        # Environments may write into their actions.
         own = [leaf.copy() if any(np.may_share_memory(leaf, one) for one in recorded) else leaf for leaf in taken.values()]
         return unflatten_like(actions, recorded), unflatten_like(for_env, own)
 
     def _typed(self, actions: Tree) -> dict[str, Any]:
         leaves = dict(flatten(actions))
-        said = "actions of the shapes {}, and the environment takes {}"
-        _check_shapes({path: leaf.shape[1:] for path, leaf in leaves.items()}, self._parts, said, "module-to-env pipeline")
+        message = "the actions have the shapes {}, but the environment takes {}"
+        _check_shapes({path: leaf.shape[1:] for path, leaf in leaves.items()}, self._parts, message, "module-to-env pipeline")
         return {path: leaves[path].astype(np.dtype(part.dtype), copy=False) for path, part in self._parts.items()}
 
 
-def _check_shapes(found: Mapping[str, tuple[int, ...]], parts: Mapping[str, Space], said: str, where: str) -> None:
-    """Raise BadPiece where values of these shapes, by path, are not of the leaf spaces `parts`; `said`: with {} for both."""
+def _check_shapes(found: Mapping[str, tuple[int, ...]], parts: Mapping[str, Space], message: str, where: str) -> None:
+    """Raise BadPiece if these shapes, by path, differ from those of the leaf spaces `parts`; `message` has a {} for each."""
     wanted = {path: tuple(part.shape or ()) for path, part in parts.items()}
     if found != wanted:
         shown = (", ".join(f"{path} {shape}".strip() for path, shape in shapes.items()) for shapes in (found, wanted))
-        fix = "a piece that changes shapes says so in recompute_output_observation_space; actions keep those of their space"
-        raise BadPiece(said.format(*shown), where=where, fix=fix)
+        fix = "declare changed observation shapes in recompute_output_observation_space; do not change shapes of actions"
+        raise BadPiece(message.format(*shown), where=where, fix=fix)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Acts:
-    """What B episodes are to do next. With several agents per episode every entry is a dict by agent, in lists."""
+    """The next actions of B episodes. For multi-agent episodes every field is a list of dicts by agent."""
 
-    actions: Tree  # leaves (B, ...): as the module put them out, to be kept in episodes
-    actions_for_env: Tree  # leaves (B, ...): as the environment takes them
+    actions: Tree  # leaves (B, ...): the module's actions, to store in episodes
+    actions_for_env: Tree  # leaves (B, ...): for the environment
     extra: Mapping[str, Any] = field(default_factory=dict)  # extra model outputs by name: B items each, or leaves (B, ...)
 
     def action_of(self, row: int) -> Any:
-        """The action of one episode, as the module put it out."""
+        """The module's action for one episode."""
         return _row(self.actions, row)
 
     def action_for_env_of(self, row: int) -> Any:
-        """The action of one episode, as its environment takes it."""
+        """The action for one episode's environment."""
         return _row(self.actions_for_env, row)
 
     def extra_of(self, row: int) -> dict[str, Any]:
-        """The extra model outputs of one episode: what `add_env_step` takes as `extra_model_outputs`, by agent if need be."""
+        """The extra model outputs of one episode, for `add_env_step(extra_model_outputs=...)`; by agent for several agents."""
         if not isinstance(self.actions, list):
             return {name: items[row] for name, items in self.extra.items()}
         by_agent: dict[Any, dict[str, Any]] = {agent: {} for agent in self.actions[row]}
@@ -94,8 +94,8 @@ def _row(actions: Tree, row: int) -> Any:
 class PipelinePlayer:
     """A module, or a mapping of several by id, between its two pipelines.
 
-    `shared_data` is theirs for as long as the player lives: pieces of both write and read it. Set breakpoints in a piece at
-    will: all of it runs in the calling process.
+    Pieces of both pipelines share `shared_data` for the lifetime of the player. Everything runs in the calling process, so
+    breakpoints in pieces work.
     """
 
     def __init__(
@@ -113,26 +113,28 @@ class PipelinePlayer:
         self.shared_data: dict[str, Any] = {}
 
     def act(self, episodes: Sequence[Any], *, explore: bool | None = None, **drawing: Any) -> Acts:
-        """Actions for episodes that have been reset and are not done, not numpy'ized. `explore`: None: as the player was made.
+        """Actions for ongoing episodes that are not numpy'ized. `explore`: None for the player's default.
 
-        `drawing`: `chance` or `generator`, see GetActions. Raises BadPiece where the pipelines give no actions, or observations
-        that the module does not take; what pieces raise passes.
+        `drawing`: `chance` or `generator`, see GetActions. Raises BadPiece if the pipelines return no actions, or observations
+        that the module does not take; exceptions of pieces pass through.
         """
         explore = self.explore if explore is None else explore
         call = {"rl_module": self.rl_module, "explore": explore, "shared_data": self.shared_data, "metrics": self.metrics}
         with torch.inference_mode():
             batch = self.env_to_module(batch={}, episodes=episodes, **call)
-            if isinstance(self.rl_module, RLModule):  # what comes to several modules, or to RLlib's own, is theirs to check
+            if isinstance(self.rl_module, RLModule):  # several modules, and RLlib's own, check their input themselves
                 batch = _fitting(batch, self.rl_module)
             outputs = _forward(self.rl_module, batch, explore)
             given = {name: value for name, value in drawing.items() if value is not None}
             found = self.module_to_env(batch=dict(outputs), episodes=episodes, **call, **given)
         if Columns.ACTIONS not in found:
-            what = f"the module-to-env pipeline gave no {Columns.ACTIONS!r}, but {sorted(found)}"
-            raise BadPiece(what, where="module-to-env pipeline", fix="keep GetActions in it, or make actions in the module")
+            what = f"the module-to-env pipeline returned no {Columns.ACTIONS!r}, only {sorted(found)}"
+            raise BadPiece(what, where="module-to-env pipeline", fix="keep GetActions in it, or compute actions in the module")
         actions = found.pop(Columns.ACTIONS)
         for_env = found.pop(Columns.ACTIONS_FOR_ENV, None)
-        return Acts(actions, deepcopy(actions) if for_env is None else for_env, found)  # environments may write into theirs
+        return Acts(
+            actions, deepcopy(actions) if for_env is None else for_env, found
+        )  # environments may overwrite their actions
 
 
 def _forward(module: Any, batch: Mapping[str, Any], explore: bool) -> dict[str, Any]:
@@ -144,17 +146,17 @@ def _forward(module: Any, batch: Mapping[str, Any], explore: bool) -> dict[str, 
 
 
 def _fitting(batch: Mapping[str, Any], module: RLModule) -> dict[str, Any]:
-    """The batch with `obs` in the order of the module's space. Raises BadPiece for other parts and shapes.
+    """The batch with `obs` in the key order of the module's space. Raises BadPiece for other keys and shapes.
 
-    A piece may announce one space and return another, or return the parts of a Dict in another order, which networks depend on.
+    A piece may declare one space and return another, or return the keys of a Dict in another order, and networks depend on it.
     """
     where = "env-to-module pipeline"
     if Columns.OBS not in batch:
-        what = f"no {Columns.OBS!r} for the policy, but {sorted(map(str, batch))}"
+        what = f"the policy gets no {Columns.OBS!r}, only {sorted(map(str, batch))}"
         raise BadPiece(what, where=where, fix="keep the default pieces (defaults = true)")
     observations = tree_from_lists(batch[Columns.OBS], module.observation_space)
-    axes = 2 if module.is_stateful() else 1  # rows, and steps
+    axes = 2 if module.is_stateful() else 1  # batch, and time
     found = {path: tuple(getattr(leaf, "shape", ()))[axes:] for path, leaf in flatten(observations)}
-    said = "observations of {} for the policy, which takes {}"
-    _check_shapes(found, leaf_spaces(module.observation_space), said, where)
+    message = "the policy gets observations of {}, but takes {}"
+    _check_shapes(found, leaf_spaces(module.observation_space), message, where)
     return {**batch, Columns.OBS: observations}

@@ -1,11 +1,11 @@
-"""PipelineSpec: a pipeline before it is built, whoever gave it: a user's file, his objects, a run folder, or nobody.
+"""PipelineSpec: the specification of a pipeline, from a file, Python objects or a run folder, or the default.
 
-A spec says which pieces belong on which side (`kind`), where that is from, and what the pieces had learned. It is built for
-spaces (`Setting`), as often as needed. Pieces that are given as objects serve as patterns: each pipeline is built from copies
-of them, so that nothing that one run, or one round of playing, learned is in the next.
+A spec holds the pieces, the kind of pipeline, the origin (for errors), and the learned state of the pieces. `build` creates a
+pipeline for given spaces (`Setting`), any number of times. Pieces given as objects are copied for each build, so that no
+learned state leaks from one run, or one round of playing, into the next.
 
-A pipeline file is TOML (docs/connectors.md). All mistakes in it are listed at once, before data is read. A file that the user
-named may name code. What a run folder says may name our own pieces, and packages that the user named.
+A pipeline file is TOML (docs/connectors.md). All mistakes in it are reported at once, before data is read. The user's own file
+may import any code; a run folder only our own pieces, and packages that the user named.
 """
 
 from __future__ import annotations
@@ -59,38 +59,38 @@ __all__ = [
     "pipeline_schema",
 ]
 
-MULTI_AGENT: Final = "multi_agent"  # an option of many pieces, which follows from the setting
+MULTI_AGENT: Final = "multi_agent"  # an option of many pieces, set from the setting
 PLACE: Final = "learner pipeline"
-MAX_PIECES: Final = 100  # spaces are worked out anew for each one that is added
+MAX_PIECES: Final = 100  # adding a piece recomputes all spaces
 Place = Annotated[str, Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a pipeline is built for."""
+    """Spaces, environment and device for building a pipeline."""
 
     observation_space: Space
     action_space: Space
-    env: Any = None  # the environment that is played, for builders; None: there is none
+    env: Any = None  # the played environment, for builders
     device: Any = None  # of tensors; None: the CPU
     num_envs: int = 1
-    mapping: AgentToModuleMapping | None = None  # which agent plays with which module; None: a single agent
-    action_scale: str | None = None  # "env" | "normalized": of what the policy puts out; None: not known
+    mapping: AgentToModuleMapping | None = None  # module of each agent; None: a single agent
+    action_scale: str | None = None  # scale of the policy's actions: "env" or "normalized"; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class PieceEntry:
-    """One `[[pieces]]` of a file, found and checked."""
+    """One validated `[[pieces]]` entry of a file."""
 
     label: str  # for errors: `pieces[0] (frame_stacking)`
     maker: Maker
     signature: Signature
     options: Mapping[str, Any]
-    before: str | None = None  # the piece that it belongs beside; neither: the usual place
+    before: str | None = None  # the piece to insert it before or after; neither: the default place
     after: str | None = None
 
     def made(self, kind: Kind, setting: Setting, before: ConnectorPipelineV2) -> list[ConnectorV2]:
-        """The piece, or pieces, to follow those of `before`: some want to know the spaces that these lead to."""
+        """Build the piece, or pieces, after those of `before`, whose output spaces some pieces need."""
         given = dict(self.options)
         if self.signature.takes_as_learner:
             given[AS_LEARNER] = kind == "learner"
@@ -105,21 +105,21 @@ class PieceEntry:
 
 @dataclass(frozen=True, eq=False)
 class PipelineSpec:
-    """A file's pieces (`document`), objects (`custom`), or neither: the default pieces alone."""
+    """Pieces from a file (`document`), as objects (`custom`), or neither: the default pieces only."""
 
     kind: Kind
-    document: Mapping[str, Any] | None = None  # what a file says
+    document: Mapping[str, Any] | None = None  # content of the file
     custom: Custom = None
-    where: str = "pipeline"  # what the document is from, for errors
-    plugins: Collection[str] | None = None  # packages whose code the document may name; None: any, the user named the file
-    names: tuple[str, ...] = ()  # of all pieces that it was built to for training, default ones included
-    state: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what these had learned, by name
+    where: str = "pipeline"  # origin of the document, for errors
+    plugins: Collection[str] | None = None  # packages that the document may import; None: any, the user named the file
+    names: tuple[str, ...] = ()  # of all pieces of the trained pipeline, default ones included
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)  # their learned state by name
 
-    # ---- from what ----
+    # ---- construction ----
 
     @classmethod
     def of(cls, given: Given, *kinds: Kind) -> PipelineSpec:
-        """From what a user gave: a file of one of `kinds`, or objects for the first of them. Raises as `from_file` does."""
+        """From the user's argument: a file of one of `kinds`, or objects for the first of them. Raises like `from_file`."""
         if isinstance(given, (str, PathLike)):
             return cls.from_file(given, *kinds)
         if not isinstance(given, PipelineSpec):
@@ -130,12 +130,12 @@ class PipelineSpec:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str], *kinds: Kind, plugins: Collection[str] | None = None) -> PipelineSpec:
-        """The file at `path`, checked. Raises StorageNotFound, and what `from_document` raises."""
+        """Read and validate the file at `path`. Raises StorageNotFound, and like `from_document`."""
         try:
             document = tomllib.loads(Path(path).read_text("utf-8"))
         except (FileNotFoundError, IsADirectoryError) as err:
             raise StorageNotFound("no such pipeline file", where=str(path), fix="check the path") from err
-        except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, an invalid date
+        except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, not UTF-8, an invalid date
             raise BadConfig(f"not TOML: {err}", where=str(path), fix="see https://toml.io for the syntax") from err
         return cls.from_document(document, *kinds, where=str(path), plugins=plugins)
 
@@ -143,7 +143,7 @@ class PipelineSpec:
     def from_document(
         cls, document: Mapping[str, Any], *kinds: Kind, where: str, plugins: Collection[str] | None = None
     ) -> PipelineSpec:
-        """From the content of a file, checked. `kinds`: those that serve here; none: any.
+        """Validate the content of a file. `kinds`: allowed kinds; none: any.
 
         Raises BadConfig with every mistake in `details["problems"]`, MissingPackage.
         """
@@ -152,51 +152,51 @@ class PipelineSpec:
 
     @classmethod
     def from_json(
-        cls, told: Mapping[str, Any], state: Mapping[str, Any], *, where: str, plugins: Collection[str]
+        cls, stored: Mapping[str, Any], state: Mapping[str, Any], *, where: str, plugins: Collection[str]
     ) -> PipelineSpec:
-        """What `to_json` gave, of a run folder: nothing of it is looked at, or imported, until it is needed.
+        """From `to_json` of a run folder. Pieces are validated and imported when they are needed.
 
-        Raises KeyError, ValueError for what is none.
+        Raises KeyError, ValueError for other JSON.
         """
-        document, names = told["document"], told["pieces"]
+        document, names = stored["document"], stored["pieces"]
         if not isinstance(document, (dict, type(None))) or not isinstance(names, list):
             raise ValueError(f"{where} describes no pipeline")
         return cls("learner", document, where=where, plugins=tuple(plugins), names=tuple(map(str, names)), state=state)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the hash of `state_bytes`. Raises BadConfig for a file with options that JSON does not have."""
+        """JSON values, with the hash of `state_bytes`. Raises BadConfig for options that JSON cannot represent."""
         digest = hashlib.sha256(self.state_bytes()).hexdigest()
-        told = {"document": self.document, "pieces": list(self.names), "state_sha256": digest}
+        content = {"document": self.document, "pieces": list(self.names), "state_sha256": digest}
         try:
-            json.dumps(told)
+            json.dumps(content)
         except TypeError as err:
-            what = f"options of pieces that cannot be kept with the policy: {err}"
-            raise BadConfig(what, where=self.where, fix="give dates and times as text") from err
-        return told
+            what = f"options of pieces cannot be saved with the policy: {err}"
+            raise BadConfig(what, where=self.where, fix="write dates and times as strings") from err
+        return content
 
     def state_bytes(self) -> bytes:
-        """What the pieces had learned, as a file."""
+        """The learned state of the pieces, serialized."""
         return state_to_bytes(self.state, where=self.where)
 
     def trained(self, pipeline: ConnectorPipelineV2) -> PipelineSpec:
-        """With what the pieces of `pipeline`, built from this, have learned. Raises BadPiece where a state cannot be saved."""
+        """A copy with the learned state of `pipeline`, which was built from it. Raises BadPiece if a state cannot be saved."""
         state = state_from_bytes(state_to_bytes(pipeline.get_state(), where=PLACE), where=PLACE)
         return replace(self, custom=None, where=PLACE, names=tuple(name for name, _ in pipeline.named()), state=state)
 
-    # ---- what it is ----
+    # ---- properties ----
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing was given."""
+        """Whether it has the default pieces only."""
         return self.document is None and self.custom is None
 
     def _objects(self) -> list[Any]:
-        """What was given in Python: pieces, or a builder."""
+        """The given Python objects: pieces, or a builder."""
         return [*self.custom] if isinstance(self.custom, Sequence) else [] if self.custom is None else [self.custom]
 
     @property
     def name(self) -> str:
-        """Identity, compared by `--resume`: pieces and a hash of the file's content, or names of Python objects."""
+        """Identity for `--resume`: piece names and a hash of the file's content, or names of Python objects."""
         if self.document is not None:
             names = ", ".join(str(piece.get("name", piece.get("use"))) for piece in self.document.get("pieces", []))
             content = json.dumps(self.document, sort_keys=True, default=str).encode()
@@ -209,33 +209,32 @@ class PipelineSpec:
 
     @property
     def in_words(self) -> str:
-        """What a policy plays through. Of Python objects what is known of them in a run folder."""
+        """Description for users; a run folder knows no more than "Python objects" about objects."""
         return self.name if self.document is not None else "Python objects"
 
     def entries(self) -> tuple[PieceEntry, ...]:
-        """The document's pieces, found and checked. Raises as `from_document` does."""
+        """The document's validated pieces. Raises like `from_document`."""
         kinds = (self.kind,)
         return () if self.document is None else _entries(self.document, kinds, where=self.where, plugins=self.plugins)
 
     def code(self) -> list[Any]:
-        """What makes the pieces: classes and functions, or the pieces themselves. Raises as `entries` does."""
+        """Classes and functions that make the pieces, or the pieces themselves. Raises like `entries`."""
         return [entry.maker for entry in self.entries()] or self._objects()
 
     def plays_alone(self, pieces: Iterable[ConnectorV2]) -> bool:
-        """Whether a policy trained through these `pieces` plays without any.
+        """Whether a policy trained with these `pieces` plays without any.
 
-        So it is where nothing is given, or Python objects that are all our own and work for learners alone. A file says itself
-        what belongs beside the environment.
+        True without a spec, or for Python objects that are our own learner-only pieces. A file declares its pieces for playing.
         """
         default = {type(piece) for piece in default_pieces()}
         for_learners = (type(piece) in default or home_of(type(piece)) == "learner" for piece in pieces)
         return self.document is None and all(for_learners)
 
     def beside_environment(self) -> PipelineSpec:
-        """The env-to-module pipeline that belongs to a learner's file: the pieces that work on both sides, and no others.
+        """The env-to-module pipeline of a learner's file: only the pieces that work on both sides.
 
-        So frame stacking, or a filter, is declared once. Names of pieces, and so their states, are the same on both sides. The
-        default pieces are the env-to-module ones, also where the learner's are listed one by one. Raises as `entries` does.
+        So frame stacking, or a filter, is declared once. Piece names, and therefore states, are the same on both sides. The
+        default pieces are those of env-to-module, even if the file lists the learner's. Raises like `entries`.
         """
         if self.document is None or self.kind == "env_to_module":
             return self
@@ -245,10 +244,10 @@ class PipelineSpec:
         both = [piece for piece, entry in pairs if entry.signature.takes_as_learner and entry.maker not in default]
         return replace(self, kind="env_to_module", document={"kind": "env_to_module", "pieces": both})
 
-    # ---- to what ----
+    # ---- building ----
 
     def build(self, setting: Setting) -> ConnectorPipelineV2:
-        """The pipeline, its spaces worked out. Raises SpaceMismatch naming the piece, and BadConfig for all other mistakes."""
+        """Build the pipeline and compute its spaces. Raises SpaceMismatch, naming the piece; BadConfig for other mistakes."""
         if self.document is None:
             return self._whole(setting, self._copied())
         try:
@@ -259,7 +258,7 @@ class PipelineSpec:
                     names = {snake(name): name for name, _ in pipeline.named()}
                     if snake(beside) not in names:
                         what = f"{entry.label}: no piece {beside!r} among {list(names.values())}"
-                        raise BadConfig.of([what], where=self.where, fix="name a piece that the pipeline has")
+                        raise BadConfig.of([what], where=self.where, fix="name a piece of the pipeline")
                     (pipeline.insert_before if entry.before else pipeline.insert_after)(names[snake(beside)], piece)
         except SpaceMismatch as err:
             err.where = f"{self.where}, {err.where}"
@@ -267,17 +266,17 @@ class PipelineSpec:
         return pipeline
 
     def _copied(self) -> Custom:
-        """The objects, with copies of pieces that are given as they are. Raises BadPiece for those that cannot be copied."""
+        """Copies of the given pieces; a builder is returned unchanged. Raises BadPiece for pieces that cannot be copied."""
         if callable(self.custom) and not isinstance(self.custom, ConnectorV2):
             return self.custom
         try:
             return copy.deepcopy(self.custom)
         except Exception as err:
-            what = f"pieces that cannot be copied: {err!r}"
-            raise BadPiece(what, where="pipeline", fix="give a function that builds them") from err
+            what = f"the pieces cannot be copied: {err!r}"
+            raise BadPiece(what, where="pipeline", fix="pass a function that builds them") from err
 
     def _made(self, setting: Setting) -> list[tuple[PieceEntry, ConnectorV2]]:
-        """Each entry's piece or pieces, in order. Raises SpaceMismatch, MissingPackage, BadConfig for what else it raises."""
+        """Each entry's piece or pieces, in order. Raises SpaceMismatch, MissingPackage; BadConfig for any other exception."""
         found: list[tuple[PieceEntry, ConnectorV2]] = []
         chain = ConnectorPipelineV2(setting.observation_space, setting.action_space)
         for entry in self.entries():
@@ -287,13 +286,15 @@ class PipelineSpec:
                     chain.append(piece)
             except (SpaceMismatch, MissingPackage):
                 raise
-            except Exception as err:  # a constructor may raise whatever it likes at options that it minds
-                said = f"{err.what_in_one_line} ({err.fix})" if isinstance(err, OfflineCliError) else what_it_wants(err)
-                raise BadConfig.of([f"{entry.label}: {said}"], where=self.where, fix="fix the options of this piece") from err
+            except Exception as err:  # a constructor may raise anything for bad options
+                message = f"{err.what_in_one_line} ({err.fix})" if isinstance(err, OfflineCliError) else what_it_wants(err)
+                raise BadConfig.of(
+                    [f"{entry.label}: {message}"], where=self.where, fix="fix the options of this piece"
+                ) from err
         return found
 
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
-        """These pieces among the default ones, unless a file turns those off."""
+        """The pipeline of these pieces and the default ones, unless the file turns those off."""
         says, spaces = self.document or {}, (setting.observation_space, setting.action_space)
         options: dict[str, Any] = {"custom": custom}
         options[f"add_default_connectors_to_{self.kind}_pipeline"] = says.get("defaults", True)
@@ -307,49 +308,49 @@ class PipelineSpec:
         return module_to_env_pipeline(*spaces, multi_agent=setting.mapping is not None, **options)
 
 
-# ---- what a file says ----
+# ---- pipeline files ----
 
 
 class PieceDocument(BaseModel):
-    """One piece: a name or an import path, and its options, which are the named arguments of its class."""
+    """One piece: a name or an import path, and its options, the named arguments of its class."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
-    name: Place | None = Field(None, description="A registered piece, such as frame_stacking, ours or a package's.")
+    name: Place | None = Field(None, description="A registered piece, such as frame_stacking, built-in or from a package.")
     use: Annotated[str, Field(pattern="^[^.:][^:]*:[^:]+$")] | None = Field(
         None,
         description="A class derived from ConnectorV2, or a function that builds pieces, as package.module:Class. Imported "
         "because this file names it.",
     )
-    before: Place | None = Field(None, description='Put it right before the piece of this name: before = "GetActions".')
-    after: Place | None = Field(None, description="Put it right after the piece of this name.")
+    before: Place | None = Field(None, description='Insert it right before this piece: before = "GetActions".')
+    after: Place | None = Field(None, description="Insert it right after this piece.")
 
 
 class PipelineDocument(BaseModel):
-    """Which pieces a learner, env-to-module or module-to-env pipeline has, beside the default ones. See docs/connectors.md."""
+    """Pieces of a learner, env-to-module or module-to-env pipeline, in addition to the default ones. See docs/connectors.md."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    kind: Kind = Field(description="Which of the three pipelines this is.")
+    kind: Kind = Field(description="Kind of pipeline.")
     defaults: bool = Field(
         True,
-        description="Whether the default pieces of this kind are added: after the listed ones, in module_to_env around them.",
+        description="Add the default pieces of this kind: after the listed ones, in module_to_env around them.",
     )
     normalize_actions: bool | None = Field(
         None,
-        description="module_to_env with defaults: whether Box actions in -1 to 1 are stretched to the bounds of the action "
-        "space. Default: what the policy says of its actions' scale; true where nothing is known.",
+        description="module_to_env with defaults: stretch Box actions from -1..1 to the bounds of the action space. Default: "
+        "by the policy's action scale; true if it is unknown.",
     )
     clip_actions: bool | None = Field(
         None,
-        description="module_to_env with defaults: whether actions that are not stretched are clipped to the bounds. Default: "
-        "true where they are not stretched.",
+        description="module_to_env with defaults: clip actions that are not stretched to the bounds. Default: true if "
+        "normalize_actions is false.",
     )
     pieces: list[PieceDocument] = Field([], max_length=MAX_PIECES, description="The pieces, in order.")
 
 
 def document_mistakes(document: Mapping[str, Any]) -> list[str]:
-    """Every mistake in the form of a file's content, each with its place; empty when there is none."""
+    """Schema violations of a file's content, each with its key; empty if it is valid."""
     try:
         PipelineDocument.model_validate(dict(document))
     except ValidationError as error:
@@ -364,22 +365,22 @@ def document_mistakes(document: Mapping[str, Any]) -> list[str]:
 
 
 def pipeline_schema() -> dict[str, Any]:
-    """The JSON Schema of pipeline files: schemas/pipeline.v1.json."""
+    """The JSON Schema of pipeline files, schemas/pipeline.v1.json."""
     return toml_schema(PipelineDocument, "offline-cli/pipeline.v1.json", title="Connector pipeline")
 
 
 def _entries(
     document: Mapping[str, Any], kinds: Collection[Kind], *, where: str, plugins: Collection[str] | None
 ) -> tuple[PieceEntry, ...]:
-    """The pieces that a file's content names, found and checked. Raises as `PipelineSpec.from_document` does."""
+    """The validated pieces of a file's content. Raises like `PipelineSpec.from_document`."""
     listed, kind = document.get("pieces", []), document.get("kind")
     problems = document_mistakes(document)
     if kind in KINDS and kind != "module_to_env":
         alone = [name for name in ("normalize_actions", "clip_actions") if name in document]
-        problems += [f"{name}: belongs to pipelines of kind 'module_to_env'" for name in alone]
+        problems += [f"{name}: only for pipelines of kind 'module_to_env'" for name in alone]
     if kinds and kind in KINDS and kind not in kinds:
         needed = " or ".join(f"'{one}'" for one in kinds)
-        problems.append(f"kind: this is a pipeline of kind '{kind}', and {needed} is needed here")
+        problems.append(f"kind: this pipeline is of kind '{kind}', but {needed} is needed here")
     entries = []
     for index, piece in enumerate(listed[:MAX_PIECES] if isinstance(listed, list) else []):
         if isinstance(piece, Mapping):
@@ -387,24 +388,22 @@ def _entries(
             problems += wrong
             entries += [entry] if entry is not None else []
     if problems:
-        raise BadConfig.of(problems, where=where, fix="docs/connectors.md lists the pieces and shows such files")
+        raise BadConfig.of(problems, where=where, fix="see docs/connectors.md for the pieces and examples")
     return tuple(entries)
 
 
 def _entry(
     piece: Mapping[str, Any], index: int, kind: Any, named: Collection[str] | None
 ) -> tuple[PieceEntry | None, list[str]]:
-    """The piece, or None where there is no such one, and its mistakes. `named`: see `plugins.plugin`."""
+    """The piece (None if it is unknown) and its mistakes. `named`: see `plugins.plugin`."""
     given = piece.get("name", piece.get("use"))
     label = f"pieces[{index}]" + (f" ({given})" if isinstance(given, str) else "")
     if ("name" in piece) == ("use" in piece):
         return None, [f'{label}: give either name = "..." or use = "package.module:Class"']
     if not isinstance(given, str):
-        return None, []  # the form has said so
+        return None, []  # `document_mistakes` reports it
     if "use" in piece and named is not None:
-        return None, [
-            f"{label}: code is only imported where your own file or option names it (name a pipeline file of your own)"
-        ]
+        return None, [f"{label}: code from a run folder is not imported (name it in your own pipeline file)"]
     try:
         maker = imported(given, where=label) if "use" in piece else registered(given, named=named)
     except BadConfig as err:
@@ -413,27 +412,27 @@ def _entry(
     options = {name: value for name, value in piece.items() if name not in PieceDocument.model_fields}
     wrong = option_mistakes(signature, options)
     if kind in KINDS and home not in (None, "common", kind) and not (kind == "learner" and signature.takes_as_learner):
-        wrong.append(f"belongs to pipelines of kind '{home}', this is one of kind '{kind}'")
+        wrong.append(f"belongs to pipelines of kind '{home}', but this pipeline is of kind '{kind}'")
     if "before" in piece and "after" in piece:
-        wrong.append("before and after: give one of the two")
+        wrong.append("before and after are mutually exclusive")
     entry = PieceEntry(label, maker, signature, options, piece.get("before"), piece.get("after"))
     return entry, [f"{label}: {mistake}" for mistake in wrong]
 
 
 Given = str | PathLike[str] | PipelineSpec | Custom
-"""A pipeline as a user gives it: the path of a file, a specification, pieces or a builder; None: nothing."""
+"""The user's pipeline: path of a file, specification, pieces, a builder, or None."""
 
 
 def load_pipeline(
     path: str | PathLike[str], *, kind: Kind | None = None, plugins: Collection[str] | None = None, **setting: Any
 ) -> ConnectorPipelineV2:
-    """The pipeline of a file for spaces of an environment or a dataset.
+    """Load a pipeline file and build it for the spaces of an environment or a dataset.
 
-    `kind`: what the pipeline is needed as. `plugins`: see `PipelineSpec`. `setting`: fields of `Setting`: `observation_space`
-    and `action_space`, and maybe env, device, num_envs, mapping, action_scale.
+    `kind`: the required kind. `plugins`: see `PipelineSpec`. `setting`: fields of `Setting`: `observation_space`,
+    `action_space`, and optionally env, device, num_envs, mapping, action_scale.
 
-    Raises StorageNotFound; BadConfig with every mistake in `details["problems"]`; SpaceMismatch, naming the piece, what it got
-    and what it wanted; MissingPackage.
+    Raises StorageNotFound; BadConfig with every mistake in `details["problems"]`; SpaceMismatch, naming the piece, its input
+    and what it needs; MissingPackage.
     """
     kinds = () if kind is None else (kind,)
     return PipelineSpec.from_file(path, *kinds, plugins=plugins).build(Setting(**setting))
@@ -447,28 +446,28 @@ class PlayPipelines:
     module_to_env: ConnectorPipelineV2
 
     def pieces(self) -> list[ConnectorV2]:
-        """Those of both, in order."""
+        """The pieces of both pipelines, in order."""
         return [*self.env_to_module.pieces(), *self.module_to_env.pieces()]
 
     def freeze(self) -> None:
-        """No piece learns any more."""
+        """Freeze every piece: none learns any more."""
         self.env_to_module.freeze()
         self.module_to_env.freeze()
 
 
 def added_pieces(pipeline: ConnectorPipelineV2) -> list[tuple[str, ConnectorV2]]:
-    """The pieces of an env-to-module pipeline that are not default ones, by name."""
+    """The non-default pieces of an env-to-module pipeline, by name."""
     default = {type(piece) for piece in default_pieces_beside(None, None)}
     return [(name, piece) for name, piece in pipeline.named() if type(piece) not in default]
 
 
 def notes_on_export(trained_through: PipelineSpec, setting: Setting) -> list[str]:
-    """Notes, before training, on pieces that will keep the policy from being exported to ONNX."""
-    if trained_through.document is None:  # Python objects, which `export` gets again, or refuses
+    """Notes, before training, on pieces that prevent export to ONNX."""
+    if trained_through.document is None:  # Python objects: `export` gets them again, or refuses
         return []
     try:
         pieces = added_pieces(trained_through.beside_environment().build(setting))
-    except OfflineCliError:  # told where the policy plays
+    except OfflineCliError:  # reported when the policy plays
         return []
     lacking = [name for name, piece in pieces if piece.to_torch() is None]
     return [f"the policy cannot be exported to ONNX: piece {name} has no `to_torch`" for name in lacking]

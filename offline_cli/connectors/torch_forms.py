@@ -1,7 +1,7 @@
-"""Torch forms of env-to-module pieces, for exported policies: the same arithmetic, in the same precision, on B environments.
+"""Torch forms of env-to-module pieces for exported policies: the same arithmetic and precision, for B environments.
 
-A piece has a form where its method `to_torch()` gives a module from observations, leaves (B, ...), to observations; a piece
-that looks at earlier steps gives a `RememberingForm`. What the piece learned has to be in the module.
+`to_torch()` of a piece returns a module from observations, leaves (B, ...), to observations, including the piece's learned
+state. A piece that uses earlier steps returns a `RememberingForm`.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ State = dict[str, Tensor]
 
 
 class RememberingForm(nn.Module):
-    """Torch form of a piece with memory: its state of earlier steps goes in and comes out by name."""
+    """Torch form of a piece that uses earlier steps: it takes and returns a state by name."""
 
-    wants_rewards = False  # what the last actions were answered with, (B,)
+    wants_rewards = False  # takes the rewards of the last actions, (B,)
 
     def states(self) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shape and dtype of the state of one environment, by name; all zeros at the start of an episode."""
         raise NotImplementedError
 
     def forward(self, observations: Tree, state: State, rewards: Tensor | None, after: State) -> Tree:
-        """The transformed observations; puts the next state into `after`."""
+        """The transformed observations; writes the next state into `after`."""
         raise NotImplementedError
 
     def chose(self, actions: Tree, state: State, after: State) -> None:
-        """Note the actions chosen, in network units."""
+        """Add the chosen actions, in network units, to the state."""
 
 
 class Standardized(nn.Module):
-    """MeanStdFilter: each leaf less its mean, divided, and limited, in float64, then in its dtype."""
+    """MeanStdFilter: (leaf - mean) / divisor, clipped, in float64, then cast to the leaf's dtype."""
 
     def __init__(
         self,
         parts: Sequence[tuple[NDArray[Any] | float, NDArray[Any] | float, torch.dtype | None]],
         limit: float,
     ) -> None:
-        """`parts`: mean, divisor and dtype of each leaf; dtype None: it stays as it is."""
+        """`parts`: mean, divisor and dtype of each leaf; dtype None: the leaf stays unchanged."""
         super().__init__()
         self._limit, self._dtypes = limit, [dtype for _, _, dtype in parts]
         for index, (mean, divisor, _) in enumerate(parts):
@@ -99,14 +99,14 @@ def _sorted(tree: Tree) -> Tree:
 
 
 class Centred(nn.Module):
-    """AtariRam: bytes around 0."""
+    """AtariRam: bytes scaled to [-1, 1)."""
 
     def forward(self, observations: Tensor) -> Tensor:
         return (observations.float() - 128.0) / 128.0
 
 
 class Stack(RememberingForm):
-    """FrameStacking: remembers the N - 1 observations before the latest one, the oldest first."""
+    """FrameStacking: the state holds the N - 1 observations before the latest one, oldest first."""
 
     def __init__(self, space: Space, num_frames: int) -> None:
         super().__init__()
@@ -129,10 +129,10 @@ class Stack(RememberingForm):
 
 
 class Previous(RememberingForm):
-    """PrevActionsPrevRewards: remembers last actions as rows of numbers, and the rewards before the one that is given."""
+    """PrevActionsPrevRewards: the state holds the last actions, flattened, and the rewards before the latest one."""
 
     def __init__(self, actions: Space, size: int, n_actions: int, n_rewards: int, keys: tuple[str, str, str]) -> None:
-        """`size`: numbers of an action; `keys`: of observations, actions and rewards in what it gives."""
+        """`size`: numbers of a flattened action; `keys`: of observations, actions and rewards in the result."""
         super().__init__()
         self._actions, self._rewards, self._size, self._keys = n_actions, n_rewards, size, keys
         self.wants_rewards = n_rewards > 0

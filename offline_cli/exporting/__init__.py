@@ -1,1 +1,1 @@
-"""Trained policies as files that other programs run: ONNX, and checkpoints of RLlib."""
+"""Export trained policies for other programs: ONNX files and RLlib checkpoints."""

@@ -1,7 +1,7 @@
-"""What an export writes, and its model card, as JSON and as Markdown: what it is, from which data, how good, how to run it.
+"""The model card of an export, as JSON and Markdown: spaces, data, training, scores, and how to run the policy.
 
-`facts_of` gathers what the run folder knows, as JSON values; the ONNX file holds the same among its metadata. What a run does
-not know (an unfinished one has no scores) is left out.
+`facts_of` collects JSON values from the run folder, which are also metadata of the ONNX file. Missing facts (an unfinished run
+has no scores) are left out.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ OF_POLICY: Final = ("policy_update", "stopped_by", "checkpoint")
 OF_CONFIG: Final = ("algorithm", "network", "hidden", "activation", "batch_size", "lr", "seed")
 OF_SCORES: Final = ("eval_return_mean", "eval_return_ci95", "eval_episodes")
 OF_DATA: Final = ("module", "episodes", "steps", "sources")
-MARKUP: Final = re.compile(r"[\\|`*<>\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # within a word, an underscore is one
+MARKUP: Final = re.compile(r"[\\|`*<>\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # underscores within words need no escape
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Files of an export, and what the card says of them."""
+    """Files of an export, and facts about them for the card."""
 
-    files: Mapping[str, bytes]  # in order, by their paths below `out`; "" is `out` itself
+    files: Mapping[str, bytes]  # in writing order, by path below `out`; "" is `out` itself
     inputs: Mapping[str, str]  # see `form`
     outputs: Mapping[str, str]
-    how: str  # to run it, as Markdown
-    difference: float  # greatest, of `action_dist_inputs` to the run's policy
+    how: str  # how to run it, as Markdown
+    difference: float  # maximum difference of `action_dist_inputs` from the run's policy
     notes: tuple[str, ...] = ()
 
 
 def form(dtype: Any, shape: tuple[int, ...]) -> str:
-    """`float32 (B, 4)`: of an array with B rows of this shape."""
+    """Dtype and shape of an array with B rows: `float32 (B, 4)`."""
     return f"{dtype} ({', '.join(map(str, ('B', *shape)))}{'' if shape else ','})"
 
 
 def facts_of(
     run: Location, loaded: LoadedPolicy, spaces: tuple[Space, Space], pieces: Sequence[str], *, to: str
 ) -> dict[str, Any]:
-    """JSON values by name. `spaces`: of the environment; `pieces`: of the user's around the policy."""
+    """JSON values by name. `spaces`: of the environment; `pieces`: names of the policy's non-default pieces."""
     state = _told(run.join(STATE))
     result = {"checkpoint": loaded.checkpoint} if loaded.checkpoint is not None else _told(run.join(RESULT))
     config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
@@ -101,7 +101,7 @@ def facts_of(
 
 
 def _told(file: Location) -> dict[str, Any]:
-    """What a JSON file of the run says; nothing where it is not there, or broken: a card without it is better than none."""
+    """A JSON file of the run; empty if it is missing or corrupt, because the card does not depend on it."""
     try:
         return json_object(file.read_bytes())
     except (ValueError, OfflineCliError):
@@ -109,7 +109,7 @@ def _told(file: Location) -> dict[str, Any]:
 
 
 def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str, how: str) -> str:
-    """The card for people. `card`: the facts, with `inputs`, `outputs` and `notes`; `how`: what runs it, as Markdown."""
+    """The card as Markdown. `card`: the facts, with `inputs`, `outputs` and `notes`; `how`: how to run it, as Markdown."""
     sections: dict[str, Mapping[Any, Any]] = {
         "Spaces": dict(zip(("observations", "actions"), map(describe, spaces), strict=True)) | {"scale": card["action_scale"]},
         "Elements and categories": _meanings_rows(card.get(MEANINGS, {}), spaces[1]),
@@ -127,7 +127,7 @@ def markdown(card: Mapping[str, Any], spaces: tuple[Space, Space], *, name: str,
 
 
 def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]], action_space: Space) -> dict[str, str]:
-    """By element, `obs[1]`: its name, unit and categories, numbered as actions are; of what nothing is known, no row."""
+    """By element, such as `obs[1]`: name, unit and numbered categories; no row for elements without any."""
     choices_of, found = discrete_elements(action_space, NO_MEANINGS), {}
     for path, elements in meanings.items():
         starts = [choice.start for choice in choices_of.get(path, ())] or [0] * len(elements)
@@ -139,7 +139,7 @@ def _meanings_rows(meanings: Mapping[str, Sequence[Mapping[str, Any]]], action_s
 
 
 def _cell(value: Any) -> str:
-    """One line of text that stays in its cell, whatever a run folder or an id holds."""
+    """One line of text, escaped for a Markdown table cell."""
     text = f"{value:.6g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
     text = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return MARKUP.sub(r"\\\g<0>", text)[:2000]

@@ -1,10 +1,10 @@
-"""`export`: the policy of a run as a file for other programs, with a model card beside it.
+"""`export`: write the policy of a run as a file for other programs, with a model card.
 
     F.onnx, F.card.json and F.md                                          --to onnx
-    F/card.json, F/README.md and what RLlib saves, F/metadata.json last   --to rllib
+    F/card.json, F/README.md and RLlib's files, F/metadata.json last      --to rllib
 
-The card is written first and what a reader looks for last, so that a killed export leaves nothing that looks whole. What is at
-`out` stays, but for an earlier export of ours with `overwrite`.
+The card is written first and the main file last, so that a killed export leaves nothing that looks complete. Existing files at
+`out` stay, except an earlier export of ours with `overwrite`.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ __all__ = ["ExportResult", "export"]
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """What was written, or, of a dry run, would be."""
+    """The written export, or, for a dry run, the one that would be written."""
 
     out: str
     format: str
-    inputs: Mapping[str, str]  # by name: dtype and shape, B for rows
+    inputs: Mapping[str, str]  # by name: dtype and shape, B rows
     outputs: Mapping[str, str]
-    card: str  # as JSON; beside it as Markdown
-    bytes: int  # of all files but the card
-    difference: float  # greatest, of `action_dist_inputs` to the run's policy
-    notes: tuple[str, ...]  # in what the export differs from the run's policy
+    card: str  # JSON file; the Markdown file is next to it
+    bytes: int  # of all files except the card
+    difference: float  # maximum difference of `action_dist_inputs` from the run's policy
+    notes: tuple[str, ...]  # differences between the export and the run's policy
     dry_run: bool
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """JSON values."""
         return {**asdict(self), "notes": list(self.notes)}
 
 
@@ -61,29 +61,30 @@ def export(
     overwrite: bool = False,
     dry_run: bool = False,
 ) -> ExportResult:
-    """Write the policy of `run` to `out` as another program reads it.
+    """Export the policy of `run` to `out` for another program.
 
-    `to="onnx"`: a file from raw observations to actions, with the pieces that the policy was trained through and its action
-    scale inside. `to="rllib"`: a folder that `RLModule.from_checkpoint` and `Algorithm.restore_from_path` of RLlib load.
-    `env_to_module`: the pieces again, where they are code.
+    `to="onnx"`: a file from raw observations to actions, including the policy's pieces and action scaling. `to="rllib"`: a
+    folder for RLlib's `RLModule.from_checkpoint` and `Algorithm.restore_from_path`. `env_to_module`: the pieces, if they are
+    Python code.
 
-    Of a run that is not finished the policy of its last checkpoint. Raises what `load_policy` raises for the run; BadConfig,
-    naming it, for a piece or a network that has no such form; MissingPackage, OutputExists, StorageError.
+    An unfinished run exports the policy of its last checkpoint. Raises like `load_policy` for the run; BadConfig, naming it,
+    for a piece or a network that cannot be exported; MissingPackage, OutputExists, StorageError.
     """
     where = [place.url if isinstance(place, Location) else os.fspath(place) for place in (run, out)]
     place, folder = (open_location(one, storage_options, beside=where) for one in (out, run))
     beside = place if to == "rllib" else place.parent()
     if beside is None:
-        raise UsageError("it names no file", where=place.url, fix="--out with the name of a file in it")
+        raise UsageError("--out names no file", where=place.url, fix="name a file: --out FOLDER/policy.onnx")
     stem = place.name.removesuffix(".onnx")
     names = ("card.json", "README.md") if to == "rllib" else (f"{stem}.card.json", f"{stem}.md")
     card_file, readme = map(beside.join, names)
     is_free = not any(one.exists() for one in (place, card_file, readme))
     is_free = is_free or (to == "rllib" and place.is_dir() and not place.children())
     if not is_free and not (card_file.is_file() and FORMAT.encode() in card_file.start(len(FORMAT) + 32)[0]):
-        raise OutputExists("something else is there already", where=place.url, fix="choose another --out")
+        raise OutputExists("other files already exist there", where=place.url, fix="choose another --out")
     if not is_free and not overwrite:
-        raise OutputExists("an export is there already", where=place.url, fix="--overwrite to replace it, or another --out")
+        fix = "use --overwrite to replace it, or another --out"
+        raise OutputExists("an export already exists there", where=place.url, fix=fix)
     loaded = load_policy(folder, plugins=plugins, network=network)
     spaces = environment_spaces(loaded, folder.url)
     pipeline = replace(PlaySpec.of(env_to_module), trained=loaded.trained).build(Setting(*spaces)).env_to_module

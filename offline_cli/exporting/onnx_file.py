@@ -1,12 +1,12 @@
-"""Writes a policy as an ONNX model: one graph, its weights inside, facts of the model card among its metadata.
+"""Export a policy as an ONNX model: one graph with its weights, and the facts of the model card as metadata.
 
-The graph comes from `torch.onnx.export`, which traces `WholePolicy`: the policy with its env-to-module pieces and its action
-scale as one torch module. Inputs are the raw observations of the environment, a leaf each, and what the policy remembers;
-outputs are the likeliest actions as the environment takes them, the inputs of their distribution, and what to remember next.
-Every input and output has an axis of B rows first. The arithmetic is that of the pieces: a filter computes in float64.
+`torch.onnx.export` traces `WholePolicy`: the policy with its env-to-module pieces and action scaling as one torch module.
+Inputs are raw observations, one per leaf, and the recurrent state; outputs are greedy actions for the environment, the inputs
+of their distribution, and the next state. Every input and output has a batch axis first. The arithmetic equals that of the
+pieces: a filter computes in float64.
 
-Memory is explicit, because a graph has none: each `state_in/NAME` has a `state_out/NAME` of the same shape, and is zeros where
-an episode begins. So are the rewards that a piece looks at.
+State is explicit: each `state_in/NAME` has a `state_out/NAME` of the same shape, and is zero at the start of an episode. So are
+the rewards for pieces that read them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from offline_cli.trees import flatten, leaves, map_leaves, unflatten_like
 __all__ = ["WholePolicy", "onnx_export"]
 
 INPUTS: Final = Columns.ACTION_DIST_INPUTS
-ROWS: Final = 64  # that the file is tried with before it is written
-TRACED: Final = 2  # rows while tracing: of one row torch takes the axis for a constant
+ROWS: Final = 64  # batch size for testing the file before it is written
+TRACED: Final = 2  # batch size for tracing: torch treats an axis of length 1 as constant
 HOW: Final = """
 ```python
 import numpy as np
@@ -56,7 +56,7 @@ names = [port.name for port in session.get_outputs()]
 found = dict(zip(names, session.run(names, given)))
 ```
 
-Each `state_in/NAME` is the `state_out/NAME` of the call before, and zeros where an episode begins.
+Each `state_in/NAME` is the `state_out/NAME` of the previous call, and zeros at the start of an episode.
 `offline-cli evaluate onnx:FILE --env ENV` plays it.
 """
 
@@ -64,9 +64,9 @@ Each `state_in/NAME` is the `state_out/NAME` of the call before, and zeros where
 def onnx_export(
     module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, facts: Mapping[str, Any], *, name: str, where: str
 ) -> card.Made:
-    """The file, tried. `observations`: the space before `pipeline`; `facts`: JSON values by name.
+    """Export and test the file. `observations`: the space before `pipeline`; `facts`: JSON values by name.
 
-    Raises MissingPackage, and BadConfig for a network or a piece that has no form in ONNX.
+    Raises MissingPackage, and BadConfig for a network or a piece that cannot be exported to ONNX.
     """
     policy = WholePolicy(module, pipeline, observations, where=where)
     content = _onnx_bytes(policy, facts, where=where)
@@ -81,17 +81,17 @@ def onnx_export(
 
 
 class WholePolicy(nn.Module):
-    """See the module. `input_names`, `output_names`: of the tensors that `forward` takes and gives, in order."""
+    """The policy with pieces and action scaling as one torch module. `input_names`, `output_names`: of `forward`, in order."""
 
     def __init__(self, module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, *, where: str) -> None:
-        """`pipeline`: env-to-module, built for `observations`, with what its pieces learned.
+        """`pipeline`: env-to-module, built for `observations`, with its learned state.
 
-        Raises BadConfig, naming every piece that has no form here.
+        Raises BadConfig, naming every piece without a torch form.
         """
         super().__init__()
         forms = {name: piece.to_torch() for name, piece in added_pieces(pipeline)}
         if lacking := [f"piece {name} has no torch form" for name, form in forms.items() if form is None]:
-            fix = "a `to_torch` in the class of the piece, or train without it (docs/export.md)"
+            fix = "define `to_torch` in the piece's class, or train without the piece (docs/export.md)"
             raise BadConfig.of(lacking, where=where, fix=fix)
         acted = leaf_spaces(module.action_space, Columns.ACTIONS)
         self.policy, self.forms = module, nn.ModuleList(forms.values())
@@ -105,20 +105,20 @@ class WholePolicy(nn.Module):
             known += [(name, np.zeros(shape, dtype)) for name, (shape, dtype) in form.states().items()]
         self._states = dict(known)
         if any(first.any() for _, first in known) or len(self._states) < len(known):
-            what = f"{type(module).__name__} or a piece has a state that is not zeros at first, or of another one's name"
-            raise BadConfig(what, where=where, fix="zeros at first: whoever runs the exported file begins with them")
+            what = f"{type(module).__name__} or a piece has a non-zero initial state, or a state name that is not unique"
+            raise BadConfig(what, where=where, fix="use zeros: programs that run the exported file start with zeros")
         rewards = [Columns.REWARDS] if self.wants_rewards else []
         self.input_names = [*self._parts, *rewards, *(f"{STATE_IN}{name}" for name in self._states)]
         self.output_names = [*acted, INPUTS, *(f"{STATE_OUT}{name}" for name in self._states)]
 
     def zeros(self, rows: int) -> tuple[Tensor, ...]:
-        """Inputs of so many rows, for tracing."""
+        """Zero inputs of `rows` rows, for tracing."""
         given = [np.zeros(space.shape or (), space.dtype) for space in self._parts.values()]
         given += [np.zeros((), np.float32)] * self.wants_rewards + [*self._states.values()]
         return tuple(torch.from_numpy(np.broadcast_to(one, (rows, *one.shape)).copy()) for one in given)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Tensors by `input_names`, (B, ...) each; gives those of `output_names`."""
+        """Take the tensors of `input_names`, (B, ...) each; return those of `output_names`."""
         count = len(self._parts)
         observations = unflatten_like(self._like, list(inputs[:count]))
         rewards = inputs[count] if self.wants_rewards else None
@@ -127,8 +127,8 @@ class WholePolicy(nn.Module):
         for form in self.forms:
             remembers = isinstance(form, RememberingForm)
             observations = form(observations, state, rewards, after) if remembers else form(observations)
-        batch: dict[str, Any] = {Columns.OBS: tree_from_lists(observations, self.policy.observation_space)}  # in its order
-        if self._state_like:  # a policy with memory takes sequences, here of one step
+        batch: dict[str, Any] = {Columns.OBS: tree_from_lists(observations, self.policy.observation_space)}  # in key order
+        if self._state_like:  # a recurrent policy takes sequences, here of one step
             batch[Columns.OBS] = map_leaves(lambda leaf: leaf[:, None], batch[Columns.OBS])
             batch[Columns.STATE_IN] = unflatten_like(self._state_like, [state[name] for name, _ in flatten(self._state_like)])
         outputs = self.policy.forward_inference(batch)
@@ -143,8 +143,8 @@ class WholePolicy(nn.Module):
 
 
 class _ForEnvironment(nn.Module):
-    """One leaf of actions as the environment takes it (`modules/distributions.py`), (B, ...): boxes stretched to their bounds,
-    where these are finite, and clipped; others in their dtype."""
+    """One leaf of actions (B, ...) for the environment (`modules/distributions.py`): boxes stretched to finite bounds and
+    clipped; other spaces cast to their dtype."""
 
     def __init__(self, space: Space) -> None:
         super().__init__()
@@ -176,10 +176,10 @@ class _ForEnvironment(nn.Module):
 
 
 def _onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) -> bytes:
-    """What torch notes of this machine (paths of source files, stack traces) is removed: one policy gives the same bytes."""
+    """Trace and serialize the policy, without torch's paths and stack traces, so that equal policies give equal bytes."""
     try:
         import onnx
-        import onnxruntime  # noqa: F401  the file is tried with it
+        import onnxruntime  # noqa: F401  tests the file
         import onnxscript  # noqa: F401  torch.onnx needs it
     except ImportError as err:
         raise MissingPackage(f"the package {err.name} is missing", where="--to onnx", fix=INSTALL) from err
@@ -198,10 +198,10 @@ def _onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) ->
         except Exception as err:
             first = [*causes(err)][-1]
             reason = f"{type(first).__name__}: {str(first).strip().partition(chr(10))[0]}"[:300]
-            what = f"{type(policy.policy).__name__}, or a piece, has no form in ONNX: {reason}"
-            fix = "operations that torch.export knows; --debug shows where it stopped"
+            what = f"{type(policy.policy).__name__} or a piece cannot be exported to ONNX: {reason}"
+            fix = "use operations that torch.export supports; --debug shows the traceback"
             raise BadConfig(what, where=where, fix=fix) from err
-    assert program is not None, "dynamo gives a program"
+    assert program is not None, "dynamo returns a program"
     model: Any = program.model_proto
     model.graph.name = "policy"
     for part in (model, model.graph, *model.graph.node, *model.graph.input, *model.graph.output):
@@ -211,13 +211,14 @@ def _onnx_bytes(policy: WholePolicy, facts: Mapping[str, Any], *, where: str) ->
     model.producer_name, model.producer_version = "offline-cli", ""
     onnx.helper.set_model_props(model, {name: json.dumps(value, sort_keys=True) for name, value in sorted(facts.items())})
     if model.ByteSize() > MAX_BYTES:
-        raise BadConfig(f"a file of {model.ByteSize():,} bytes", where=where, fix=f"a network of at most {MAX_BYTES:,} bytes")
+        fix = f"use a network of at most {MAX_BYTES:,} bytes"
+        raise BadConfig(f"the file would have {model.ByteSize():,} bytes", where=where, fix=fix)
     content: bytes = model.SerializeToString(deterministic=True)
     return content
 
 
 def _difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> float:
-    """The greatest difference of `action_dist_inputs` between both, on invented observations at the start of an episode."""
+    """Maximum difference of `action_dist_inputs` between both, on made-up observations at the start of an episode."""
     arrays = [np.ascontiguousarray(leaf) for leaf in leaves(sampled(observations, ROWS))]
     given = [*map(torch.from_numpy, arrays), *policy.zeros(ROWS)[len(arrays) :]]
     with evaluating(policy), torch.inference_mode():
@@ -228,8 +229,8 @@ def _difference(policy: WholePolicy, model: OnnxModel, observations: Space) -> f
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Within it torch says nothing of its progress, nor of packages that are not needed here, and no garbage is collected:
-    tracing parses code, and CPython was seen to fail at that (SystemError) while the finalizer of an environment ran.
+    """Context manager: silence torch's logs and warnings, and disable garbage collection: CPython failed with SystemError when
+    an environment's finalizer ran while tracing parsed code.
     """
     before, collects = logging.root.manager.disable, gc.isenabled()
     logging.disable(logging.WARNING)

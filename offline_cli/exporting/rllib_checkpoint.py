@@ -1,11 +1,11 @@
-"""Writes a policy as a checkpoint of the RLModule that RLlib's PPO has by default: RLlib makes it, and saves it itself.
+"""Export a policy as a checkpoint of the default RLModule of RLlib's PPO, built and saved by RLlib.
 
-Layers are copied in their order, and the value function is new: it gives 0 everywhere. Afterwards both modules are asked the
-same; a network that RLlib's has no shape for, or that puts out other numbers there, is BadConfig. Images are too: RLlib's
-convolutions take no bytes.
+Layers are copied in order; the value function is new and returns 0. Then the outputs of both modules are compared. BadConfig is
+raised for a network that RLlib's module cannot represent, or whose outputs differ, and for images, because RLlib's convolutions
+take no uint8.
 
-Pieces are no part of an RLModule. FlattenObservations has a counterpart in RLlib, to be put before the module; any other is
-BadConfig.
+An RLModule contains no pieces. FlattenObservations has a counterpart in RLlib, which the user puts before the module; any other
+piece raises BadConfig.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from offline_cli.spaces import Space, describe
 __all__ = ["rllib_export"]
 
 ACTIVATIONS: Final = {nn.ReLU: "relu", nn.Tanh: "tanh", nn.SiLU: "silu", nn.GELU: "GELU", nn.Identity: "linear"}
-ROWS: Final = 64  # that both modules are asked
+ROWS: Final = 64  # batch size of the comparison
 CLOSE: Final = 1e-4
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
 HOW: Final = """
-`RLModule.from_checkpoint("/absolute/path/to/this/folder")` of RLlib loads it. PPO goes on from it with this model config, as
-docs/export.md shows: `DefaultModelConfig({config})`. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
-Its value function gives 0 until it is trained. Its files are pickles, as RLlib's are.
+RLlib loads it with `RLModule.from_checkpoint("/absolute/path/to/this/folder")`. PPO continues from it with the model config
+`DefaultModelConfig({config})`, see docs/export.md. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
+Its value function returns 0 until it is trained. Its files are pickles, like all RLlib checkpoints.
 """
 
 
 def rllib_export(
     module: RLModule, pipeline: ConnectorPipelineV2, observations: Space, facts: Mapping[str, Any], *, name: str, where: str
 ) -> Made:
-    """RLlib's module with the weights of `module`, as it saves itself. Raises MissingPackage, and BadConfig, naming the pieces,
-    for a policy that RLlib's default module cannot be.
+    """Build RLlib's default module with the weights of `module`, and save it. Raises MissingPackage, and BadConfig, naming the
+    pieces, for a policy that RLlib's default module cannot represent.
     """
     try:
         from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
@@ -60,7 +60,7 @@ def rllib_export(
     pieces, seen = added_pieces(pipeline), module.observation_space
     try:
         if others := [name for name, piece in pieces if type(piece) is not FlattenObservations or piece.keys_to_remove]:
-            raise ValueError(f"an RLModule has no pieces, and the policy plays through {', '.join(others)}")
+            raise ValueError(f"an RLModule has no pieces, but the policy plays through {', '.join(others)}")
         config = _config(module)
         theirs = kind(
             observation_space=seen,
@@ -72,19 +72,21 @@ def rllib_export(
         _copy(module, theirs)
         difference = _difference(module, theirs)
         if not difference <= CLOSE:
-            raise ValueError(f"it puts out other numbers, by up to {difference:g}")
-    except Exception as err:  # whatever RLlib raises for what it cannot make, and layers that do not fit each other
+            raise ValueError(f"its outputs differ by up to {difference:g}")
+    except Exception as err:  # RLlib may raise anything; layers may not fit
         reason = f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300]
-        fix = "--to onnx, which takes any policy; or train one of RLlib's shapes, which docs/export.md lists"
-        raise BadConfig(f"RLlib's default module has no shape for this policy: {reason}", where=where, fix=fix) from err
+        fix = "use --to onnx, or train a network of RLlib's shapes (see docs/export.md)"
+        raise BadConfig(f"RLlib's default module cannot represent this policy: {reason}", where=where, fix=fix) from err
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_to_path(str(Path(folder).resolve()))
-        saved = sorted(Path(folder).iterdir(), key=lambda file: file.name == "metadata.json")  # which a reader looks for: last
+        saved = sorted(
+            Path(folder).iterdir(), key=lambda file: file.name == "metadata.json"
+        )  # written last: it marks a checkpoint
         files = {file.name: file.read_bytes() for file in saved}
     notes = [f"piece {name} is not in the checkpoint: put FlattenObservations() before the module" for name, _ in pieces]
     for low, high in (one.log_std for one in module.action_head.forms()):
         if high < -low:
-            notes.append(f"log standard deviations are limited to [{low:g}, {-low:g}], and here to [{low:g}, {high:g}]")
+            notes.append(f"RLlib limits log standard deviations to [{low:g}, {-low:g}], this policy to [{low:g}, {high:g}]")
     inputs = {"obs": form(seen.dtype, seen.shape or ())}
     inputs |= {f"state_in/{name}": form("float32", tuple(part.shape[1:])) for name, part in module.get_initial_state().items()}
     outputs = {"action_dist_inputs": form("float32", (module.action_head.size,))}
@@ -93,7 +95,7 @@ def rllib_export(
 
 
 def _config(module: RLModule) -> dict[str, Any]:
-    """The model config in which RLlib's module may have this one's shape. Raises ValueError where there is none."""
+    """The model config for a module of the same shape. Raises ValueError if there is none."""
     seen, acted = module.observation_space, module.action_space
     is_vector = isinstance(acted, spaces.Box) and np.dtype(acted.dtype).kind == "f" and len(acted.shape) == 1
     is_choice = isinstance(acted, spaces.Discrete) or (isinstance(acted, spaces.MultiDiscrete) and acted.nvec.ndim == 1)
@@ -108,7 +110,7 @@ def _config(module: RLModule) -> dict[str, Any]:
     for one in module.action_head.forms():
         config["log_std_clip_param"] = -float(one.log_std[0])
         if one.mean != "linear" or not 0 < max(-one.log_std[0], one.log_std[1]) == -one.log_std[0]:
-            raise ValueError(f"a mean through {one.mean}, log standard deviations in {list(one.log_std)}")
+            raise ValueError(f"the mean is {one.mean}, log standard deviations are in {list(one.log_std)}")
     for memory in (part for part in module.modules() if isinstance(part, nn.LSTM)):
         config |= {
             "use_lstm": True,
@@ -126,7 +128,7 @@ def _weighted(module: nn.Module) -> list[Any]:
 
 @torch.no_grad()
 def _copy(module: RLModule, theirs: Any) -> None:
-    """Raises ValueError, RuntimeError where layers do not fit each other."""
+    """Copy all weights. Raises ValueError, RuntimeError if layers do not fit."""
     for own, target in zip(_weighted(module), [*_weighted(theirs.encoder), *_weighted(theirs.pi)], strict=True):
         target.load_state_dict(own.state_dict())
     *hidden, last = _weighted(theirs.vf)
@@ -137,7 +139,7 @@ def _copy(module: RLModule, theirs: Any) -> None:
 
 
 def _difference(module: RLModule, theirs: Any) -> float:
-    """The greatest difference of what both put out for made-up observations, within the limits of the policy's action head."""
+    """Maximum difference of both modules' outputs for made-up observations, within the limits of the policy's action head."""
     batch: dict[str, Any] = {
         Columns.OBS: torch.from_numpy(np.ascontiguousarray(sampled(module.observation_space, ROWS))).float()
     }
@@ -147,5 +149,5 @@ def _difference(module: RLModule, theirs: Any) -> float:
     with evaluating(module), torch.inference_mode():
         wanted, found = (one.forward_inference(dict(batch))[Columns.ACTION_DIST_INPUTS] for one in (module, theirs))
         if found.shape != wanted.shape:
-            raise ValueError(f"it puts out {tuple(found.shape[1:])}, and the policy {tuple(wanted.shape[1:])}")
+            raise ValueError(f"its outputs have shape {tuple(found.shape[1:])}, the policy's {tuple(wanted.shape[1:])}")
         return float((module.action_head.limited(found) - wanted).abs().max())

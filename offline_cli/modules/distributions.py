@@ -1,22 +1,19 @@
 """The action head: likelihood, entropy, greedy and sampled actions for every action space that has a density.
 
-A head reads a flat row of numbers, `action_dist_inputs`, as a distribution over actions, all on tensors and without waiting for
-the device, so that no update waits for it. It reads them as RLlib does, so that a recording of them
-tells every reader which distribution was played: the limits of the log standard deviation are in the numbers already, because
-`RLModule` passes what a network puts out through `limited`. A space has a part for each leaf, depth first; the parts'
-log-likelihoods and entropies add up.
+A head turns a flat row of numbers, `action_dist_inputs`, into a distribution over actions, on tensors and without a device
+synchronization. The layout is RLlib's, so a recording of these inputs tells every reader which distribution was played. They
+include the limits of the log standard deviation: `RLModule` passes network outputs through `limited`. A space has one part for
+each leaf, depth first; the parts' log-likelihoods and entropies add up.
 
-Box actions are Gaussian with a standard deviation per dimension, in the units of networks: about [-1, 1] within the bounds, see
-`ActionUnits`, which also turns them into what an environment takes.
+Box actions are Gaussian with a standard deviation per dimension, in network units: the bounds map to [-1, 1]. `ForEnvironment`
+maps them back to the environment's bounds. Data of the scale `env` is scaled to network units before training; data of the
+scale `normalized` (raw module outputs) already has them. The rules are RLlib's (`normalize_action`, `unsquash_action`) where
+it has one:
 
-A network works in about [-1, 1] whatever the bounds, and its outputs are stretched to them for the environment. Data of the
-scale `env` is brought there before it is learned from; data of the scale `normalized`, a module's own outputs, is there
-already: both teach the same policy. Decisions, which are RLlib's (`normalize_action`, `unsquash_action`) wherever it has one:
-
-* A Box without a bound somewhere is not scaled at all: its units are the environment's. The largest number of a wide dtype,
-  which some environments put there in place of infinity, is not a bound.
-* Integer boxes are recorded in the environment's units at either scale. Networks work in [-1, 1] there too.
-* A normalized action beyond [-1, 1] is learned as it was recorded. What goes to an environment is clipped to its bounds.
+* A Box with any infinite bound is not scaled: it keeps the environment's units. The largest number of a wide dtype, which some
+  environments use in place of infinity, counts as infinite.
+* Integer boxes are recorded in the environment's units at either scale. Networks use [-1, 1] for them too.
+* Normalized actions beyond [-1, 1] are learned unclipped. Actions sent to an environment are clipped to its bounds.
 """
 
 from __future__ import annotations
@@ -57,14 +54,14 @@ __all__ = [
 ]
 
 
-ROWS: Final = 1 << 16  # scaled at a time: float64 in between, and no second copy of all the actions
+ROWS: Final = 1 << 16  # rows scaled at a time, so that the float64 copy stays small
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """The bounds of a Box, all of them finite: arrays of the Box's shape, in the environment's units.
+    """The finite bounds of a Box: arrays of its shape, in the environment's units.
 
-    They have the Box's own dtype where its width fits into that, so that `stretched` gives RLlib's numbers bit for bit.
+    They keep the Box's dtype if it can hold the width, so that `stretched` equals RLlib's result bit for bit.
     """
 
     low: NDArray[Any]
@@ -73,20 +70,20 @@ class Span:
     def normalised(self, values: NDArray[Any]) -> NDArray[np.float64]:
         """(B, *shape) in [-1, 1] within the bounds."""
         half = self.width.astype(np.float64) / 2
-        divisor = np.where(half > 0, half, 1.0)  # in dimensions of a single value any will do
+        divisor = np.where(half > 0, half, 1.0)  # avoid dividing by 0 where low equals high
         within: NDArray[np.float64] = (values.astype(np.float64) - (self.low + half)) / divisor
         return within
 
     def stretched(self, values: NDArray[Any]) -> NDArray[Any]:
-        """(B, *shape) in the environment's units: the way back."""
-        found: NDArray[Any] = self.low + (values + 1.0) * self.width / 2.0
-        return found
+        """(B, *shape) in the environment's units: the inverse of `normalised`."""
+        stretched: NDArray[Any] = self.low + (values + 1.0) * self.width / 2.0
+        return stretched
 
 
 def span_of(space: spaces.Box) -> Span | None:
-    """The bounds that actions are scaled by; None for unbounded spaces."""
+    """The bounds for scaling actions; None for unbounded spaces."""
     dtype, low, high = np.dtype(space.dtype), space.low.astype(np.float64), space.high.astype(np.float64)
-    if dtype.kind == "f":  # many a float64 box has float32's
+    if dtype.kind == "f":  # float64 boxes often carry float32's largest number
         limit = float(np.finfo(np.float16 if dtype.itemsize == 2 else np.float32).max)
     else:
         limit = float(np.iinfo(dtype).max) if dtype.itemsize >= 4 else float("inf")
@@ -101,11 +98,11 @@ def span_of(space: spaces.Box) -> Span | None:
 
 
 class ForEnvironment:
-    """Actions, leaves (B, *shape), as an environment with this action space takes them: its units, bounds and dtypes."""
+    """Convert actions, leaves (B, *shape), to the units, bounds and dtypes of an environment's action space."""
 
     def __init__(self, space: Space, stretched_by: Space | None = None, *, normalized: bool = True) -> None:
-        """`normalized`: boxes are in about [-1, 1], and stretched to the bounds of `stretched_by` (None: of `space`), which has
-        the same structure; else they are clipped alone.
+        """`normalized`: stretch boxes from [-1, 1] to the bounds of `stretched_by` (None: `space`), a space of the same
+        structure; otherwise only clip them.
         """
         self._leaves, self._normalized = leaf_spaces(space), normalized
         by = leaf_spaces(stretched_by or space)
@@ -113,7 +110,7 @@ class ForEnvironment:
         self._spans = {path: span_of(leaf) for path, leaf in boxes.items()}
 
     def __call__(self, actions: Tree) -> Tree:
-        """New arrays: environments may write into them."""
+        """Return new arrays, which environments may overwrite."""
         return unflatten_like(actions, [self._fitted(path, np.asarray(leaf)) for path, leaf in flatten(actions)])
 
     def _fitted(self, path: str, values: NDArray[Any]) -> NDArray[Any]:
@@ -121,7 +118,7 @@ class ForEnvironment:
         if not isinstance(space, spaces.Box):
             return values.astype(space.dtype)
         dtype, span = np.dtype(space.dtype), self._spans.get(path)
-        if self._normalized and values.dtype.kind in "iub" and dtype.kind in "iu":  # choices, counted from the lowest
+        if self._normalized and values.dtype.kind in "iub" and dtype.kind in "iu":  # choices: 0 is the lower bound
             values = space.low + values
         elif span is not None:
             values = span.stretched(values)
@@ -130,10 +127,10 @@ class ForEnvironment:
 
 
 def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
-    """Recorded actions (leaves (N, *shape)) as a network learns them: Box leaves with bounds in about [-1, 1], float32.
+    """Recorded actions (leaves (N, *shape)) in network units: bounded Box leaves scaled to [-1, 1], float32.
 
-    `action_scale`: `env` or `normalized`, of the boxes that are not integers. Boxes of floats that need no scaling become
-    float32 nevertheless; all other leaves stay as they are.
+    `action_scale` of float boxes: `env` or `normalized`. Float boxes that need no scaling become float32; all other leaves
+    stay unchanged.
     """
     parts = leaf_spaces(space)
     return unflatten_like(actions, [_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])
@@ -153,7 +150,7 @@ def _scaled(leaf: NDArray[Any], space: Space, action_scale: str) -> NDArray[Any]
 
 
 def network_space(space: Space) -> Space:
-    """The space of what `in_network_units` gives for actions of `space`: its boxes have no bounds, for values lie beyond."""
+    """The space of `in_network_units` results for actions of `space`: boxes are unbounded, as values may exceed [-1, 1]."""
 
     def unbounded(leaf: Space) -> Space:
         if not isinstance(leaf, spaces.Box) or (span_of(leaf) is None and np.dtype(leaf.dtype).kind != "f"):
@@ -163,23 +160,23 @@ def network_space(space: Space) -> Space:
     return map_space(unbounded, space)
 
 
-ACCURACY: Final = "accuracy"  # share of actions whose greedy guess is right in every component
-HITS: Final = "hits"  # (B, E) of E discrete components, whether each is right; no score, but what accuracy is made of
-MSE: Final = "mse"  # mean over dimensions of the squared error, in the units of networks: 2 is the width of the bounds
-EDGE: Final = 2.0**-24  # float32 knows no number between 1 - EDGE and 1; chances of exactly 0 or 1 would give infinities
+ACCURACY: Final = "accuracy"  # share of actions whose greedy prediction is right in every component
+HITS: Final = "hits"  # (B, E) bool: whether each of E discrete components is right; accuracy is computed from it
+MSE: Final = "mse"  # squared error averaged over dimensions, in network units: the bounds are 2 apart
+EDGE: Final = 2.0**-24  # 1 - EDGE is the float32 below 1; a uniform number of exactly 0 or 1 would give infinite noise
 
-# Experts are exact, so that likelihood alone would narrow the Gaussian without end, and a few steps would drown all others.
-# A floor of 0.05 (the bounds are 2 apart) trains Pendulum's clone in 800 updates; with 0.007 it is not there after 1200.
+# Experts are nearly deterministic: maximum likelihood alone would shrink σ without limit, and a few steps would dominate the
+# loss. A floor of 0.05 (the bounds are 2 apart) clones Pendulum in 800 updates; with 0.007, 1200 are not enough.
 # docs/training.md states both limits.
 LOG_STD_RANGE: Final = (-3.0, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class GaussianForm:
-    """How a network's outputs become the mean and the log standard deviation of a Gaussian."""
+    """How network outputs become the mean and the log standard deviation of a Gaussian."""
 
-    mean: Literal["linear", "tanh"] = "linear"  # tanh: within the bounds, whatever the network puts out
-    log_std: tuple[float, float] = LOG_STD_RANGE  # clamped to
+    mean: Literal["linear", "tanh"] = "linear"  # tanh keeps the mean within the bounds
+    log_std: tuple[float, float] = LOG_STD_RANGE  # bounds of log σ
 
     def __post_init__(self) -> None:
         low, high = self.log_std
@@ -191,7 +188,7 @@ CLONING: Final = GaussianForm()
 
 
 def rows(actions: Tensor) -> Tensor:
-    """(B, n) for actions (B, *shape), a shape of () included."""
+    """Flatten actions (B, *shape) to (B, n); the shape may be ()."""
     return actions.reshape(actions.shape[0], -1)
 
 
@@ -199,15 +196,15 @@ class ActionHead(nn.Module):
     """A distribution over one action space, made from rows of `size` network outputs."""
 
     def __init__(self, space: Space, parts: Sequence[_LeafDistribution]) -> None:
-        """`parts`: of each leaf of `space`, depth first."""
+        """`parts`: the distribution of each leaf of `space`, depth first."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
         self._parts, self._like = tuple(parts), space_tree(space)
         self.size = sum(part.size for part in parts)
-        self.chance_size = sum(part.chance_size for part in parts)  # how many uniform numbers `drawn` takes for an action
+        self.chance_size = sum(part.chance_size for part in parts)  # uniform numbers that `drawn` needs per action
 
     def _fed(self, inputs: Tensor) -> Iterator[tuple[_LeafDistribution, Tensor]]:
-        """Each part with its columns of (B, ..., size)."""
+        """Pair each part with its columns of (B, ..., size)."""
         return zip(self._parts, inputs.split_with_sizes([part.size for part in self._parts], -1), strict=True)
 
     def _apart(self, actions: Tree) -> list[Tensor]:
@@ -217,38 +214,38 @@ class ActionHead(nn.Module):
         return unflatten_like(self._like, actions)
 
     def limited(self, outputs: Tensor) -> Tensor:
-        """What a network puts out (B, ..., size) as inputs of the distribution that is learned, played and recorded."""
+        """Turn network outputs (B, ..., size) into inputs of the distribution: limit mean and log standard deviation."""
         return torch.cat([part.limited(own) for part, own in self._fed(outputs)], -1) if self.forms() else outputs
 
     def forms(self) -> list[GaussianForm]:
-        """The form of each part that has one: where a network's outputs are read in more than one way."""
+        """The `GaussianForm` of each Gaussian part."""
         return [part.form for part in self._parts if isinstance(part, _Gaussian)]
 
     def logp(self, inputs: Tensor, actions: Tree) -> Tensor:
-        """(B,) log-likelihood, or log-density, of `actions` (B, ...) under `inputs` (B, size)."""
+        """(B,) log-likelihood or log-density of `actions` (B, ...) under `inputs` (B, size)."""
         pairs = zip(self._fed(inputs), self._apart(actions), strict=True)
         return _total([part.logp(own, leaf) for (part, own), leaf in pairs])
 
     def entropy(self, inputs: Tensor) -> Tensor:
-        """(B,) entropy in nats, differential of densities."""
+        """(B,) entropy in nats; differential entropy for Box."""
         return _total([part.entropy(own) for part, own in self._fed(inputs)])
 
     def greedy(self, inputs: Tensor) -> Tree:
-        """The likeliest actions (B, ...)."""
+        """The most likely actions (B, ...)."""
         return self._joined([part.greedy(own) for part, own in self._fed(inputs)])
 
     def sample(self, inputs: Tensor, generator: torch.Generator | None = None) -> Tree:
-        """Actions (B, ...), drawn as RLlib draws them: the same random numbers give the same actions."""
+        """Sample actions (B, ...). The same random numbers give the same actions as in RLlib."""
         return self._joined([part.sample(own.detach(), generator) for part, own in self._fed(inputs)])
 
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tree:
-        """Actions (B, ...) by `chance` (B, chance_size), uniform in [0, 1): each row's own, whatever its neighbours are."""
+        """Sample actions (B, ...) from `chance` (B, chance_size), uniform in [0, 1): a row depends on its own numbers only."""
         chances = chance.clamp(EDGE, 1 - EDGE).split_with_sizes([part.chance_size for part in self._parts], -1)
         return self._joined([part.drawn(own, its) for (part, own), its in zip(self._fed(inputs), chances, strict=True)])
 
     def scores(self, inputs: Tensor, actions: Tree) -> dict[str, Tensor]:
-        """How close the greedy actions come, per row (B,): `accuracy` (1 where every discrete component is right, else 0), and
-        `mse`, the mean over the continuous leaves. With `accuracy` come `hits` (B, E): each discrete component, in C order.
+        """Errors of the greedy actions per row (B,): `accuracy` (1 if every discrete component is right, else 0), and `mse`,
+        averaged over the continuous leaves. `accuracy` comes with `hits` (B, E): one per discrete component, in C order.
         """
         hits, errors = list[Tensor](), list[Tensor]()
         for (part, own), leaf in zip(self._fed(inputs), self._apart(actions), strict=True):
@@ -256,12 +253,12 @@ class ActionHead(nn.Module):
                 errors.append((part.halves(own)[0] - rows(leaf)).square().mean(-1))
             else:
                 hits.append(rows(part.greedy(own) == leaf))
-        found = {ACCURACY: torch.cat(hits, -1).all(-1).float()} if hits else {}
-        found |= {MSE: torch.stack(errors).mean(0)} if errors else {}
-        return found | ({HITS: torch.cat(hits, -1)} if hits else {})
+        scores = {ACCURACY: torch.cat(hits, -1).all(-1).float()} if hits else {}
+        scores |= {MSE: torch.stack(errors).mean(0)} if errors else {}
+        return scores | ({HITS: torch.cat(hits, -1)} if hits else {})
 
     def stretched_by(self, environment: Space) -> Space:
-        """The space to whose bounds actions are stretched in an environment with this action space."""
+        """The space whose bounds stretch actions for an environment with this action space."""
         own = iter(self._parts)
         return map_space(lambda leaf: next(own).scaled_by or leaf, environment)
 
@@ -275,7 +272,7 @@ class _LeafDistribution(nn.Module, ABC):
 
     size: int
     chance_size: int
-    scaled_by: Space | None = None  # the space that actions are stretched by; None: the environment's
+    scaled_by: Space | None = None  # space whose bounds stretch the actions; None: the environment's
 
     def limited(self, outputs: Tensor) -> Tensor:
         return outputs
@@ -297,7 +294,7 @@ class _LeafDistribution(nn.Module, ABC):
 
 
 class _Choices(_LeafDistribution):
-    """Discrete and MultiDiscrete: the logits of each component, one after the other; actions are int64, from `starts` on."""
+    """Discrete and MultiDiscrete: concatenated logits of the components; actions are int64, starting at `starts`."""
 
     def __init__(self, counts: Sequence[int], starts: Sequence[int], shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -327,7 +324,7 @@ class _Choices(_LeafDistribution):
         return self._counted([torch.multinomial(one, 1, True, generator=generator)[:, 0] for one in chances])
 
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tensor:
-        """By Gumbel's trick: the argmax of logit plus noise."""
+        """The Gumbel-max trick: argmax of logits plus Gumbel noise."""
         return self.greedy(inputs - (-chance.log()).log())
 
 
@@ -361,11 +358,11 @@ class _Bits(_LeafDistribution):
 class _Gaussian(_LeafDistribution):
     """Box: a mean and a log standard deviation per dimension (`size` = 2 n); actions may lie beyond the bounds.
 
-    What is learned from data of the scale `env` is stretched by the bounds of `space`, by which that data was scaled down;
-    what is learned from `normalized` data by those of the environment that is played in. Integer boxes have the scale `env`.
+    Policies trained on `env` data stretch actions by the bounds of `space`, which scaled that data; policies trained on
+    `normalized` data by the bounds of the played environment. Integer boxes always have the scale `env`.
     """
 
-    log_std: Tensor  # (2,) the limits
+    log_std: Tensor  # (2,) lower and upper limit
 
     def __init__(self, space: spaces.Box, *, normalized: bool, form: GaussianForm) -> None:
         super().__init__()
@@ -410,10 +407,10 @@ class _Gaussian(_LeafDistribution):
 
 
 class _Limited(torch.autograd.Function):
-    """`torch.clamp`, but that an output above its limit learns to come down again: without a gradient it would stay there.
+    """`torch.clamp` with a gradient above the upper limit that pulls the output back down.
 
-    What is large at first, as from observations that nobody scaled, would keep the widest Gaussian for ever. Below the least
-    nothing is learned: experts are exact, and likelihood alone would go on.
+    Otherwise initially large outputs, for example from unscaled observations, would keep the widest Gaussian for ever. Below
+    the lower limit the gradient is 0: experts are nearly deterministic, and likelihood alone would shrink σ without limit.
     """
 
     @staticmethod
@@ -429,10 +426,9 @@ class _Limited(torch.autograd.Function):
 
 
 def build_head(space: Space, *, action_scale: str, form: GaussianForm = CLONING) -> ActionHead:
-    """The head for `space`; `action_scale`, of the data that will be learned from, is `env` or `normalized`, for Box alone,
-    as is `form`.
+    """Build the head for `space`. `action_scale` of the training data (`env` or `normalized`) and `form` apply to Box only.
 
-    Raises UnsupportedSpace for spaces that cannot be stored, BadConfig for a Box of unknown scale.
+    Raises UnsupportedSpace for spaces that cannot be stored, BadConfig for a float Box of unknown scale.
     """
     check_supported(space, where="action space")
     return ActionHead(space, [_part(leaf, action_scale, form) for leaf in leaf_spaces(space).values()])
@@ -454,8 +450,10 @@ def _part(space: Space, action_scale: str, form: GaussianForm) -> _LeafDistribut
 
 
 def check_scale(action_scale: str, *, where: str) -> None:
-    """Raise BadConfig, with the remedy, unless Box actions of this scale can be learned."""
+    """Raise BadConfig unless `action_scale` is `env` or `normalized`."""
     if action_scale not in get_args(Scale):
-        what = f"Box actions of {action_scale} scale: env units, or a module's outputs in about [-1, 1]?"
-        fix = "say --action-scale env (most recorders) or --action-scale normalized (RLlib's recordings)"
+        what = f"Box actions have the scale {action_scale!r}; expected env or normalized"
+        fix = (
+            "--action-scale env (environment units, most recorders) or --action-scale normalized ([-1, 1], RLlib's recordings)"
+        )
         raise BadConfig(what, where=where, fix=fix)

@@ -1,13 +1,13 @@
-"""Encoders: from an observation of any space that can be stored to one row of features.
+"""Encoders: turn observations of any storable space into one row of features.
 
-Each leaf is encoded by its kind, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
-bounds of its space to [0, 1], other numbers as float32, images through a network of their own.
+Each leaf is encoded by its type, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
+bounds of its space to [0, 1], other numbers as float32, images through a convolutional network.
 
-`ImageForm` is the rule of one network. With the layout AUTO a leaf is an image that is a Box of uint8, of two axes (height,
-width), or of three, of which the last or the first is the channels', whichever has fewer entries (the last where both have as
-many), with both sides as long as the encoder needs. It is not clear which axis is the channels' where the one with fewer
-entries has more than half as many as the other: `image_notes` says so, and a layout that is given (HW, HWC, CHW) decides it.
-With such a layout every Box of as many axes is an image, of floats too; with NONE none is.
+`ImageForm` decides which leaves are images. With layout AUTO an image is a uint8 Box of two axes (height, width), or of three,
+where the shorter of the first and last axis is the channels (the last if they are equal), and whose sides are as long as the
+encoder needs. If the shorter axis is more than half as long as the other, the layout is ambiguous: `image_notes` reports it,
+and an explicit layout (HW, HWC, CHW) resolves it. With an explicit layout every Box of that many axes is an image, floats
+included; with NONE no leaf is.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ AXES: Final = {HW: ("height", "width"), HWC: ("height", "width", CHANNELS), CHW:
 
 
 class ImageNetwork(nn.Module, ABC):
-    """Images (B, channels, height, width), float32, to features (B, `size`). Made with the three sizes, in this order."""
+    """Images (B, channels, height, width), float32, to features (B, `size`). Constructed as `cls(channels, height, width)`."""
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}
-    least_side: ClassVar[int] = 8  # of height and width
+    least_side: ClassVar[int] = 8  # minimum height and width
     size: int
 
     @abstractmethod
@@ -52,7 +52,7 @@ class ImageNetwork(nn.Module, ABC):
 class Nature(ImageNetwork):
     """Three convolutions. Source: Mnih et al. 2015, Methods (network of the deep Q-learning agent)."""
 
-    least_side = 36  # the smallest that three convolutions with strides 4, 2, 1 leave something of
+    least_side = 36  # smallest input for three convolutions with strides 4, 2, 1
 
     def __init__(self, channels: int, height: int, width: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Nature(ImageNetwork):
 
 
 class _Residual(nn.Module):
-    """Two convolutions around which the input goes as well."""
+    """Residual block of two convolutions."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ OURS: Final[dict[str, type[ImageNetwork]]] = {NATURE: Nature, "impala": Impala}
 
 
 def encoder_kind(name: str, *, named: Collection[str] | None = None) -> type[ImageNetwork]:
-    """The encoder of that name. `named`, and what is raised: see `registered_class`."""
+    """The encoder class called `name`. `named` and errors: see `registered_class`."""
     if name in OURS:
         return OURS[name]
     return registered_class(ENCODERS, name, ImageNetwork, ours=OURS, named=named)  # type: ignore[type-abstract]
@@ -109,24 +109,24 @@ def encoder_kind(name: str, *, named: Collection[str] | None = None) -> type[Ima
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """How an image's axes are read."""
+    """Layout and sizes of an image."""
 
     layout: str  # HW, HWC or CHW
     channels: int
     height: int
     width: int
-    is_clear: bool = True  # whether the shape alone says so, or the layout was given
+    is_clear: bool = True  # the layout is explicit, or unambiguous from the shape
 
 
 @dataclass(frozen=True, slots=True)
 class ImageForm:
-    """Which leaves are images for a network, and what encodes them."""
+    """Which leaves a network treats as images, and which encoder it uses."""
 
     layout: str = AUTO  # AUTO, HW, HWC, CHW or NONE
     encoder: str = NATURE
 
     def axes(self, space: Space) -> Axes | None:
-        """How values of a leaf space are read as images; None: they are none."""
+        """The image layout of a leaf space; None if it is no image."""
         if not isinstance(space, spaces.Box) or self.layout == NONE:
             return None
         shape, layout, is_clear = space.shape, self.layout, True
@@ -138,19 +138,19 @@ class ImageForm:
         if len(shape) != len(AXES[layout]) or np.dtype(space.dtype).kind not in "uif":
             return None
         sizes = dict(zip(AXES[layout], shape, strict=True))
-        found = Axes(layout, sizes.get(CHANNELS, 1), sizes["height"], sizes["width"], is_clear)
-        return found if min(found.height, found.width) >= encoder_kind(self.encoder).least_side else None
+        axes = Axes(layout, sizes.get(CHANNELS, 1), sizes["height"], sizes["width"], is_clear)
+        return axes if min(axes.height, axes.width) >= encoder_kind(self.encoder).least_side else None
 
 
 BY_SHAPE: Final = ImageForm()
 
 
 def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> list[str]:
-    """One sentence for each leaf with two or more axes that is no image, unless none was asked for. `name`: of `space`."""
+    """One sentence for each leaf with two or more axes that is no image; none with layout NONE. `name`: the space's name."""
     least = encoder_kind(form.encoder).least_side
     leaves = leaf_spaces(space, name).items() if form.layout != NONE else ()
     return [
-        f"{path}, {describe(leaf)}, are flattened to {math.prod(leaf.shape or ())} numbers for the MLP, without their layout: "
+        f"{path}, {describe(leaf)}, is flattened to {math.prod(leaf.shape or ())} numbers for the MLP: "
         f'the encoder "{form.encoder}" takes uint8 images with two or three axes, height and width at least {least}'
         for path, leaf in leaves
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and form.axes(leaf) is None
@@ -158,18 +158,18 @@ def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> lis
 
 
 def image_notes(space: Space, name: str, form: ImageForm) -> list[str]:
-    """One sentence for each image whose reading was assumed. `name`: of `space`."""
-    found = []
+    """One sentence for each image whose layout is a guess. `name`: the space's name."""
+    notes = []
     for path, leaf in leaf_spaces(space, name).items():
         axes = form.axes(leaf)
         if axes is not None and (not axes.is_clear or (axes.layout == HW and form.layout == AUTO)):
             read = f"({', '.join(AXES[axes.layout])}), {axes.channels} channel{'s' * (axes.channels > 1)}"
-            found.append(f"{path}, {describe(leaf)}, are taken for images {read}: [network] images says another layout")
-    return found
+            notes.append(f"{path}, {describe(leaf)}, is read as images {read}: [network] images sets another layout")
+    return notes
 
 
 def encoder_package(name: str) -> str | None:
-    """The package that registered the encoder; None: it is ours, or unknown."""
+    """The package that registered the encoder; None for built-in and unknown encoders."""
     return None if name in OURS else package_of(ENCODERS, name)
 
 
@@ -178,12 +178,12 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "silu": nn.SiLU,
     "gelu": nn.GELU,
-    "linear": nn.Identity,  # RLlib's name for none
+    "linear": nn.Identity,  # RLlib's name for no activation
 }
 
 
 def mlp(sizes: Sequence[int], activation: str, *, dropout: float = 0.0, layer_norm: bool = False) -> nn.Sequential:
-    """Linear layers of these widths with what `after_layer` makes between them, nothing after the last."""
+    """Linear layers of these widths with `after_layer` between them, and nothing after the last."""
     layers: list[nn.Module] = []
     for i, (wide, next_wide) in enumerate(itertools.pairwise(sizes)):
         layers += [after_layer(wide, activation, dropout=dropout, layer_norm=layer_norm)] if i else []
@@ -192,9 +192,9 @@ def mlp(sizes: Sequence[int], activation: str, *, dropout: float = 0.0, layer_no
 
 
 def after_layer(width: int, activation: str, *, dropout: float = 0.0, layer_norm: bool = False) -> nn.Module:
-    """What follows a hidden layer, as one module: activation, layer norm (Ba et al. 2016), dropout (Srivastava et al. 2014).
+    """Activation, layer norm (Ba et al. 2016) and dropout (Srivastava et al. 2014) after a hidden layer, as one module.
 
-    The order is that of ReBRAC (Tarasov et al. 2023) and d3rlpy. Dropout has no weights, nor any part in their names.
+    The order is that of ReBRAC (Tarasov et al. 2023) and d3rlpy. Dropout changes no parameter names.
     """
     active = ACTIVATIONS[activation]()
     norm = [nn.LayerNorm(width)] if layer_norm else []
@@ -203,10 +203,10 @@ def after_layer(width: int, activation: str, *, dropout: float = 0.0, layer_norm
 
 
 class TrainingDropout(nn.Dropout):
-    """Dropout in passes that a gradient is computed of, and nowhere else: targets and checks are those of the whole network."""
+    """Dropout in passes with gradients only: targets and checks use the whole network."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Of any shape."""
+        """Any shape."""
         return super().forward(input) if torch.is_grad_enabled() else input
 
 
@@ -214,7 +214,7 @@ class ObservationEncoder(nn.Module):
     """Trees of leaves (B, *shape) to features (B, size). Raises UnsupportedSpace."""
 
     def __init__(self, space: Space, *, images: ImageForm = BY_SHAPE) -> None:
-        """`images`: which leaves are some."""
+        """`images`: which leaves are images."""
         super().__init__()
         check_supported(space, where="observation space")
         self.images = images
@@ -229,7 +229,7 @@ class ObservationEncoder(nn.Module):
 
 
 class _LeafEncoder(nn.Module):
-    """One leaf (B, *shape) to features (B, size); uint8 values of a Box as float32 in [0, 1] between their bounds."""
+    """One leaf (B, *shape) to features (B, size), float32; a uint8 Box is scaled from its bounds to [0, 1]."""
 
     size: int
     low: Tensor | None
@@ -242,22 +242,24 @@ class _LeafEncoder(nn.Module):
         if isinstance(space, spaces.Box) and space.dtype == np.uint8:
             low, high = space.low.astype(np.float32), space.high.astype(np.float32)
             self.register_buffer("low", torch.as_tensor(low), persistent=False)
-            self.register_buffer("factor", torch.as_tensor(1 / np.maximum(high - low, 1)), persistent=False)  # one value: 0
+            self.register_buffer(
+                "factor", torch.as_tensor(1 / np.maximum(high - low, 1)), persistent=False
+            )  # low == high gives 0
 
     def numbers(self, leaf: Tensor) -> Tensor:
         """(B, *shape) float32."""
         return leaf.float() if self.low is None else (leaf.float() - self.low) * self.factor
 
     def forward(self, leaf: Tensor) -> Tensor:
-        """(B, size): the numbers in one row."""
+        """(B, size)."""
         return self.numbers(leaf).reshape(leaf.shape[0], self.size)
 
 
 class OneHotEncoder(_LeafEncoder):
-    """Counted choices as ones and zeros. (`functional.one_hot` looks at the values, which waits for a GPU.)"""
+    """One-hot choices. (`functional.one_hot` reads the values, which synchronizes with the GPU.)"""
 
-    values: Tensor  # (size,) the choice of each column
-    owner: Tensor  # (size,) which component it is of
+    values: Tensor  # (size,) choice of each column
+    owner: Tensor  # (size,) component of each column
 
     def __init__(self, space: spaces.Discrete[Any] | spaces.MultiDiscrete) -> None:
         super().__init__(space)
@@ -273,13 +275,13 @@ class OneHotEncoder(_LeafEncoder):
 
 
 def columns_of(space: Space) -> int:
-    """Features of a leaf that is no image: one for each choice, or each number."""
+    """Feature count of a leaf that is no image: one for each choice, or each number."""
     is_counted = isinstance(space, (spaces.Discrete, spaces.MultiDiscrete))
     return int(choice_counts(space)[0].sum()) if is_counted else math.prod(space.shape or ())  # type: ignore[arg-type]
 
 
 class ImageEncoder(_LeafEncoder):
-    """Images (B, *shape) through the network of their form; floats are taken as they are."""
+    """Images (B, *shape) through an image network; float images are not scaled."""
 
     def __init__(self, space: spaces.Box, axes: Axes, encoder: str) -> None:
         super().__init__(space)

@@ -1,7 +1,7 @@
-"""Kinds of networks by the name that a `[network]` table gives: ours, those of other packages (`offline_cli.networks`), and the
-user's own code, `python:package.module:build`.
+"""Networks by their name in the `[network]` table: built-in, from other packages (`offline_cli.networks`), or the user's code,
+`python:package.module:build`.
 
-What the table names makes the policy of a run (`FeaturePolicy`), and the value functions of its algorithm (`Critic`).
+A network builds the policy of a run (`FeaturePolicy`), and the value functions of its algorithm (`Critic`).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ MLP: Final = "mlp"
 
 
 class Network(ABC):
-    """A kind of network. Subclasses define `features`, and `schema` where they have options.
+    """A kind of network. Subclasses define `features`, and `schema` if they have options.
 
-    Everything is made on the CPU from torch's random generator, which the caller has seeded.
+    Modules are built on the CPU from torch's random generator, which the caller seeds.
     """
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
-    action_space: Space | None = None  # of the run, once modules are made for one
+    action_space: Space | None = None  # of the run; set before modules are built
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """`options`: checked by the schema, its defaults filled in."""
+        """`options`: validated by the schema, defaults filled in."""
         self.options = dict(options)
 
     @abstractmethod
     def features(self, observation_space: Space) -> Any:
-        """A fresh module from observations (B, ...) to features (B, `size`). `ObservationEncoder` encodes any space."""
+        """Build a module from observations (B, ...) to features (B, `size`). `ObservationEncoder` encodes any space."""
 
     def policy(
         self,
@@ -56,16 +56,15 @@ class Network(ABC):
         action_scale: str,
         gaussian: GaussianForm = CLONING,
     ) -> RLModule:
-        """A fresh policy over these spaces; `gaussian`: of Box actions.
+        """Build a policy for these spaces; `gaussian` applies to Box actions.
 
-        Raises UnsupportedSpace; BadConfig for Box actions of unknown scale, and for
-        `features` that are none.
+        Raises UnsupportedSpace; BadConfig for Box actions of unknown scale, and for an invalid `features` module.
         """
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
         return FeaturePolicy(observation_space, action_space, head, self._sized(self.features(observation_space)))
 
     def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:
-        """A fresh value function of observations, or of both where `action_space` is given. Raises as `policy` does."""
+        """Build a value function of observations and, with an `action_space`, of actions. Raises like `policy`."""
         features = self._sized(self.features(observation_space))
 
         def trunk(width: int) -> nn.Module:
@@ -75,34 +74,34 @@ class Network(ABC):
         return Critic(features, action_space, trunk)
 
     def with_layer_norm(self) -> Network:
-        """The same network with layer norm after its hidden layers. Raises BadConfig for networks that have none."""
-        fix = f"the network {MLP!r}, or leave that option out"
-        raise BadConfig(f"the network {type(self).__name__} has no layer norm to add", where="[network]", fix=fix)
+        """The same network with layer norm after its hidden layers. Raises BadConfig if the network does not support it."""
+        fix = f"use the network {MLP!r}, or leave that option out"
+        raise BadConfig(f"the network {type(self).__name__} does not support layer norm", where="[network]", fix=fix)
 
     def _sized(self, found: Any) -> Any:
-        """Features, once they are seen to be a module with a `size`. Raises BadConfig, naming the network."""
+        """Check that features are a module with a `size`. Raises BadConfig, naming the network."""
         size = getattr(found, "size", None)
         if isinstance(found, nn.Module) and isinstance(size, (int, np.integer)) and size > 0:
             return found
-        what = f"network {type(self).__name__}: features gives a {type(found).__name__} of size {size!r}"
-        fix = "return an nn.Module with size, the number of features that it makes"
+        what = f"network {type(self).__name__}: features() returns a {type(found).__name__} of size {size!r}"
+        fix = "return an nn.Module with size, its number of features"
         raise BadConfig(what, where=f"network {type(self).__name__}", fix=fix)
 
 
 def _features(features: Any, observations: Tree) -> Tensor:
-    """(B, size). Raises BadConfig where the module gives something else."""
+    """(B, size). Raises BadConfig if the module returns anything else."""
     found = features(observations)
     if isinstance(found, Tensor) and found.shape[1:] == (features.size,):
         return found
     wanted = (len(leaves(observations)[0]), features.size)
     name = f"{type(features).__module__}.{type(features).__qualname__}"
     shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-    what = f"the network's features {name} give {shown}; by their size they must be of shape {wanted}"
-    raise BadConfig(what, where=f"network of {name}", fix="set self.size to the number of features that forward gives")
+    what = f"the network's features {name} return {shown}; their size requires shape {wanted}"
+    raise BadConfig(what, where=f"network of {name}", fix="set self.size to the number of features that forward returns")
 
 
 class FeaturePolicy(RLModule):
-    """Features, and one linear layer to the action head's inputs."""
+    """Features and one linear layer to the action head's inputs."""
 
     def __init__(self, observation_space: Space, action_space: Space, head: ActionHead, features: Any) -> None:
         super().__init__(observation_space, action_space, head)
@@ -115,20 +114,20 @@ class FeaturePolicy(RLModule):
 
 
 class Critic(nn.Module):
-    """V(s) or Q(s, a): (B, outputs) float32 of observations (B, ...), and of actions (B, ...) in the units of networks."""
+    """V(s) or Q(s, a): (B, outputs) float32 from observations (B, ...) and actions (B, ...) in network units."""
 
     def __init__(self, features: Any, action_space: Space | None, trunk: Callable[[int], nn.Module]) -> None:
-        """`trunk`: makes the layers after the features and encoded actions, of that width side by side, to the outputs."""
+        """`trunk`: builds the layers from the concatenated features and encoded actions, of the given width, to the outputs."""
         super().__init__()
         self.features = features
         self.actions = None if action_space is None else ObservationEncoder(network_space(action_space))
         self.trunk = trunk(features.size + (0 if self.actions is None else self.actions.size))
 
     def forward(self, observations: Tree, actions: Tree | None = None) -> Tensor:
-        """`actions`: given where the critic was made for an action space, and only there."""
+        """`actions`: required if the critic has an action space, else None."""
         found = _features(self.features, observations)
         if self.actions is not None:
-            assert actions is not None, "a critic of actions is asked about actions"
+            assert actions is not None, "this critic needs actions"
             found = torch.cat([found, self.actions(actions)], -1)
         values: Tensor = self.trunk(found)
         return values.float()
@@ -146,44 +145,44 @@ LAYERS: Final[dict[str, Any]] = {
         "default": [*HIDDEN],
     },
     "dropout": {
-        "description": "Share of each hidden layer's outputs that an update leaves out. Default: none.",
+        "description": "Dropout probability after each hidden layer. Default: none.",
         "type": "number",
         "minimum": 0,
         "exclusiveMaximum": 1,
     },
-    "layer_norm": {"description": "Normalise the outputs of each hidden layer. Default: off.", "type": "boolean"},
+    "layer_norm": {"description": "Layer norm after each hidden layer. Default: off.", "type": "boolean"},
     "activation": {
         "description": "Activation between hidden layers; linear, as in RLlib, is none.",
         "enum": [*get_args(Activation)],
         "default": ACTIVATION,
     },
 }
-"""Options of the network mlp that are keys of the config file as well."""
+"""Options of the network mlp that are top-level keys of the config file too."""
 IMAGES: Final[dict[str, Any]] = {
     "encoder": {
-        "description": "Encoder of images: nature, impala, or one that a package registers. Default: nature.",
+        "description": "Image encoder: nature, impala, or one from a package. Default: nature.",
         "type": "string",
         "minLength": 1,
     },
     "images": {
-        "description": "Axes of images: height, width and channels in this order; none: there are no images. "
-        "Default: auto, by their shape.",
+        "description": "Axes of images: height, width and channels, in this order; none: treat no leaf as an image. "
+        "Default: auto, by shape.",
         "enum": ["auto", "hw", "hwc", "chw", "none"],
     },
 }
 MEMORY: Final[dict[str, Any]] = {
-    "memory": {"description": "Recurrent cells after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
+    "memory": {"description": "Recurrent cell after the hidden layers, trained on sequences.", "enum": ["lstm", "gru"]},
     "memory_size": _count("Size of a recurrent layer's state.", default=256),
     "memory_layers": _count("Recurrent layers.", default=1),
-    "max_seq_len": _count("Steps of a sequence, over which gradients go back.", default=20),
-    "burn_in": _count("Steps before a sequence that the memory sees and the loss does not.", 0, default=0),
+    "max_seq_len": _count("Steps per sequence of backpropagation through time.", default=20),
+    "burn_in": _count("Steps before a sequence that warm up the state without loss.", 0, default=0),
 }
 
 
 class Mlp(Network):
-    """Encoded observations through hidden layers of given widths: the network of behaviour cloning.
+    """Encoded observations through hidden layers: the network of behaviour cloning.
 
-    With `memory` the policy has cells after these that remember; critics have none.
+    With `memory` the policy has recurrent cells after the hidden layers; critics have none.
     """
 
     schema: ClassVar[Mapping[str, Any]] = {
@@ -197,11 +196,11 @@ class Mlp(Network):
 
     @property
     def images(self) -> ImageForm:
-        """What its options say of images."""
+        """The image options."""
         return ImageForm(self.options.get("images", AUTO), self.options.get("encoder", NATURE))
 
     def _between(self) -> dict[str, Any]:
-        """How `mlp` makes what is between its layers."""
+        """Keyword arguments of `mlp`: activation, dropout, layer norm."""
         return {name: self.options[name] for name in ("activation", "dropout", "layer_norm") if name in self.options}
 
     def with_layer_norm(self) -> Network:
@@ -233,7 +232,7 @@ class _Hidden(nn.Module):
 
 
 class PythonNetwork(Network):
-    """What `build`, an object called `name`, makes: a policy (`python_network.py`), or, of a module with `size`, features."""
+    """A network from the user's `build` object, named `name`: a policy (`python_network.py`), or features with a `size`."""
 
     name: ClassVar[str]
     build: ClassVar[tuple[Any]]  # the object, in a tuple: a function would become a method
@@ -243,16 +242,16 @@ class PythonNetwork(Network):
         made = made_by(self.build[0], self.name, observation_space, self.action_space, self.options)
         if hasattr(made, "size") and not isinstance(made, RLModule):
             return made
-        what = f"the module of {self.name} is a policy, and the algorithm needs values besides"
+        what = f"the module of {self.name} is a policy, but the algorithm also needs value functions"
         fix = (
-            "train-bc; or a module of features, with their number as `size`; or a class of offline_cli.modules.network.Network"
+            "use train-bc, a module of features with their number as `size`, or a class of offline_cli.modules.network.Network"
         )
         raise BadConfig(what, where=f"--network {self.name}", fix=fix)
 
     def policy(
         self, observation_space: Space, action_space: Space, *, action_scale: str, gaussian: GaussianForm = CLONING
     ) -> RLModule:
-        """See Network; raises BadConfig for whatever the module does not keep of its contract."""
+        """See Network. Raises BadConfig if the module breaks the contract."""
         self.action_space = action_space
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
         made = made_by(self.build[0], self.name, observation_space, action_space, self.options)
@@ -265,9 +264,9 @@ OURS: Final[dict[str, type[Network]]] = {MLP: Mlp}
 
 
 def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Network]:
-    """The kind of that name. `named`: packages, and `python:` names, whose code may be imported; None: any, the user named it.
+    """The network class called `name`. `named`: packages and `python:` names that may be imported; None: any.
 
-    Raises what `registered_class` raises, and BadConfig for code that is not `named`, with the option to give.
+    Raises as `registered_class` does, and BadConfig for code that is not in `named`.
     """
     if name in OURS:
         return OURS[name]
@@ -281,5 +280,5 @@ def network_kind(name: str, *, named: Collection[str] | None = None) -> type[Net
 
 
 def network_package(name: str) -> str | None:
-    """The package that registered the network; None: it is ours, or unknown."""
+    """The package that registered the network; None for built-in and unknown networks."""
     return None if name in OURS else package_of(NETWORKS, name)

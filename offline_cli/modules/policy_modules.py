@@ -1,9 +1,8 @@
-"""The policies of behaviour cloning, feed-forward and with memory (LSTM, GRU), and how to build them from spaces.
+"""Policies for behaviour cloning: feed-forward and recurrent (LSTM, GRU), built from spaces.
 
-Batches of those with memory are (B, T, ...), states (B, layers, size) without a time axis, as connector pipelines make them:
-`state_in` is the state before the first of the T steps, `state_out` the one after the last; both the state and the time axis
-are required. Steps of padding (on the right) come after all real ones, so they change no output that counts; they do change
-`state_out`.
+Recurrent batches are (B, T, ...) and states (B, layers, size), as connector pipelines make them: `state_in` is the state before
+the first of the T steps, `state_out` the state after the last. Both the state and the time axis are required. Padding comes
+after the real steps, so it changes `state_out` but no output of a real step.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ MEMORIES: Final[dict[str, tuple[type[nn.LSTM | nn.GRU], tuple[str, ...]]]] = {
     "lstm": (nn.LSTM, ("h", "c")),  # Hochreiter and Schmidhuber 1997
     "gru": (nn.GRU, ("h",)),  # Cho et al. 2014
 }
-"""Kinds of cells, with the names of their states."""
-MAX_WEIGHTS: Final = 1 << 30  # 4 GiB of float32, and three times that while Adam trains them
+"""Recurrent cells and the names of their states."""
+MAX_WEIGHTS: Final = 1 << 30  # 4 GiB of float32; Adam adds twice that
 
 
 class FeedForwardPolicy(RLModule):
-    """Encoder, hidden layers, one linear layer to the action head's inputs."""
+    """Encoder, hidden layers, and a linear layer to the action head's inputs."""
 
     def __init__(
         self,
@@ -47,7 +46,7 @@ class FeedForwardPolicy(RLModule):
         images: ImageForm = BY_SHAPE,
         **between: Any,
     ) -> None:
-        """`between`: how `mlp` makes what is between layers."""
+        """`between`: activation, dropout and layer norm, as for `mlp`."""
         super().__init__(observation_space, action_space, head)
         self.encoder = ObservationEncoder(observation_space, images=images)
         self.network = mlp([self.encoder.size, *hidden, head.size], **between)
@@ -58,7 +57,7 @@ class FeedForwardPolicy(RLModule):
 
 
 class RecurrentPolicy(RLModule):
-    """Encoder, hidden layers, cells that remember, one linear layer to the action head's inputs."""
+    """Encoder, hidden layers, recurrent cells, and a linear layer to the action head's inputs."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class RecurrentPolicy(RLModule):
         images: ImageForm = BY_SHAPE,
         **between: Any,
     ) -> None:
-        """`memory`: a key of MEMORIES; `between`: how `mlp` makes what is between layers."""
+        """`memory`: a key of MEMORIES; `between`: activation, dropout and layer norm, as for `mlp`."""
         super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
         self.encoder = ObservationEncoder(observation_space, images=images)
         sizes = [self.encoder.size, *hidden]
@@ -91,12 +90,12 @@ class RecurrentPolicy(RLModule):
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """ACTION_DIST_INPUTS (B, T, head.size) and STATE_OUT, leaves (B, layers, size). Raises ValueError without a state."""
         if Columns.STATE_IN not in batch:
-            raise ValueError(f"{Columns.STATE_IN} is not in the batch: AddStatesFromEpisodesToBatch puts it there")
+            raise ValueError(f"{Columns.STATE_IN} is not in the batch: AddStatesFromEpisodesToBatch adds it")
         observations, state = batch[Columns.OBS], batch[Columns.STATE_IN]
         rows, steps = leaves(observations)[0].shape[:2]
         tokens = self.tokens(self.encoder(map_leaves(lambda leaf: leaf.flatten(0, 1), observations)))
         before = tuple(state[name].transpose(0, 1).contiguous() for name in self._states)  # (layers, B, size)
-        one = len(before) == 1  # torch has it without a tuple
+        one = len(before) == 1  # a GRU's state is no tuple
         outputs, after = self.memory(tokens.unflatten(0, (rows, steps)), before[0] if one else before)
         states = zip(self._states, [after] if one else after, strict=True)
         return {
@@ -119,21 +118,23 @@ def build_module(
     seed: int | None = 0,
     **memory: Any,
 ) -> RLModule:
-    """A policy with fresh weights that follow from `seed` alone (None: from torch's random generator), on the CPU.
+    """Build a policy on the CPU whose initial weights depend on `seed` only (None: on torch's random generator).
 
-    `activation` is a key of `encoders.ACTIVATIONS`. `memory`: what `build_recurrent_module` takes besides. Raises
-    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale, and for a network that no
-    machine holds.
+    `activation`: a key of `encoders.ACTIVATIONS`. `memory`: the recurrent options of `build_recurrent_module`. Raises
+    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale and for a network of more
+    than MAX_WEIGHTS weights.
     """
     if activation not in ACTIVATIONS or memory.get("memory", "lstm") not in MEMORIES:
         raise ValueError(f"{activation!r} or {memory.get('memory')!r} is none of {[*ACTIVATIONS, *MEMORIES]}")
     seen = sum(columns_of(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
     widths = [seen, *hidden, sum(map(columns_of, leaf_spaces(action_space).values()))]
-    weights = sum(wide * next_wide for wide, next_wide in itertools.pairwise(widths))  # before any is made
+    weights = sum(wide * next_wide for wide, next_wide in itertools.pairwise(widths))  # checked before any is allocated
     weights += 3 * memory.get("memory_layers", 0) * memory.get("memory_size", 0) ** 2
     if weights > MAX_WEIGHTS:
-        fix = "check the spaces (`offline-cli inspect`) and the sizes of the layers"
-        raise BadConfig(f"a network of {weights} weights", where="observation space, hidden layers, action space", fix=fix)
+        fix = "check the spaces (`offline-cli inspect`) and the layer sizes"
+        raise BadConfig(
+            f"the network would have {weights} weights", where="observation space, hidden layers, action space", fix=fix
+        )
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     layers: dict[str, Any] = {"hidden": hidden, "activation": activation, "dropout": dropout, "layer_norm": layer_norm}
     kind: Any = RecurrentPolicy if memory else FeedForwardPolicy
@@ -156,9 +157,9 @@ def build_recurrent_module(
     hidden: Sequence[int] = (256,),
     **form: Any,
 ) -> RLModule:
-    """A policy with memory, of kind `lstm` or `gru`; `form`: see `build_module`.
+    """Build a recurrent policy; `memory` is `lstm` or `gru`; `form`: see `build_module`.
 
-    `max_seq_len`: timesteps per row of a train batch, and `burn_in` those before them that lead in.
+    `max_seq_len`: timesteps per row of a train batch; `burn_in`: timesteps before them that only warm up the state.
     """
     form |= {"memory": memory, "memory_size": memory_size, "memory_layers": memory_layers}
     return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, burn_in=burn_in, **form)

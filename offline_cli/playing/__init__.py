@@ -1,1 +1,1 @@
-"""Plays a policy in an environment: slots side by side, runners, and whole episodes in the order in which they began."""
+"""Play a policy in an environment: parallel slots, runners, and whole episodes in the order of their start."""

@@ -1,12 +1,11 @@
-"""Copies of an environment that play side by side, stepped by gymnasium's SyncVectorEnv or AsyncVectorEnv.
+"""Parallel copies of an environment, stepped by gymnasium's SyncVectorEnv or AsyncVectorEnv.
 
-No copy resets itself (`AutoresetMode.DISABLED`). A vector environment always steps all of its copies, so one without an
-episode to play is reset without a seed, and then stands still. What a copy raises comes back as its answer: so its episode can
-be named, and the other copies' steps are not lost.
+Autoreset is off (`AutoresetMode.DISABLED`). A vector environment always steps all copies, so an idle copy is reset without a
+seed and then ignores steps. A copy returns its exception as an info, so that the error can name its episode, and the other
+copies' steps are not lost.
 
-Infos are copied, since environments reuse theirs. `--infos` says which are kept: `plain`: numbers, texts, arrays of these, and
-lists and mappings of all of them; other entries are dropped, and counted by key. `all`: an entry that cannot be stored is an
-error. `none`: nothing is kept.
+Infos are copied, because environments reuse them. `--infos plain` keeps numbers, strings, arrays, and lists and mappings of
+these; it drops other entries and counts them by key. `all`: an entry that cannot be stored is an error. `none`: keep nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.floa
 
 @dataclass(frozen=True, slots=True)
 class KeptInfo:
-    """An info as one value, which gymnasium's vector environments hand on as it is."""
+    """An info wrapped in one object, which gymnasium's vector environments pass through unchanged."""
 
     kept: dict[str, Any]
-    dropped: tuple[str, ...] = ()  # keys, with dots
+    dropped: tuple[str, ...] = ()  # dotted keys
 
     def __bool__(self) -> bool:
         return bool(self.kept or self.dropped)
@@ -55,22 +54,22 @@ NOTHING: Final = KeptInfo({})
 
 
 def kept_info(info: Any, how: str) -> KeptInfo:
-    """The info as `how` says. Raises ValueError, with the key, where `all` cannot be kept."""
+    """The kept part of an info; `how`: see `--infos`. Raises ValueError, with the key, if `all` cannot be kept."""
     if how == "none" or not info:
         return NOTHING
     if not isinstance(info, Mapping):
-        raise ValueError(f"an info of type {type(info).__name__}, which is not a mapping")
+        raise ValueError(f"the info is a {type(info).__name__}, not a mapping")
     dropped: list[str] = []
     kept = _pruned(info, "", dropped)
     if dropped and how == "all":
-        raise ValueError(f"an info with {', '.join(dropped)}, which cannot be stored")
+        raise ValueError(f"the info entries {', '.join(dropped)} cannot be stored")
     return KeptInfo(kept, tuple(dropped))
 
 
 def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any, Any]:
     kept = {}
     for key, value in info.items():
-        if type(key) is str and type(value) in PLAIN:  # quick: what most infos hold
+        if type(key) is str and type(value) in PLAIN:  # fast path for most infos
             kept[key] = value
         elif isinstance(value, Mapping):
             kept[key] = _pruned(value, f"{path}{key}.", dropped)
@@ -83,21 +82,21 @@ def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any,
     return kept
 
 
-TOLD: Final = "offline_cli"  # the key of a copy's own answer: its info, or what it raised
-PATIENCE: Final = 5.0  # seconds for a process that has died to be gone
+TOLD: Final = "offline_cli"  # info key for a copy's KeptInfo or Failure
+PATIENCE: Final = 5.0  # seconds to wait for a dying process
 Infos = list[KeptInfo] | None
 
 
 class Failure(NamedTuple):
-    """What a copy raised, in a form that travels between processes."""
+    """An exception of a copy, picklable."""
 
     what: str  # "ValueError(...) (step)"
-    trace: str = ""  # the traceback, where it was raised
-    is_info: bool = False  # an info cannot be stored: no mistake of the environment
+    trace: str = ""  # traceback
+    is_info: bool = False  # an info cannot be stored; the environment is not at fault
 
 
 class CopyFailed(Exception):
-    """A copy raised, died or did not answer; `slot` says which."""
+    """The copy in `slot` raised, died or did not answer."""
 
     def __init__(self, slot: int, failure: Failure) -> None:
         super().__init__(f"{failure.what}\n{failure.trace}".strip())
@@ -105,18 +104,18 @@ class CopyFailed(Exception):
 
 
 class Copy(gym.Wrapper[Any, Any, Any, Any]):
-    """One copy: values are checked against its spaces, infos are kept as they are, and what it raises is its answer."""
+    """One copy: checks values against its spaces, copies infos, and returns its exceptions as infos."""
 
     def __init__(self, env: gym.Env[Any, Any], infos: str, *, closes: bool) -> None:
         super().__init__(env)
         self._fit, self._infos, self._closes = fitter(env.observation_space), infos, closes
-        self._dtype, self._shape = env.observation_space.dtype, env.observation_space.shape  # None of Dict and Tuple
-        self.metadata = dict(env.metadata or {})  # gymnasium writes into it
+        self._dtype, self._shape = env.observation_space.dtype, env.observation_space.shape  # None for Dict and Tuple
+        self.metadata = dict(env.metadata or {})  # gymnasium modifies it
         self._last: Any = rows_of(zero_rows(env.observation_space, 1), 0)
         self._stands = True
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; without a seed, stand still."""
+        """Start an episode; without a seed, become idle."""
         self._stands = seed is None
         if self._stands:
             return self._last, {}
@@ -154,16 +153,16 @@ class Copy(gym.Wrapper[Any, Any, Any, Any]):
         return {TOLD: Failure(f"{error!r} ({doing})", "".join(traceback.format_exception(error)))}
 
     def close(self) -> None:
-        """Close the environment, unless its opener does."""
+        """Close the environment if this copy owns it."""
         if self._closes:
             super().close()  # type: ignore[no-untyped-call]
 
 
 class Copies:
-    """S copies. Methods raise CopyFailed; observations, leaves (S, ...), and infos are the caller's to keep."""
+    """S copies. Methods raise CopyFailed; the caller owns the returned observations, leaves (S, ...), and infos."""
 
     def __init__(self, environment: Environment, count: int, *, infos: str, vectorize: str, timeout: float | None) -> None:
-        """`infos`, `vectorize`, `timeout`: see Plan. Raises what `open_environment` raises."""
+        """`infos`, `vectorize`, `timeout`: see Plan. Raises like `open_environment`."""
         self.count, self._timeout, self._failed = count, timeout, False
         self._vector: Any
         if vectorize == "async":
@@ -174,7 +173,7 @@ class Copies:
             self._vector = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
 
     def reset(self, seeds: Mapping[int, int | None]) -> tuple[Tree, Infos]:
-        """Begin episodes in these slots, with these seeds; None: stand still. Observations and infos of all slots."""
+        """Start episodes in these slots with these seeds (None: idle); return observations and infos of all slots."""
         mask = np.zeros(self.count, np.bool_)
         mask[[*seeds]] = True
         given = {"seed": [seeds.get(slot) for slot in range(self.count)], "options": {"reset_mask": mask}}
@@ -182,12 +181,12 @@ class Copies:
         return observations, _kept(infos)
 
     def step(self, actions: Tree) -> tuple[Tree, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], Infos]:
-        """Step all slots by actions (S, ...); those that stand still get no reward and do not end."""
+        """Step all slots with actions (S, ...); idle slots get no reward and do not end."""
         *answer, infos = self._answer("step", actions=actions)
         return *answer, _kept(infos)
 
     def _answer(self, doing: str, **given: Any) -> Any:
-        """The vector environment's answer. Raises CopyFailed for a process that has died, or does not answer in time."""
+        """Call the vector environment. Raises CopyFailed for a process that died or timed out."""
         vector = self._vector
         if isinstance(vector, SyncVectorEnv):
             return getattr(vector, doing)(**given)
@@ -202,7 +201,7 @@ class Copies:
             for process in vector.processes:
                 process.join(PATIENCE / self.count)
             slot = next((slot for slot, one in enumerate(vector.processes) if not one.is_alive()), 0)
-            what = f"the end of its process, with exit code {vector.processes[slot].exitcode} ({doing})"
+            what = f"no answer: its process ended with exit code {vector.processes[slot].exitcode} ({doing})"
             raise CopyFailed(slot, Failure(what)) from err
         self._failed = False
         return answer
@@ -211,25 +210,25 @@ class Copies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(Exception):  # a process that has died or hangs cannot be asked to close its copy
+        with suppress(Exception):  # a dead or hung process cannot close its copy
             self._vector.close(**({"terminate": True} if self._failed else {}))
 
 
 def _kept(infos: Mapping[str, Any]) -> Infos:
-    """Infos (S,) as the copies gave them; None: no slot has any. Raises CopyFailed."""
+    """The copies' infos (S,); None if no slot has any. Raises CopyFailed."""
     if TOLD not in infos:
         return None
-    for slot, told in enumerate(infos[TOLD]):
-        if isinstance(told, Failure):
-            raise CopyFailed(slot, told)
-    return [NOTHING if told is None else told for told in infos[TOLD]]
+    for slot, answer in enumerate(infos[TOLD]):
+        if isinstance(answer, Failure):
+            raise CopyFailed(slot, answer)
+    return [NOTHING if answer is None else answer for answer in infos[TOLD]]
 
 
 def _made_copy(spec: EnvironmentSpec, infos: str) -> Copy:
-    """A copy in a process of its own, which leaves it to its parent to act on Ctrl-C."""
+    """Build a copy in a worker process, which ignores Ctrl-C: the parent handles it."""
     if multiprocessing.parent_process() is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return Copy(open_environment(spec.id, spec.kwargs, spec.wrappers).singles(1)[0], infos, closes=True)
     except OfflineCliError as err:
-        raise RuntimeError(str(err)) from err  # gymnasium makes errors again from their text
+        raise RuntimeError(str(err)) from err  # gymnasium rebuilds exceptions from their message

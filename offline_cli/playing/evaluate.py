@@ -1,7 +1,6 @@
-"""Plays a policy and measures its return: that of a run folder, or another by name.
+"""Play a policy, from a run folder or by name, and measure its return.
 
-`--video FOLDER`: an episode is played once more, alone, in a copy that renders; imageio writes the film. Files are MP4 where
-imageio finds ffmpeg, else GIF.
+`--video FOLDER` plays an episode once more in a rendering environment; imageio writes MP4 if it finds ffmpeg, else GIF.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ from offline_cli.storage.locations import Location, open_location
 
 
 def check_video(episodes: Sequence[int], count: int) -> ModuleType:
-    """imageio, which writes films. Raises MissingPackage without it, UsageError for episodes that are not played."""
+    """Import imageio for videos. Raises MissingPackage without it, UsageError for episodes that are not played."""
     if max(episodes, default=0) >= count:
-        what = f"episode {max(episodes)} is not among the {count} that are played, which count from 0"
+        what = f"episode {max(episodes)} is not played; the {count} episodes count from 0"
         raise UsageError(what, where="--video-episodes", fix="name episodes below --episodes")
     try:
         return importlib.import_module("imageio.v2")
@@ -54,9 +53,9 @@ def check_video(episodes: Sequence[int], count: int) -> ModuleType:
 
 
 def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> list[str]:
-    """Play these episodes of the plan once more, and write a file of each: the paths.
+    """Play these episodes of the plan once more, write a video of each, and return the paths.
 
-    Raises BadConfig for an environment that renders no images, BadData where it raises.
+    Raises BadConfig for an environment that renders no images, BadData if it raises.
     """
     imageio = check_video(episodes, plan.episodes or 0)
     spec, written = plan.environment, list[str]()
@@ -70,7 +69,7 @@ def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> li
             try:
                 imageio.mimwrite(path, frames, **({"fps": fps} if ending == "mp4" else {"duration": 1000 / fps}))
             except (OSError, ValueError) as err:
-                raise BadData(f"the film cannot be written: {err}", where=str(path), fix="another folder") from err
+                raise BadData(f"the video cannot be written: {err}", where=str(path), fix="use another folder") from err
             written.append(str(path))
     return written
 
@@ -84,8 +83,8 @@ def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
                 check()
             frames += rendering.frame_list
     if not frames or not all(isinstance(frame, np.ndarray) and frame.ndim == 3 for frame in frames):
-        fix = "an environment with render_mode 'rgb_array'"
-        raise BadConfig("it renders no images", where=f"--env {environment.name}", fix=fix)
+        fix = "use an environment with render_mode 'rgb_array'"
+        raise BadConfig("the environment renders no images", where=f"--env {environment.name}", fix=fix)
     return frames
 
 
@@ -94,7 +93,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EvaluateResult:
-    """Whole episodes of one policy; of several agents, whole games, whose return is the sum over agents."""
+    """Result over whole episodes of one policy; for several agents, over games, whose return is the sum over agents."""
 
     episodes: int
     return_mean: float
@@ -104,20 +103,20 @@ class EvaluateResult:
     return_max: float
     length_mean: float  # steps
     environment: str
-    env_kwargs: Mapping[str, Any]  # it was made with; secret ones blanked out
-    wrappers: Sequence[str]  # around it
-    explore: bool  # actions were drawn, not the likeliest
+    env_kwargs: Mapping[str, Any]  # of the environment; secrets blanked out
+    wrappers: Sequence[str]  # of the environment
+    explore: bool  # sampled, not greedy actions
     seed: int
-    checkpoint: int | None = None  # the run is not finished, and this update's policy played; None: it is
+    checkpoint: int | None = None  # update of the checkpoint, for an unfinished run
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
-    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # that the policy played between: names by side
+    pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of connector pieces by pipeline
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
-    videos: Sequence[str] = ()  # files that were written
+    videos: Sequence[str] = ()  # written files
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; returns by agent where there are several, and videos where some were asked for."""
-        told = {**asdict(self), "videos": list(self.videos)}
-        return {name: value for name, value in told.items() if value or name not in ("return_by_agent", "videos")}
+        """JSON values; `return_by_agent` and `videos` only if not empty."""
+        values = {**asdict(self), "videos": list(self.videos)}
+        return {name: value for name, value in values.items() if value or name not in ("return_by_agent", "videos")}
 
 
 @checked
@@ -146,25 +145,25 @@ def evaluate(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress = no_progress,
 ) -> EvaluateResult:
-    """Play `episodes` whole episodes greedily, or with drawn actions where `explore`; the first that start, all to their end.
+    """Play the first `episodes` whole episodes, greedily or with `explore` sampled, all to their end.
 
-    A policy that was trained through a pipeline plays between the pieces of it that belong beside the environment, as they were
-    after training. `env_to_module` takes their place: a pipeline file of that kind, or the learner's, pieces, or what builds
-    them; what pieces of the same names learned in training goes to them. `module_to_env` likewise, after the policy.
+    A policy trained with a pipeline plays through its env-to-module pieces in their state after training. `env_to_module`
+    replaces them: an env-to-module or learner pipeline file, pieces, or a builder; pieces with matching names get the trained
+    state. `module_to_env`: likewise, after the policy.
 
-    Of a run that is not finished the policy of its last checkpoint plays. `network`: the code of the run's network, where it
-    was trained with `network`. `run` may be a URL, or name a policy of another kind, as in `record`: `onnx:FILE`,
-    `rllib:FOLDER`, `sb3:FILE`, `python:module:attribute`, `random`. `env` None: a gymnasium id that the run was trained with.
-    The same command gives the same result; none of these episodes is played during training.
+    An unfinished run plays the policy of its last checkpoint. `network`: the code of the run's network, if it was trained with
+    `network`. `run` may be a URL, or another policy, as in `record`: `onnx:FILE`, `rllib:FOLDER`, `sb3:FILE`,
+    `python:module:attribute`, `random`. `env` None: the gymnasium id of the run's training. The same command gives the same
+    result; training never plays these episodes.
 
-    In an environment of several agents the policy plays each of them; `policy` gives some of them others. Then a return is that
-    of a game, the sum over its agents, and `return_by_agent` has each agent's. `min_return`: a number for the mean return, or
-    texts: "3", "hunter=3" for an agent's own. `video`: a folder for films of the episodes `video_episodes`.
+    In a multi-agent environment the policy plays every agent; `policy` overrides it for some. A return is then the sum over
+    agents of a game, and `return_by_agent` has each agent's. `min_return`: a number for the mean return, or strings: "3", or
+    "hunter=3" for one agent. `video`: a folder for videos of the episodes `video_episodes`.
 
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
-    for a policy that was trained through other code where `env_to_module` is not given; UnknownEnvironment, SpaceMismatch;
-    BadData where the environment or a piece raises; MissingPackage where it lacks something; MissingDevice; UsageError for
-    options outside their limits; TargetNotMet for a mean below `min_return`.
+    for a policy trained with Python pieces without `env_to_module`; UnknownEnvironment, SpaceMismatch; BadData if the
+    environment or a piece raises; MissingPackage; MissingDevice; UsageError for options outside their limits; TargetNotMet for
+    a mean below `min_return`.
     """
     given = dict(locals())
     name = run.url if isinstance(run, Location) else os.fspath(run)
@@ -172,7 +171,7 @@ def evaluate(
     if video is not None:
         check_video(video_episodes, episodes)
     if network is not None and not is_run:
-        what, fix = f"--network is the code of a run's network, and {name} is no run folder", "leave it out"
+        what, fix = f"--network is for run folders, and {name} is not one", "leave it out"
         raise UsageError(what, where="--network", fix=fix)
     loaded = None
     if is_run:
@@ -187,7 +186,7 @@ def evaluate(
     with engines.engine() as engine, open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         gates, is_game = _gates(min_return, environment), environment.agents is not None
         if others and not is_game:
-            what = f"--policy AGENT=P is for several agents, and {environment.name} is of one"
+            what = f"--policy AGENT=P is for several agents, but {environment.name} has one"
             raise BadConfig(what, where="--policy", fix="leave it out")
         plan = Plan(
             environment=spec,
@@ -206,7 +205,7 @@ def evaluate(
         videos = [] if video is None else film(plan, opened, video, video_episodes)
     if found.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
-        _log.warning("note: the policy acted on observations that are not finite: %s", counts)
+        _log.warning("note: the policy acted on non-finite observations: %s", counts)
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,
@@ -231,17 +230,17 @@ def evaluate(
 
 
 def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:
-    """The environment to play in, made as the run says where the caller does not.
+    """The environment to play in, with the run's kwargs and wrappers as defaults.
 
-    A `module:` or `python:` one is code, which a run folder does not get to choose.
+    `module:` and `python:` environments are code, so they must come from the caller, not from the run folder.
     """
     known, name = known_environments(description), options["env"]
     if name is None:
         name = description["environment"]
         if name is None or ":" in name:
             likely = name or (known[0].id if known else None)
-            fix = f"--env {shlex.quote(likely)}" if likely else "--env with the environment to play in"
-            raise BadConfig("no environment to play in", where=run, fix=fix)
+            fix = f"--env {shlex.quote(likely)}" if likely else "name the environment: --env ENV"
+            raise BadConfig("no environment is given", where=run, fix=fix)
     asked = AskedEnvironment.of({**options, "env": name})
     assert asked is not None
     return asked.among((run, one) for one in [one for one in known if one.id == name] or known)
@@ -251,28 +250,29 @@ def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run
 
 
 def _gates(given: float | str | Sequence[str] | None, environment: Environment) -> dict[str, float]:
-    """The least mean returns, by agent; "": of all. Raises BadConfig for unknown agents, UsageError for what is no number."""
+    """Minimum mean returns by agent ("": all). Raises BadConfig for unknown agents, UsageError unless they are numbers."""
     gates: dict[str, float] = {}
     for text in [given] if isinstance(given, str | int | float) else given or ():
         agent, _, number = str(text).rpartition("=")
         if agent and agent not in (environment.agents or {}):
-            what = f"no agent of {environment.name} is called {agent!r}; there are {', '.join(environment.agents or ['none'])}"
-            raise BadConfig(what, where="--min-return", fix="--min-return R, or --min-return AGENT=R")
+            what = f"{environment.name} has no agent {agent!r}; its agents: {', '.join(environment.agents or ['none'])}"
+            raise BadConfig(what, where="--min-return", fix="use --min-return R, or --min-return AGENT=R")
         try:
             gates[agent] = float(number)
         except ValueError as err:
-            raise UsageError(f"{number!r} is no number", where="--min-return", fix="--min-return 450, or AGENT=450") from err
+            fix = "use --min-return 450, or AGENT=450"
+            raise UsageError(f"{number!r} is not a number", where="--min-return", fix=fix) from err
     return gates
 
 
 def _check_gates(gates: Mapping[str, float], result: EvaluateResult, *, where: str) -> None:
-    """Raise TargetNotMet, naming all of them, where mean returns are below their gates; NaN fails one."""
+    """Raise TargetNotMet, listing every mean return below its minimum; NaN counts as below."""
     problems = []
     for agent, wanted in gates.items():
         found = result.return_by_agent.get(agent, {}).get("return_mean", float("nan")) if agent else result.return_mean
         if not found >= wanted:
             spread = f" of {agent}" if agent else f" ± {result.return_ci95:.2f}"
-            problems.append(f"a mean return of {found:.2f}{spread}, {wanted:g} wanted")
+            problems.append(f"the mean return {found:.2f}{spread} is below {wanted:g}")
     if problems:
-        fix = "train longer or on better data"
+        fix = "train longer, or on better data"
         raise TargetNotMet("; ".join(problems), where=where, fix=fix, details=result.as_dict())

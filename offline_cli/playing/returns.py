@@ -1,4 +1,4 @@
-"""Plays exactly the first N episodes of a policy and keeps their returns and lengths."""
+"""Returns and lengths of exactly the first N episodes of a policy."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from offline_cli.trees import Tree, leaves
 
 
 class Outcome(NamedTuple):
-    """What is kept of a whole episode."""
+    """Return and length of a whole episode."""
 
     length: int  # steps
-    value: float  # the return: undiscounted, in the environment's units; of games the sum over agents
-    nans: int  # numbers in observations acted on that are NaN
-    infinities: int  # and that are infinite
-    by_agent: Sequence[float]  # of games: each agent's return; NaN: it took no part
-    nbytes: int = 0  # see Sink
+    value: float  # undiscounted return, in the environment's units; for games the sum over agents
+    nans: int  # NaN count in observations acted on
+    infinities: int  # count of infinities in observations acted on
+    by_agent: Sequence[float]  # for games: each agent's return; NaN if it took no part
+    nbytes: int = 0  # see StepSink
 
 
 class Returns:
-    """See Sink: it keeps outcomes."""
+    """A StepSink that returns Outcomes."""
 
     def __init__(self, slots: int, environment: Environment) -> None:
         """See MakeSink."""
@@ -46,7 +46,7 @@ class Returns:
     def step(
         self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
-        """See Sink: what is not finite is counted. A policy may act on it, so that it is no error."""
+        """See StepSink. Non-finite observations are counted; they are no error, because a policy may handle them."""
         self._sums[rows] += rewards
         self._counts[rows, 0] += 1
         if not self._agents:
@@ -74,21 +74,21 @@ class Returns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """N whole episodes, in the order in which they were started."""
+    """N whole episodes, in the order of their start."""
 
     returns: NDArray[np.float64]  # (N,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (N,) steps
     observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
-    by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) of games, NaN: it took no part
+    by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) for games; NaN if it took no part
 
     def of_agent(self, agent: str) -> Played:
-        """Its returns, in the games that it took part in."""
+        """One agent's returns in the games that it took part in."""
         took_part = ~np.isnan(self.by_agent[agent])
         return Played(self.by_agent[agent][took_part], self.lengths[took_part])
 
     @property
     def return_by_agent(self) -> dict[str, dict[str, Any]]:
-        """Of each agent that took part: how many games, mean and sample standard deviation of its returns."""
+        """For each agent that took part: number of games, mean and sample standard deviation of its returns."""
         every = {agent: self.of_agent(agent) for agent in self.by_agent}
         return {
             agent: {"games": len(own.returns), "return_mean": own.mean, "return_std": own.std}
@@ -98,7 +98,7 @@ class Played:
 
     @property
     def mean(self) -> float:
-        """Mean return; NaN of no episodes."""
+        """Mean return; NaN without episodes."""
         return float(self.returns.mean()) if len(self.returns) else math.nan
 
     @property
@@ -127,13 +127,13 @@ def play(
     num_envs: int = 16,
     ranks: Ranks = ALONE,
 ) -> Played:
-    """`episodes` whole episodes, greedily unless `explore`, in this process; with `ranks`, which share them out, in all.
+    """Play `episodes` whole episodes, greedily unless `explore`, in this process; `ranks` divide them among processes.
 
-    `pieces`: what the policy plays between; None: it sees observations as they are, and its actions go as they are. In a game
-    of several agents the module plays `agent`, and the `others` play by policies of their own, by agent.
+    `pieces`: the policy's pipelines; None: raw observations and actions. With several agents the module plays `agent`, and
+    `others` are policies by agent for the rest.
 
-    Raises BadData where the environment raises, gives observations of another shape than its space says, or rewards that are
-    no finite numbers, and where a piece raises; BadConfig where the pieces cannot play there; StopRequested.
+    Raises BadData if the environment raises, returns observations of another shape than its space or non-finite rewards, and
+    if a piece raises; BadConfig if the pieces do not fit the environment; StopRequested.
     """
     share = ranks.share(episodes)
     plan = Plan(
@@ -163,10 +163,9 @@ def play(
 def played_of(
     outcomes: Iterable[list[Outcome]], environment: Environment, on_episodes: Callable[[int], None], ranks: Ranks = ALONE
 ) -> Played:
-    """All episodes, with `ranks` of all of them, in order.
+    """Collect all episodes, in order, from all ranks.
 
-    Raises BadData for a return that is no finite number, StopRequested, and what `outcomes` raises; RankFailed where another
-    rank's have ended early.
+    Raises BadData for a non-finite return, StopRequested, and what `outcomes` raises; RankFailed if another rank failed.
     """
     failure: Exception | StopRequested | None = None
     own = list[Outcome]()
@@ -175,14 +174,14 @@ def played_of(
             own += part
             on_episodes(len(own))
         check()
-    except (Exception, StopRequested) as err:  # noqa: BLE001  raised once the other ranks know
+    except (Exception, StopRequested) as err:  # noqa: BLE001  raised after telling the other ranks
         failure = err
     ranks.agree(failure, failure.what if isinstance(failure, OfflineCliError) else "")
     every = [Outcome(*one) for text in ranks.texts(json.dumps(own)) for one in json.loads(text)]
     values = np.array([one.value for one in every], np.float64)
     if (bad := np.flatnonzero(~np.isfinite(values))).size:
         place, fix = f"{environment.name}, episode {bad[0]}", "fix the environment's rewards"
-        raise BadData(f"a return of {values[bad[0]]}", where=place, fix=fix)
+        raise BadData(f"the return is {values[bad[0]]}", where=place, fix=fix)
     kinds = {
         "nan-in-observations": sum(one.nans for one in every),
         "infinite-in-observations": sum(one.infinities for one in every),

@@ -1,1 +1,1 @@
-"""What plays: policies by name, the policies of run folders, and the pipelines that a policy plays between."""
+"""Policies for playing: by name, from run folders, and with connector pipelines around them."""

@@ -1,7 +1,7 @@
-"""Policies of several agents as one policy of their game: `AGENT=POLICY` each, a pattern for several, one for all, or a run.
+"""Several agents' policies combined into one: `AGENT=POLICY` for each, a pattern for several, or one policy for all.
 
-An agent's policy is asked for the observations that the agent acts on, and for no others. Recorded actions have one scale: the
-policies' own where all have the same, else the environment's.
+An agent's policy is called only for observations on which the agent acts. Recorded actions have one scale: the policies' if all
+agree, else the environment's.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def open_agents(
     *,
     explore: bool,
 ) -> AgentsPolicy:
-    """The policies that `texts` name, for the agents of `environment`. `opened`: opens a text for an agent of these spaces.
-    `given`: policies by agent that are open already; `shown`: what the agents are shown first in some game.
+    """Open the policies named by `texts` for the agents of `environment`. `opened`: opens a text for an agent and its spaces.
+    `given`: open policies by agent; `shown`: first observations of a game by agent.
 
-    Raises what `opened` raises, and `Policy.tried`.
+    Raises like `opened` and `Policy.tried`.
     """
-    assert environment.agents is not None, "an environment of several agents"
+    assert environment.agents is not None, "not a multi-agent environment"
     agents = environment.agents
     left = [agent for agent in agents if agent not in given]
     named = _assigned(texts, left) if left else {}
-    policies, shared = dict(given), dict[tuple[str, str], Policy]()  # agents of one policy and equal spaces share it
+    policies, shared = dict(given), dict[tuple[str, str], Policy]()  # agents with equal spaces share a policy
     for agent, text in named.items():
         key = text, repr(agents[agent])
         if key not in shared:
@@ -66,37 +66,38 @@ def open_agents(
 
 
 def _assigned(texts: Sequence[str], agents: Sequence[str]) -> dict[str, str]:
-    """What each agent is given by `AGENT=VALUE` texts, a pattern such as `archer_*=VALUE` for several, or one VALUE for all.
+    """The value of each agent from `AGENT=VALUE` texts, patterns such as `archer_*=VALUE`, or one VALUE for all.
 
-    A later text stands before an earlier one. Raises BadConfig for agents that are not there, and for agents without a value.
+    Later texts override earlier ones. Raises BadConfig for unknown agents, and for agents without a value.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     wrong = []
     for text in texts:
         pattern, _, value = text.partition("=")
         chosen = [pattern] if pattern in agents else [agent for agent in agents if fnmatchcase(agent, pattern)]
         if chosen and value:
-            found |= dict.fromkeys(chosen, value)
+            values |= dict.fromkeys(chosen, value)
         elif len(texts) == 1:
-            found = dict.fromkeys(agents, text)
+            values = dict.fromkeys(agents, text)
         else:
-            wrong.append(f"{text!r}: no agent is called so")
-    missing = [agent for agent in agents if agent not in found]
+            wrong.append(f"{text!r}: no agent has this name")
+    missing = [agent for agent in agents if agent not in values]
     if missing and not wrong:
-        wrong.append(f"nothing is given for {', '.join(missing)}")
+        wrong.append(f"no policy for {', '.join(missing)}")
     if wrong:
-        fix = "--policy AGENT=... for each agent, or 'PATTERN*=...' for several"
+        fix = "use --policy AGENT=... for each agent, or 'PATTERN*=...' for several"
         raise BadConfig(f"{' and '.join(wrong)}; the agents are {', '.join(agents)}", where="--policy", fix=fix)
-    return found
+    return values
 
 
 def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
-    """By agent, the outputs that all agents of equal spaces give in one form, since they share a dataset; a note names the
-    others."""
+    """By agent, outputs whose dtypes and shapes agree for all agents of equal spaces, which share a dataset; log the rest."""
 
     def forms(agent: str) -> set[tuple[str, str]]:
-        told = {name: [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(tree)] for name, tree in outputs[agent].items()}
-        return {(name, str(form)) for name, form in told.items()}
+        specs = {
+            name: [(path, leaf.dtype, leaf.shape) for path, leaf in flatten(tree)] for name, tree in outputs[agent].items()
+        }
+        return {(name, str(spec)) for name, spec in specs.items()}
 
     kept = dict[str, dict[str, Tree]]()
     for agent, own in outputs.items():
@@ -106,12 +107,12 @@ def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Sp
         }
         kept[agent] = {name: zero for name, zero in own.items() if name in shared}
     if left := sorted({name for agent, own in outputs.items() for name in own.keys() - kept[agent].keys()}):
-        _log.warning("note: not recorded, as not all policies give them in one form: %s", ", ".join(left))
+        _log.warning("note: outputs not recorded, because their dtype or shape differs between policies: %s", ", ".join(left))
     return kept
 
 
 class AgentsPolicy(Policy):
-    """See Policy; observations and actions are those of a `Game`."""
+    """A policy for all agents; observations and actions are those of a `Game`."""
 
     def __init__(
         self,
@@ -120,16 +121,16 @@ class AgentsPolicy(Policy):
         module_of: Mapping[str, str],
         outputs: Mapping[str, dict[str, Tree]],
     ) -> None:
-        """All by agent; `module_of`: the module that it is recorded as; `outputs`: zeros (1, ...) of each that is recorded."""
+        """By agent: policies, `module_of` (recorded module id), `outputs` (zeros (1, ...) for each recorded output)."""
         self.module_of, self.of_agents, self._outputs = dict(module_of), dict(policies), outputs
-        told = [[agent, self.module_of[agent], policy.fingerprint] for agent, policy in policies.items()]
-        super().__init__(environment, hashlib.sha256(json.dumps(told).encode()).hexdigest())
+        parts = [[agent, self.module_of[agent], policy.fingerprint] for agent, policy in policies.items()]
+        super().__init__(environment, hashlib.sha256(json.dumps(parts).encode()).hexdigest())
         scales = {policy.action_scale for policy in policies.values()}
         self._is_mixed = len(scales) > 1
         self.action_scale = "env" if self._is_mixed else scales.pop()
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. The memory has a part for each agent: its steps `t`, and what its policy remembers."""
+        """See Policy. The memory holds, by agent, its step count `t` and its policy's memory."""
         count, memory = len(state.t), dict(state.memory)
         actions, for_env, extras = dict[str, Tree](), dict[str, Tree](), dict[str, Tree]()
         for number, (agent, policy) in enumerate(self.of_agents.items()):

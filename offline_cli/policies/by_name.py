@@ -1,4 +1,4 @@
-"""Policies by name: one table of the kinds, each of which opens its own. Their spaces must fit the environment's."""
+"""Open policies by name: a table maps name prefixes to openers. A policy's spaces must fit the environment's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _run(name: str, environment: Environment | None, options: PolicyOptions) -> 
         err.fix = f"{err.fix}; other policies: random, sb3:FILE, onnx:FILE, rllib:FOLDER, python:module:attribute"
         raise
     if environment is None:
-        known = options.pieces.is_default or loaded.trained is not None  # else pieces of the user's own come before
+        known = options.pieces.is_default or loaded.trained is not None  # the user's pieces may change spaces
         environment = fitting(environment_spaces(loaded, name) if known else (None, None), name, None)
     fingerprint = fingerprint_of(loaded)
     return open_module(loaded.module, name, environment, options, fingerprint=fingerprint, trained=loaded.trained)
@@ -48,36 +48,35 @@ KINDS: Final[Mapping[str, Callable[[str, Environment | None, PolicyOptions], Pol
     PYTHON: open_python,
     "": _run,
 }
-"""What opens a policy, by the prefix of its name."""
+"""Openers of policies by the prefix of their name."""
 
 
 def _prefix(name: str) -> str:
-    """The key of the kind in KINDS; empty: it names a run folder."""
+    """The key in KINDS; empty for a run folder."""
     return next(prefix for prefix in KINDS if name == prefix or (prefix[-1:] in ("", ":") and name.startswith(prefix)))
 
 
 def is_named(name: str) -> bool:
-    """Whether that names another policy than a run folder."""
+    """Whether `name` is anything but a run folder."""
     return bool(_prefix(name))
 
 
 def is_code(name: str) -> bool:
-    """Whether opening that policy runs code that its name leads to."""
+    """Whether opening the policy runs code from the named file or module."""
     return _prefix(name) in (PYTHON, SB3, RLLIB)
 
 
 def files_of(texts: Sequence[str]) -> list[str]:
-    """The run folders and ONNX files among policies, `AGENT=POLICY` or not: what storage options are for."""
+    """The run folders and ONNX files among the policies, which storage options apply to; texts may be `AGENT=POLICY`."""
     names = [text.partition("=")[2] or text for text in texts] if len(texts) > 1 else list(texts)
     return [name.removeprefix(ONNX) for name in names if name.startswith(ONNX) or not is_named(name)]
 
 
 def open_policy(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
-    """The policy of that name, ready to play in the environment; None: in one of the spaces that it says itself.
+    """Open a policy for an environment; None: for the spaces that the policy declares.
 
-    Raises SpaceMismatch, naming both sides; BadConfig for what is not a policy, and for pipelines around what is not a module;
-    MissingPackage; what `load_policy` raises for a run folder, and BadData for a policy that raises when it is imported or
-    loaded.
+    Raises SpaceMismatch, naming both sides; BadConfig for anything but a policy, and for pipelines around a policy that is no
+    module; MissingPackage; as `load_policy` does for a run folder; BadData if importing or loading the policy raises.
     """
     return KINDS[_prefix(name)](name, environment, options)
 
@@ -90,27 +89,27 @@ def open_policies(
     seed: int,
     given: Mapping[str, Policy] | None = None,
 ) -> Policy:
-    """The policy of an environment, of several agents those of all: one text for all, or `AGENT=POLICY` each; it is tried on
-    what an episode of `seed` begins with. `given`: policies by agent that are open already.
+    """Open the policy of an environment; for several agents one text for all, or `AGENT=POLICY` for each. Test it on the first
+    observation of an episode with `seed`. `given`: open policies by agent.
 
-    Raises what `open_policy` and `Policy.tried` raise; BadConfig for several policies of one agent, for pipelines around those
-    of several agents, and for agents that are not there or have none.
+    Raises like `open_policy` and `Policy.tried`; BadConfig for several policies of one agent, for pipelines with several
+    agents, and for unknown agents or agents without a policy.
     """
     try:
         shown = fitter(environment.observation_space)(environment.singles(1)[0].reset(seed=seed)[0])
-    except RAISED:  # which is reported where it is played
+    except RAISED:  # reported when the environment is played
         shown = None
     if environment.agents is None:
         if len(texts) > 1:
-            what = f"{environment.name} is not an environment of several agents, and {len(texts)} policies are given"
-            raise BadConfig(what, where="--policy", fix="one --policy")
+            what = f"{environment.name} has a single agent, but {len(texts)} policies are given"
+            raise BadConfig(what, where="--policy", fix="give one --policy")
         policy = open_policy(texts[0], environment, options)
         if shown is not None:
             policy.tried(shown, explore=options.explore, where=f"--policy {texts[0]}")
         return policy
     if not options.pieces.is_default:
-        fix = "leave out --env-to-module and --module-to-env; wrappers of the environment see all agents: --wrapper"
-        raise BadConfig("pieces go around the module of one agent, and several play", where=environment.name, fix=fix)
+        fix = "leave out --env-to-module and --module-to-env; to change all agents' observations, use --wrapper"
+        raise BadConfig("connector pipelines support a single agent only", where=environment.name, fix=fix)
 
     def opened(text: str, agent: str, spaces: tuple[Space, Space]) -> Policy:
         own = replace(options, storage_options=options.storage_options if files_of([text]) else None, loaded=None)

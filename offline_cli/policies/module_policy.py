@@ -1,10 +1,9 @@
-"""An RLModule as a policy: alone (`ModulePolicy`), or between its connector pipelines (`PolicyForPieces`), as in RLlib's env
-runner. The latter keeps the episodes that play, which takes three times as long, and plays modules that remember, too.
+"""An RLModule as a policy: alone (`ModulePolicy`), or between connector pipelines as in RLlib (`PolicyForPieces`).
+`PolicyForPieces` keeps the ongoing episodes, which takes three times as long; it also plays recurrent modules.
 
-Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions, because they are
-certain. Box actions are recorded as RLlib's are, with the scale `normalized`: the module's own outputs, which may lie beyond
-[-1, 1], before they are stretched to the bounds and clipped. Integer boxes are recorded as the environment takes them; their
-`action_logp` is of the action before it was rounded.
+Extra model outputs follow RLlib: `action_dist_inputs`, and `action_logp`, which is 0 for greedy actions. Box actions are
+recorded like RLlib's, with the scale `normalized`: the module's outputs, which may exceed [-1, 1], before stretching and
+clipping. Integer boxes are recorded as the environment takes them; their `action_logp` is that of the unrounded action.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from offline_cli.trees import Tree, map_leaves
 
 __all__ = ["ModulePolicy", "PolicyForPieces", "module_policy", "open_module"]
 
-SPARE: Final = 64  # steps that an episode grows beyond what pieces look back on, before it is cut
+SPARE: Final = 64  # extra steps that an episode grows beyond the lookback before it is cut
 
 
 def open_module(
@@ -47,7 +46,7 @@ def open_module(
     fingerprint: str,
     trained: PipelineSpec | None = None,
 ) -> Policy:
-    """The policy of a module. It plays between pieces where the user gave some, it was trained through some, or remembers.
+    """Open the policy of a module. It plays through pieces if the user gave some, it was trained with some, or it is recurrent.
 
     Raises SpaceMismatch, BadConfig.
     """
@@ -62,9 +61,9 @@ def open_module(
 def module_policy(
     module: RLModule, pieces: PlaySpec | None, environment: Environment, *, device: Any, fingerprint: str = "", name: str = ""
 ) -> Policy:
-    """The policy of a module in an environment that it fits, between `pieces`; None: between none. `name`: for messages.
+    """The policy of a module in an environment that it fits, with `pieces` around it (None: without). `name`: for messages.
 
-    Raises what `PlaySpec.build_in` raises.
+    Raises like `PlaySpec.build_in`.
     """
     if pieces is None:
         return ModulePolicy(module, environment, device=device, fingerprint=fingerprint)
@@ -74,7 +73,7 @@ def module_policy(
     head = head if isinstance(head, ActionHead) else None
     stretching = [piece for piece in every if isinstance(piece, NormalizeAndClipActions)]
     if head is not None and not misfits(own[1], environment.action_space, inferred=False, what="actions"):
-        for piece in stretching:  # by the bounds that the module learned actions by, which may be others
+        for piece in stretching:  # use the bounds that scaled the training data
             piece.stretched_by = head.stretched_by(environment.action_space)
     are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in every)
     back = max((piece.looks_back for piece in every), default=0)
@@ -89,17 +88,17 @@ def module_policy(
     )
     policy.looks_back = not are_ours or back > 0 or module.is_stateful()
     policy.reads_rewards = any(getattr(piece, "n_prev_rewards", 0) for piece in every)
-    policy.needs_finite = are_ours  # pieces of the user's own may fill in NaN
+    policy.needs_finite = are_ours  # the user's pieces may replace NaN
     return policy
 
 
 class ModulePolicy(Policy):
-    """A module without memory or pieces."""
+    """A stateless module without pieces."""
 
     needs_finite = True
 
     def __init__(self, module: RLModule, environment: Environment, *, device: Any, fingerprint: str) -> None:
-        """`environment`: one that the module fits."""
+        """`environment`: its spaces must fit the module."""
         super().__init__(environment, fingerprint)
         self._module, self._device, self._head = module.to(device).eval(), device, module.action_head
         self._for_env = ForEnvironment(self.spaces[1], self._head.stretched_by(self.spaces[1]))
@@ -119,7 +118,7 @@ class ModulePolicy(Policy):
             else:
                 acted, logp = self._head.greedy(inputs), np.zeros(len(inputs), np.float32)
         extras = {Columns.ACTION_DIST_INPUTS: inputs.cpu().numpy(), Columns.ACTION_LOGP: logp}
-        if self._is_choice:  # the same as below, and quicker
+        if self._is_choice:  # faster than the general case below
             actions = acted.cpu().numpy().astype(self.spaces[1].dtype, copy=False)
             return Acted(actions, actions, extras)
         arrays = map_leaves(lambda leaf: leaf.cpu().numpy(), acted)
@@ -127,11 +126,11 @@ class ModulePolicy(Policy):
 
 
 class PolicyForPieces(Policy):
-    """A module between its pipelines, which see the episodes that play, ours or RLlib's.
+    """A module between its pipelines, which get the ongoing episodes: our class or RLlib's.
 
-    An episode grows by a step at each call. Pieces may write into it, so it is no recording: the caller keeps the raw
-    observations. Actions in it are in the units of networks, as learners get them, so pieces that look at earlier actions see
-    the same here and in a learner pipeline. Pieces play with the state they have: none of them learns.
+    Each call adds a step to the episodes. Pieces may change them, so they are no recording: the caller keeps the raw
+    observations. Their actions are in network units, so that pieces which read earlier actions see the same as in a learner
+    pipeline. Pieces are frozen.
     """
 
     looks_back = True
@@ -149,8 +148,8 @@ class PolicyForPieces(Policy):
         device: Any = None,
     ) -> None:
         """`player`: a module in evaluation mode and its pipelines. `is_normalized`: whether these stretch actions to the
-        bounds. `head`: what draws; None: whatever draws does so from the generators of its library. `episode_kind`: what pieces
-        get, our class or RLlib's. `lookback`: see PlaySpec."""
+        bounds. `head`: samples actions; None: the module samples with global generators. `episode_kind`: our episode class or
+        RLlib's. `lookback`: see PlaySpec."""
         super().__init__(environment, fingerprint)
         self.player = player
         self.action_scale = "normalized" if is_normalized and not only_discrete(self.spaces[1]) else "env"
@@ -160,7 +159,7 @@ class PolicyForPieces(Policy):
         self._recorded = RecordedActions(self.spaces[1])
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. Raises BadPiece for pipelines that give no actions, or others than the environment's."""
+        """See Policy. Raises BadPiece for pipelines that return no actions, or actions that do not fit the environment."""
         episodes = self._grown(observations, state)
         chance = None
         if explore and self._head is not None:
@@ -171,21 +170,21 @@ class PolicyForPieces(Policy):
         actions, for_env = self._recorded(_as_rows(acts.actions, "actions"), _as_rows(acts.actions_for_env, "actions"))
         kept = in_network_units(actions, self.spaces[1], action_scale="normalized") if self._is_ours else actions
         outputs = unstack(extras) if extras else [{}] * len(episodes)
-        playing = np.empty(len(episodes), object)  # the episode that plays, its last action and extra model outputs
+        playing = np.empty(len(episodes), object)  # ongoing episode, last action and extra model outputs
         for row, held in enumerate(zip(episodes, unstack(kept), outputs, strict=True)):
             playing[row] = held
         return Acted(actions, for_env, extras, {"playing": playing})
 
     def piece_names(self) -> dict[str, list[str]]:
-        """Of the pieces, by side."""
+        """Names of the pieces by pipeline."""
         sides: dict[str, Any] = {"env_to_module": self.player.env_to_module, "module_to_env": self.player.module_to_env}
         if self._is_ours:
             return {side: [name for name, _ in pipeline.named()] for side, pipeline in sides.items()}
         return {side: [type(piece).__name__ for piece in pipeline.connectors] for side, pipeline in sides.items()}
 
     def _grown(self, observations: Tree, state: State) -> list[Any]:
-        """The B episodes, with what was seen."""
-        seen = unstack(map_leaves(np.array, observations))  # copies: pieces may write into them, and their owner does
+        """The B episodes with the new observations added."""
+        seen = unstack(map_leaves(np.array, observations))  # copies: pieces and the caller may overwrite them
         infos = [{}] * len(seen) if state.infos is None else state.infos
         grown = []
         for row, t in enumerate(state.t.tolist()):
@@ -204,12 +203,12 @@ class PolicyForPieces(Policy):
 
 
 def _as_rows(items: Any, name: str) -> Tree:
-    """Leaves (B, ...) of B items, unless they are that. Raises BadPiece."""
+    """Stack B items to leaves (B, ...), unless they are stacked. Raises BadPiece if they do not stack."""
     if not isinstance(items, list):
         return items
     try:
         return stack(items, None)
     except BadEpisode as err:
-        what = f"column {name!r} has items that differ from episode to episode: {err.what.replace('step', 'item', 1)}"
-        fix = "give each episode an item of one structure and shape"
+        what = f"column {name!r} has items that differ between episodes: {err.what.replace('step', 'item', 1)}"
+        fix = "give all episodes items of the same structure and shape"
         raise BadPiece(what, where="module-to-env pipeline", fix=fix) from err

@@ -1,11 +1,11 @@
-"""Plays `onnx:FILE`: raw observations in, actions of the environment out; pieces and action scale are inside the file.
+"""The policy `onnx:FILE`: raw observations in, environment actions out; the file includes pieces and action scaling.
 
-Inputs are `obs`, or a leaf each (`obs.camera`), outputs `actions`, or a leaf each, and `action_dist_inputs` where the file has
-them. What a file remembers is `state_in/NAME` and `state_out/NAME`, zeros where an episode begins, and `rewards`, the answer to
-the last action, 0 there. Actions are the likeliest ones: a file draws none. They are recorded with the scale `env`.
+Inputs are `obs`, or one per leaf (`obs.camera`); outputs are `actions`, or one per leaf, and optionally `action_dist_inputs`.
+Recurrent state is `state_in/NAME` and `state_out/NAME`, zeros at the start of an episode; `rewards` are those of the last
+action, 0 at the start. Actions are always greedy, and recorded with the scale `env`.
 
-Files are checked by `onnx.checker` and run by onnxruntime on the CPU. Nothing in a file names code of ours; whether its graph
-may take time or memory is for who names the file to know.
+`onnx.checker` checks files, and onnxruntime runs them on the CPU. A file cannot run our code or other Python code; the user who
+names it answers for its time and memory.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_BYTES: Final = (1 << 31) - 1  # protobuf's own limit
 
 
 class Port(NamedTuple):
-    """An input or an output, (B, *shape)."""
+    """An input or an output (B, *shape)."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -48,89 +48,89 @@ class Port(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OnnxModel:
-    """A graph that is ready to run; its arrays have an axis of B rows first, for any B from 1 on."""
+    """A loaded graph; all arrays have a batch axis first, of any size B >= 1."""
 
     inputs: Mapping[str, Port]
     outputs: Mapping[str, Port]
-    facts: Mapping[str, Any]  # of the file's metadata, as far as they are JSON
+    facts: Mapping[str, Any]  # the file's JSON metadata
     fingerprint: str
     where: str
     session: Any  # of onnxruntime
 
     def run(self, given: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Outputs by name; inputs are given their dtypes. Raises what onnxruntime raises."""
+        """Outputs by name; inputs are cast to their dtypes. Raises like onnxruntime."""
         typed = {name: np.ascontiguousarray(array, self.inputs[name].dtype) for name, array in given.items()}
         return dict(zip(self.outputs, self.session.run(list(self.outputs), typed), strict=True))
 
     def space(self, name: str) -> Space | None:
-        """The space that the metadata give under that name; None: they give none. Raises BadData for a broken one."""
-        told = self.facts.get(name)
+        """The space in the metadata called `name`, or None. Raises BadData for an invalid one."""
+        described = self.facts.get(name)
         try:
-            return None if told is None else space_from_json(told, where=self.where)
+            return None if described is None else space_from_json(described, where=self.where)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedSpace) as err:
-            raise BadData(f"its metadata {name!r} cannot be read: {err}", where=self.where, fix=FIX) from err
+            raise BadData(f"the metadata {name!r} cannot be read: {err}", where=self.where, fix=FIX) from err
 
 
 def model_of(content: bytes, *, where: str) -> OnnxModel:
-    """The model that these bytes are. Raises MissingPackage, UnsafeData for weights in another file, BadData for no model."""
+    """Load a model. Raises MissingPackage, UnsafeData for weights in another file, BadData for an invalid model."""
     try:
         import onnx
         import onnxruntime
     except ImportError as err:
         raise MissingPackage(f"the package {err.name} is missing", where=where, fix=INSTALL) from err
     proto, options = onnx.ModelProto(), onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # as all policies have
-    options.log_severity_level = 4  # errors are raised, and not written to stderr
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # like all policies
+    options.log_severity_level = 4  # errors are raised, not logged
     try:
         proto.ParseFromString(content)
         if any(len(weight.external_data) for weight in proto.graph.initializer):
-            raise UnsafeData("an ONNX file with weights in another file", where=where, fix=FIX)
+            raise UnsafeData("the ONNX file has weights in another file", where=where, fix=FIX)
         onnx.checker.check_model(proto, full_check=True)
         session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         inputs, outputs = ({one.name: _port(one) for one in side} for side in (session.get_inputs(), session.get_outputs()))
     except UnsafeData:
         raise
-    except Exception as err:  # protobuf, onnx and onnxruntime have many of their own
+    except Exception as err:  # protobuf, onnx and onnxruntime raise many types
         reason = str(err).strip().partition("\n")[0][:300] or type(err).__name__
         raise BadData(f"not an ONNX model that can be run: {reason}", where=where, fix=FIX) from err
     facts = {}
     for one in proto.metadata_props:
-        with suppress(ValueError, AttributeError):  # other programs have forms of their own; bytes: text that is not UTF-8
+        with suppress(ValueError, AttributeError):  # other programs write other metadata; bytes: not UTF-8
             facts[one.key] = from_json(one.value.encode())
     return OnnxModel(inputs, outputs, facts, hashlib.sha256(content).hexdigest(), where, session)
 
 
 def _port(port: Any) -> Port:
-    """Raises ValueError for what is no tensor of numbers with rows first."""
+    """A port of onnxruntime. Raises ValueError unless it is a numeric tensor with a free first axis and fixed others."""
     first, *rest = port.shape or [None]
     if isinstance(first, int) or not all(isinstance(size, int) and size >= 0 for size in rest):
-        raise ValueError(f"{port.name!r} has the shape {port.shape}, and its first axis alone may be of any length")
+        raise ValueError(f"{port.name!r} has the shape {port.shape}; only the first axis may, and must, be dynamic")
     name = port.type.removeprefix("tensor(").removesuffix(")")
     return Port(np.dtype({"float": "float32", "double": "float64"}.get(name, name)), tuple(rest))
 
 
-# ---- played ----
+# ---- the policy ----
 
 
 def open_onnx(name: str, environment: Environment | None, options: PolicyOptions) -> OnnxPolicy:
-    """The policy of the model in `onnx:FILE`, a path or URL. Raises StorageNotFound, what `model_of` raises, SpaceMismatch, and
-    BadConfig where it explores."""
+    """Open the policy `onnx:FILE`, a path or URL. Raises StorageNotFound, like `model_of`, SpaceMismatch, and BadConfig with
+    `explore`."""
     options.refuse_pieces(name)
     place = open_location(name.removeprefix(ONNX), options.storage_options)
     if place.start(1)[1] > MAX_BYTES:
-        raise UnsafeData(f"an ONNX file of more than {MAX_BYTES:,} bytes", where=place.url, fix=FIX)
+        raise UnsafeData(f"the ONNX file is larger than {MAX_BYTES:,} bytes", where=place.url, fix=FIX)
     model = model_of(place.read_bytes(), where=place.url)
     if options.explore:
-        fix = "--no-explore, or the run folder it was exported from"
-        raise BadConfig("an ONNX model gives its likeliest actions", where=model.where, fix=fix)
+        fix = "use --no-explore, or the run folder that was exported"
+        raise BadConfig("an ONNX model cannot explore: its actions are greedy", where=model.where, fix=fix)
     return OnnxPolicy(model, fitting((model.space("observation_space"), model.space("action_space")), name, environment))
 
 
 class OnnxPolicy(Policy):
-    """See Policy. It remembers what the file put out last."""
+    """See Policy. The memory holds the model's last state outputs."""
 
     def __init__(self, model: OnnxModel, environment: Environment) -> None:
-        """Raises SpaceMismatch, with both sides, for a file of other inputs or outputs than a policy over these spaces has."""
+        """Raises SpaceMismatch, naming both sides, if the model's inputs or outputs do not fit the environment's spaces."""
         super().__init__(environment, model.fingerprint)
         self._model = model
         self._states = {name.removeprefix(STATE_IN): port for name, port in model.inputs.items() if name.startswith(STATE_IN)}
@@ -145,8 +145,8 @@ class OnnxPolicy(Policy):
         takes = {name: port for name, port in model.inputs.items() if name != Columns.REWARDS and not name.startswith(STATE_IN)}
         gives = self._acts | {STATE_OUT + name: port for name, port in self._states.items()}
         if takes != self._seen or not gives.items() <= model.outputs.items():
-            what = f"it takes {takes} and gives {model.outputs}; here a policy takes {self._seen} and gives {gives}"
-            raise SpaceMismatch(what, where=model.where, fix="an environment that it was exported for, wrapped as it was")
+            what = f"the model takes {takes} and returns {model.outputs}; this environment needs {self._seen} and {gives}"
+            raise SpaceMismatch(what, where=model.where, fix="use the environment of the export, with the same wrappers")
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
         """See Policy."""

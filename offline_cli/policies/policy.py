@@ -1,12 +1,12 @@
-"""Policy: `act(observations, state, explore)` for B episodes at a time. `record`, `evaluate`, the checks of training and
-`load_policy` all ask policies this way.
+"""Policy: `act(observations, state, explore)` for B episodes at a time, used by `record`, `evaluate`, the checks of training
+and `load_policy`.
 
-The caller keeps the `State` of the episodes, with what the policy remembers of them (`memory`), and hands it back in the rows
-of the observations; a policy that puts out no memory remembers nothing.
+The caller keeps the `State` of the episodes, including the policy's `memory`, and passes it back with the observations, row by
+row; a policy that returns no memory is stateless.
 
-Seeds of episodes and random numbers of policies follow from (--seed, purpose, episode, step), so a resumed recording draws what
-an uninterrupted one draws. A seed for an environment has 31 bits, since some environments take no more; its highest two bits
-are the purpose, so that no two purposes ever play the same episode.
+Seeds of episodes and random numbers of policies depend on (--seed, purpose, episode, step) only, so a resumed recording draws
+the same as an uninterrupted one. Environment seeds have 31 bits, because some environments take no more; the highest two bits
+are the purpose, so that two purposes never play the same episode.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MIXING: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 class Purpose(IntEnum):
-    """What episodes are played for."""
+    """Purpose of episodes, which determines their seeds."""
 
     EVALUATE = 0
     CHECK = 1
@@ -76,28 +76,28 @@ class Purpose(IntEnum):
 
 
 def draw(*key: int) -> int:
-    """63 bits that follow from `key`, whose parts are not negative."""
+    """A 63-bit hash of `key`, whose parts are not negative."""
     return int(np.random.SeedSequence([int(part) for part in key]).generate_state(1, np.uint64)[0]) >> 1
 
 
 def for_torch(seed: int) -> int:
-    """`seed`, which is not negative, as torch takes one: itself where it fits into 64 bits, else bits that follow from it."""
+    """A seed for torch: `seed` (>= 0) if it fits into 64 bits, else a hash of it."""
     return seed if seed < 1 << 64 else draw(seed)
 
 
 def reset_seed(seed: int, episode: int, purpose: Purpose = Purpose.RECORD, round_: int = 0) -> int:
-    """What episode `episode`, from 0 on, is reset with: no two of a command alike. `round_` tells checks of a run apart."""
+    """The reset seed of episode `episode` (0-based), unique in a command. `round_`: number of the check in a run."""
     first = draw(seed, purpose, round_) if round_ else draw(seed, purpose)
     return (int(purpose) << BITS_BELOW_PURPOSE) | ((first + episode) % (1 << BITS_BELOW_PURPOSE))
 
 
 def chance_key(seed: int, purpose: Purpose, round_: int = 0) -> int:
-    """The key of the random numbers of policies: see `uniform`."""
+    """The key of a policy's random numbers, for `uniform`."""
     return draw(seed, purpose, round_, 1)
 
 
 def uniform(key: int, episodes: NDArray[np.int64], steps: NDArray[np.int64], size: int) -> NDArray[np.float64]:
-    """(B, size) numbers in [0, 1) for steps (B,) of episodes (B,), by hashing. Source: Steele et al. 2014 (SplitMix64)."""
+    """(B, size) numbers in [0, 1), hashed from key, episodes (B,) and steps (B,). Source: Steele et al. 2014 (SplitMix64)."""
     with np.errstate(over="ignore"):
         rows = _mixed(np.uint64(key) + episodes.astype(np.uint64) * GOLDEN)
         rows = _mixed(rows + steps.astype(np.uint64) * GOLDEN)
@@ -112,26 +112,26 @@ def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits
 
 
-RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
+RAISED: Final = (Exception, SystemExit)  # exceptions of environments, policies and pieces, which may be user code
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made at every step, which that would slow down threefold
+@dataclass(slots=True, eq=False)  # not frozen: creating one per step would take three times as long
 class State:
-    """What B episodes have come to, beside their observations."""
+    """State of B ongoing episodes, without observations."""
 
-    episodes: NDArray[np.int64]  # (B,) their numbers
-    t: NDArray[np.int64]  # (B,) steps so far; 0: the episode begins, and what is remembered of that row is of another one
-    rewards: NDArray[np.float64]  # (B,) of the last action; 0 where the episode begins
-    key: int = 0  # what is drawn follows from it, the episode and the step
-    infos: Sequence[Mapping[str, Any]] | None = None  # (B,) that came with the observations; None: there are none
-    memory: dict[str, Tree] = field(default_factory=dict)  # leaves (B, ...), which may hold objects; as `Acted.memory` was
+    episodes: NDArray[np.int64]  # (B,) episode numbers
+    t: NDArray[np.int64]  # (B,) steps so far; 0: a new episode, whose row of `memory` is stale
+    rewards: NDArray[np.float64]  # (B,) of the last action; 0 at the start of an episode
+    key: int = 0  # random numbers depend on key, episode and step
+    infos: Sequence[Mapping[str, Any]] | None = None  # (B,) of the observations
+    memory: dict[str, Tree] = field(default_factory=dict)  # the last `Acted.memory`: leaves (B, ...), objects allowed
 
     def chance(self, size: int) -> NDArray[np.float64]:
         """(B, size) uniform numbers in [0, 1)."""
         return uniform(self.key, self.episodes, self.t, size)
 
     def seeds(self) -> list[int]:
-        """A seed of 53 bits for each row."""
+        """A 53-bit seed for each row."""
         return [int(chance * 2.0**53) for chance in self.chance(1)[:, 0].tolist()]
 
 
@@ -139,32 +139,32 @@ class State:
 class Acted:
     """The actions of a policy for B episodes."""
 
-    actions: Tree  # leaves (B, ...): as they are recorded
-    for_env: Tree  # leaves (B, ...): as the environment takes them
+    actions: Tree  # leaves (B, ...): to record
+    for_env: Tree  # leaves (B, ...): for the environment
     extras: Mapping[str, Tree] = field(default_factory=dict)  # extra model outputs by name: leaves (B, ...)
     memory: dict[str, Tree] = field(default_factory=dict)  # for the next call
 
 
 class Policy(ABC):
-    """A policy ready to play in one environment."""
+    """A policy for one environment."""
 
-    action_scale = "env"  # or "normalized": of the recorded actions
-    looks_back = False  # whether actions may depend on earlier observations of the episode
+    action_scale = "env"  # of recorded actions: "env" or "normalized"
+    looks_back = False  # actions may depend on earlier observations of the episode
     reads_rewards = False
-    needs_finite = False  # whether NaN and infinity among observations would go into a network
+    needs_finite = False  # a network gets the observations: refuse NaN and infinity
 
     def __init__(self, environment: Environment, fingerprint: str) -> None:
-        """`fingerprint`: distinguishes it from others by content, where the content can be known."""
+        """`fingerprint`: a hash of the policy's content if possible, else its name."""
         self.spaces, self.fingerprint = (environment.observation_space, environment.action_space), fingerprint
 
     @abstractmethod
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """Actions for observations, leaves (B, ...), of the environment. What a user's code raises passes."""
+        """Actions for the environment's observations, leaves (B, ...). Exceptions of user code pass through."""
 
     def tried(self, observation: Tree, *, explore: bool, where: str) -> dict[str, Tree]:
-        """Act once on an observation that an episode may begin with; rows (1, ...) of zeros of the extra model outputs.
+        """Act once on a first observation; return zeros (1, ...) shaped like the extra model outputs.
 
-        Raises BadData, naming `where`, for what a user's code raises, and for a piece; BadConfig for what does not fit.
+        Raises BadData, naming `where`, if user code or a piece raises; BadConfig if the policy does not fit.
         """
         zero = np.zeros(1, np.int64)
         try:
@@ -177,7 +177,7 @@ class Policy(ABC):
 
 
 def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException:
-    """The error for a policy, or a piece around it, that raised; `more`: at the end of its fix."""
+    """The error to raise when a policy, or a piece around it, raised; `more`: appended to the fix."""
     if isinstance(error, MemoryError):
         return error
     piece = piece_of(error)
@@ -189,20 +189,20 @@ def blamed(error: BaseException, *, where: str, more: str = "") -> BaseException
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
-    """How a policy is opened, whatever kind it is of."""
+    """Options for opening a policy of any kind."""
 
-    explore: bool = False  # whether it will sample actions: an ONNX file cannot
+    explore: bool = False  # sample actions, which an ONNX file cannot
     device: str = "cpu"
-    pieces: PlaySpec = field(default_factory=PlaySpec)  # pipelines that the user gave
+    pieces: PlaySpec = field(default_factory=PlaySpec)  # the user's pipelines
     storage_options: Mapping[str, Any] | None = None
-    plugins: Sequence[str] = ()  # packages whose code a run folder may name
-    trust_pickle: bool = False  # run the code that is pickled in a checkpoint of RLlib's
-    loaded: LoadedPolicy | None = None  # the policy of the run folder that is named, where it has been read
+    plugins: Sequence[str] = ()  # packages that a run folder may import
+    trust_pickle: bool = False  # unpickle RLlib checkpoints, which runs their code
+    loaded: LoadedPolicy | None = None  # the named run folder's policy, if already read
 
     @classmethod
     def of(cls, options: Mapping[str, Any], loaded: LoadedPolicy | None = None) -> PolicyOptions:
-        """From keywords of a public function. Raises MissingDevice, UsageError for a network that is not code, and as
-        `PlaySpec.of` does."""
+        """From keywords of a public function. Raises MissingDevice, UsageError for a network that is no `python:` path, and
+        like `PlaySpec.of`."""
         return cls(
             explore=options["explore"],
             device=choose_device(options["device"]).type,
@@ -214,22 +214,22 @@ class PolicyOptions:
         )
 
     def refuse_pieces(self, name: str) -> None:
-        """Raise BadConfig where the user gave pipelines, and no RLModule plays."""
+        """Raise BadConfig if the user gave pipelines for a policy that is no RLModule."""
         if not self.pieces.is_default:
-            fix = "--wrapper changes what it sees and does; or an RLModule: a run folder, python:package.module:attribute"
-            raise BadConfig("pipelines go around an RLModule, which this policy is not", where=f"--policy {name}", fix=fix)
+            fix = "use --wrapper, or an RLModule: a run folder or python:package.module:attribute"
+            raise BadConfig("connector pipelines need an RLModule, which this policy is not", where=f"--policy {name}", fix=fix)
 
 
 def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None) -> Environment:
-    """The environment of a policy of these spaces (observations, actions), which may be None; without one, a stand-in.
+    """Check a policy's spaces (observations, actions; may be None) against the environment; None: return a stand-in.
 
-    Raises SpaceMismatch, with every difference, and BadConfig where neither says the spaces.
+    Raises SpaceMismatch, with every difference, and BadConfig if neither declares spaces.
     """
     known = [isinstance(space, gym.Space) for space in theirs]
     if environment is None:
         if not all(known):
-            fix = "load_policy(..., env=...) with the environment it acts in"
-            raise BadConfig("it does not say which observations its environment gives", where=name, fix=fix)
+            fix = "name the environment: load_policy(..., env=...)"
+            raise BadConfig("the policy declares no observation and action space", where=name, fix=fix)
         return stand_in("the spaces it was trained with", theirs)
     ours = environment.observation_space, environment.action_space
     if problems := [
@@ -238,7 +238,7 @@ def fitting(theirs: tuple[Any, Any], name: str, environment: Environment | None)
         if is_known
         for text in misfits(space, own, inferred=False, what=what)
     ]:
-        fix = "an environment that the policy was trained for, wrapped as it was"
+        fix = "use the policy's training environment with the same wrappers"
         raise SpaceMismatch.of(problems, where=f"--policy {name} in {environment.name}", fix=fix)
     return environment
 
@@ -249,14 +249,14 @@ class _SpacesAlone(gym.Env[Any, Any]):
 
 
 def stand_in(name: str, spaces: tuple[Space, Space]) -> Environment:
-    """For an environment that is not here, or one agent of several."""
+    """An environment that only has spaces: for a policy without environment, or one agent of several."""
     return Environment(name, lambda: _SpacesAlone(spaces))
 
 
 @contextmanager
 def seeded(state: State) -> Iterator[int]:
-    """Within it the generators of Python, numpy and torch, which libraries draw from, follow from the first row's episode and
-    step. Gives that seed."""
+    """Context manager: seed the global generators of Python, numpy and torch from the first row's episode and step; yield the
+    seed."""
     seed, before = state.seeds()[0], (random.getstate(), np.random.get_state())
     with torch.random.fork_rng(devices=[]):
         seed_generators(seed)
@@ -269,11 +269,11 @@ def seeded(state: State) -> Iterator[int]:
             np.random.set_state(before[1])
 
 
-# ---- what is drawn ----
+# ---- random actions ----
 
 
 class RandomPolicy(Policy):
-    """Ignores observations. What it draws follows from the episode and its step."""
+    """Random actions, which depend only on key, episode and step."""
 
     def __init__(self, environment: Environment) -> None:
         super().__init__(environment, "random")
@@ -290,8 +290,8 @@ class RandomPolicy(Policy):
 
 
 def _drawn(space: Space, chance: NDArray[np.float64]) -> NDArray[Any]:
-    """Values (B, *shape) of a leaf space from uniform numbers (B, n): uniform between two bounds, exponential from one, else
-    normal."""
+    """Values (B, *shape) of a leaf space from uniform numbers (B, n): uniform between two bounds, exponential with one bound,
+    normal with none."""
     bounds = (space.low, space.high) if isinstance(space, spaces.Box) else category_bounds(space)
     low, high = (np.asarray(bound, np.float64) for bound in bounds)
     chance = chance.reshape(-1, *(space.shape or ()))
@@ -302,12 +302,12 @@ def _drawn(space: Space, chance: NDArray[np.float64]) -> NDArray[Any]:
         choices = [low + chance * (high - low), low - np.log1p(-chance), high + np.log1p(-chance)]
         normal = torch.special.ndtri(torch.from_numpy(np.maximum(chance, 2.0**-54))).numpy()
     values = np.select([from_low & from_high, from_low & ~from_high, from_high & ~from_low], choices, normal)
-    found: NDArray[Any] = np.clip(values.astype(space.dtype), *bounds)
-    return found
+    clipped: NDArray[Any] = np.clip(values.astype(space.dtype), *bounds)
+    return clipped
 
 
 def sampled(space: Space, count: int) -> Tree:
-    """`count` typical values of `space`, always the same: floats within a few units of 0 where the bounds allow it."""
+    """`count` fixed pseudo-random values of `space`; floats are standard normal, clipped to the bounds."""
     rng = np.random.default_rng(0)
 
     def typical(leaf: Space) -> NDArray[Any]:

@@ -1,9 +1,9 @@
-"""A policy in a program (`load_policy`): observations in, actions for the environment out.
+"""PolicyInUse, a policy for user programs (`load_policy`): observations in, actions for the environment out.
 
-`act` takes one observation or a batch, which the observation space tells apart; pieces, action scale and memory are inside.
-Rows are environments that play side by side, each with an episode of its own. `reset` begins the next episodes.
+`act` takes one observation or a batch, told apart by the observation space; it applies pieces, action scale and memory. Each
+row is one of several parallel environments. `reset` starts new episodes.
 
-`names=True` gives the categories of choices as texts, where the data that the policy learned from names them.
+`names=True` returns category names of choices if the training data names them.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ __all__ = ["DiscreteElement", "PolicyInUse", "discrete_elements", "load_policy",
 
 @dataclass(frozen=True, slots=True)
 class DiscreteElement:
-    """One number of an action that is one of several choices."""
+    """One discrete component of an action."""
 
     place: str  # actions, actions[1], actions.gear
-    name: str  # its own, else its place
-    start: int  # the number of its first choice
+    name: str  # from the data, else the place
+    start: int  # number of the first choice
     count: int
-    texts: tuple[str, ...] | None  # of all choices; the number itself for one beyond the categories. None: there are none
+    texts: tuple[str, ...] | None  # category names of all choices, numbers for unnamed ones; None without categories
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """A different text for each choice: its category, else its number."""
+        """A distinct label for each choice: its category, else its number."""
         numbers = tuple(str(self.start + choice) for choice in range(self.count))
         return numbers if self.texts is None or len(set(self.texts)) < self.count else self.texts
 
 
 def discrete_elements(action_space: Space, meanings: Meanings) -> dict[str, list[DiscreteElement]]:
-    """The elements of each leaf that is no Box, in C order, by the leaf's path (`actions`, `actions.gear`).
+    """The elements of each non-Box leaf, in C order, by the leaf's path (`actions`, `actions.gear`).
 
-    The i-th category is the text of the i-th choice, whatever number the space gives it.
+    The i-th category names the i-th choice, regardless of `start`.
     """
     found: dict[str, list[DiscreteElement]] = {}
     for path, leaf in leaf_spaces(action_space, Columns.ACTIONS).items():
@@ -68,15 +68,15 @@ def discrete_elements(action_space: Space, meanings: Meanings) -> dict[str, list
         starts, ends = (np.broadcast_to(bound, shape) for bound in category_bounds(leaf))
         for number, at in enumerate(np.ndindex(shape)):
             start, count = int(starts[at]), int(ends[at] - starts[at]) + 1
-            said = known[number].categories if len(known) == starts.size else None
-            texts = said and (*said[:count], *(str(start + choice) for choice in range(len(said), count)))
+            names = known[number].categories if len(known) == starts.size else None
+            texts = names and (*names[:count], *(str(start + choice) for choice in range(len(names), count)))
             place = f"{path}[{', '.join(map(str, at))}]" if at else path
             elements.append(DiscreteElement(place, meanings.named(path, at, shape), start, count, texts))
     return found
 
 
 def with_names(actions: Tree, elements: Mapping[str, Sequence[DiscreteElement]]) -> Tree:
-    """`actions`, leaves (B, ...), with the texts of choices in place of their numbers: leaves that have some are of objects."""
+    """`actions`, leaves (B, ...), with category names in place of numbers; named leaves have dtype object."""
 
     def named(path: str, leaf: NDArray[Any]) -> NDArray[Any]:
         known = elements.get(path, ())
@@ -110,19 +110,18 @@ def load_policy(
     trust_pickle: bool = False,
     network: str | None = None,
 ) -> PolicyInUse:
-    """A policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
-    `rllib:FOLDER` (`trust_pickle`: run the code that is pickled in it); `python:module:attribute`.
+    """Load a policy to act with, greedily unless `explore`: a run folder, local or remote; `sb3:FILE`; `onnx:FILE`;
+    `rllib:FOLDER` (`trust_pickle`: unpickle it, which runs its code); `python:module:attribute`.
 
-    `env`: the environment it acts in, by name, where its spaces are not known otherwise: for Python objects, for `random`, and
-    for pipelines of yours. `seed`: of drawn actions: those of episode i, counted from 0, are those that `evaluate` draws in its
-    episode i. `env_to_module`, `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages
-    that the run folder may name; `network`: the code of its network, where it was trained with `network`.
+    `env`: name of the environment, needed if the policy does not declare its spaces: for Python objects, `random`, and your own
+    pipelines. `seed`: of sampled actions; episode i (0-based) samples like episode i of `evaluate`. `env_to_module`,
+    `module_to_env`, `lookback`: as in `evaluate`. `plugins`: packages that the run folder may import; `network`: the code of
+    its network, if it was trained with `network`.
 
-    Of a run that is not finished, the last checkpoint's policy, and a note says so.
+    For an unfinished run, load the last checkpoint's policy and log a note.
 
-    Raises StorageNotFound, NoData, Uncommitted, BadData, MissingPackage for the run; BadConfig where the spaces are not known,
-    and for a policy that was trained through other code; SpaceMismatch where `env` does not fit; UnknownEnvironment;
-    MissingDevice.
+    Raises StorageNotFound, NoData, Uncommitted, BadData, MissingPackage for the run; BadConfig if the spaces are unknown, and
+    for a policy trained with other code; SpaceMismatch if `env` does not fit; UnknownEnvironment; MissingDevice.
     """
     given = dict(locals())
     name = policy.url if isinstance(policy, Location) else os.fspath(policy)
@@ -133,49 +132,46 @@ def load_policy(
 
 
 class PolicyInUse:
-    """A policy that is ready to act; `reset` where an episode begins. Its methods may be called by several threads in turn."""
+    """A policy to act with; call `reset` when an episode starts. Methods are thread-safe."""
 
     def __init__(self, policy: Policy, *, explore: bool = False, seed: int = 0, run: LoadedPolicy | None = None) -> None:
-        """`run`: what it was read from, if that was a run folder."""
+        """`run`: the run folder's policy, if it comes from one."""
         self.observation_space, self.action_space = policy.spaces
-        self.run = run  # `run.trained`: the pieces it was trained through, and what they learned
+        self.run = run  # `run.trained`: its pieces with their learned state
         self._policy, self._explore = policy, explore
         self._like = space_tree(self.observation_space)
-        told = {} if run is None else run.description.get(run_policy.MEANINGS, {})
-        self._names = discrete_elements(self.action_space, Meanings.of(told, POLICY))
+        meanings = {} if run is None else run.description.get(run_policy.MEANINGS, {})
+        self._names = discrete_elements(self.action_space, Meanings.of(meanings, POLICY))
         self._lock = threading.RLock()
-        self._state: State | None = None  # None: new episodes begin with the next observations
+        self._state: State | None = None  # None: the next observations start new episodes
         self.reset(seed=seed)
 
     @property
     def module(self) -> RLModule | None:
-        """The network; None: the policy is not of a run folder."""
+        """The network; None unless the policy comes from a run folder."""
         return None if self.run is None else self.run.module
 
     @property
     def has_memory(self) -> bool:
-        """Whether an action may depend on earlier observations of the episode: a state, stacked frames, last actions."""
+        """Whether actions may depend on earlier steps of the episode: recurrent state, stacked frames, last actions."""
         return self._policy.looks_back
 
     def act(self, observation: Any, *, reward: ArrayLike | None = None, info: Any = None, names: bool = False) -> Tree:
-        """The action for one observation; actions (B, ...) for a batch, whose leaves have an axis of B rows before their own.
+        """The action for one observation; actions (B, ...) for a batch, whose leaves have a batch axis of B rows first.
 
-        Observations are as the environment gives them, actions as it takes them. `reward`, a number or (B,): what the last
-        actions were answered with; needed by pieces that look at rewards. `info`, a mapping or B of them: for pieces of yours
-        that read infos. With memory, each call continues the episode of each row, until `reset`. `names`: the category of each
-        choice, as the data of a run folder names it, in place of its number: a text, or an array of objects with texts where
-        categories are known and numbers elsewhere.
+        Observations are raw, actions for the environment. `reward`, a number or (B,): of the last actions; required by pieces
+        that read rewards. `info`, a mapping or B of them: for your pieces that read infos. With memory, each call continues the
+        episode of each row, until `reset`. `names`: return each choice's category, as named in the run's training data, in
+        place of its number: a string, or an object array with strings for known categories and numbers elsewhere.
 
-        Raises SpaceMismatch for observations of other structure, shape or dtype; BadData for NaN and infinity in those of a
-        network, unless pieces of your own come before it; BadConfig where the number of rows changes in
-        the middle of episodes that are remembered, without rewards that pieces look at, and for `names` of actions that have
-        none; BadPiece for pieces that give no actions. What a user's pieces or function raise passes.
+        Raises SpaceMismatch for observations of another structure, shape or dtype; BadData for NaN and infinity in observations
+        of a network, unless your own pieces precede it; BadConfig if the number of rows changes in the middle of episodes with
+        memory, if pieces need rewards, and for `names` of unnamed actions; BadPiece for pieces that return no actions.
+        Exceptions of user pieces or functions pass through.
         """
         if names and not any(one.texts for elements in self._names.values() for one in elements):
-            what = f"actions {describe(self.action_space)} have no names: the policy's data does not say what its choices mean"
-            fix = (
-                "a run folder trained on data with [categories] of a mapping, or write_dataset(..., meanings=...); or no names"
-            )
+            what = f"actions {describe(self.action_space)} have no names: the policy's training data names no categories"
+            fix = "leave out names, or train on data with [categories] of a mapping, or write_dataset(..., meanings=...)"
             raise BadConfig(what, where="act(names=True)", fix=fix)
         rows, is_one = self._rows(observation)
         size = len(leaves(rows)[0])
@@ -184,9 +180,11 @@ class PolicyInUse:
         with self._lock:
             state = self._state = self._continued(size)
             if reward is None and self._policy.reads_rewards and state.t.any():
-                what, fix = "no rewards, and what plays looks at them", "act(observation, reward=...), that of the last action"
+                what, fix = "the policy's pieces need rewards", "pass the last action's reward: act(observation, reward=...)"
                 raise BadConfig(what, where=WHERE, fix=fix)
-            known = np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)  # NaN: pieces of the user's own
+            known = (
+                np.nan if reward is None else np.asarray(reward, np.float64).reshape(size)
+            )  # NaN: the user's pieces may not read it
             state.rewards = np.where(state.t == 0, 0.0, known)
             state.infos = [info] if is_one and info is not None else info
             acted = self._policy.act(rows, state, self._explore)
@@ -195,9 +193,10 @@ class PolicyInUse:
         return rows_of(actions, 0) if is_one else actions
 
     def reset(self, rows: ArrayLike | None = None, *, seed: int | None = None) -> None:
-        """New episodes begin with the next observations: of all rows, however many come; or of `rows` alone, indices or a mask.
+        """Start new episodes with the next observations: in all rows (their number may change), or only in `rows`, indices or
+        a mask.
 
-        `seed`: random numbers begin again, with those of this seed's first episode. Raises BadConfig for unknown rows.
+        `seed`: restart random numbers with this seed's first episode. Raises BadConfig for unknown rows.
         """
         with self._lock:
             if seed is not None:
@@ -209,30 +208,32 @@ class PolicyInUse:
             try:
                 new = np.atleast_1d(np.arange(held)[np.asarray(rows, None if np.size(rows) else np.int64)])
             except IndexError as err:
-                raise BadConfig(str(err), where="reset(rows)", fix=f"indices below {held}, or a mask of as many") from err
+                raise BadConfig(
+                    str(err), where="reset(rows)", fix=f"use indices below {held}, or a mask of length {held}"
+                ) from err
             self._state.episodes[new], self._state.t[new], self._state.key = self._numbers(len(new)), 0, self._key
 
     def _continued(self, size: int) -> State:
-        """What the rows have come to. Raises BadConfig for another number of them, where they are remembered."""
+        """The state of `size` rows. Raises BadConfig if their number changes in the middle of episodes with memory."""
         held = self._state
         if held is not None and len(held.t) == size:
             return held
         if held is not None and self.has_memory and held.t.any():
-            what = f"{size} observations, and {len(held.t)} before: the policy remembers an episode for each"
-            fix = f"{len(held.t)} observations in the same order, or reset() before another number"
+            what = f"got {size} observations after {len(held.t)}, but the policy has a memory for each row"
+            fix = f"pass {len(held.t)} observations in the same order, or call reset() before changing the number"
             raise BadConfig(what, where=WHERE, fix=fix)
         return State(self._numbers(size), np.zeros(size, np.int64), np.zeros(size), self._key)
 
     def _numbers(self, count: int) -> NDArray[np.int64]:
-        """Of the episodes that begin: what they draw follows from them, as in an evaluation."""
+        """Numbers of new episodes, which determine their random numbers, as in `evaluate`."""
         self._begun += count
         return np.arange(self._begun - count, self._begun)
 
     def _rows(self, observation: Any) -> tuple[Tree, bool]:
-        """Leaves (B, ...) in the space's dtypes, and whether it is one observation. Raises SpaceMismatch, BadData."""
+        """Leaves (B, ...) in the space's dtypes, and whether it was one observation. Raises SpaceMismatch, BadData."""
         try:
             given = tree_from_lists(observation, self.observation_space)
-            tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # as torch takes it
+            tree = map_leaves(lambda _, leaf: np.require(leaf, requirements=["C", "W"]), self._like, given)  # for torch
             shapes = [(array.shape, space.shape) for array, space in zip(leaves(tree), leaves(self._like), strict=True)]
             is_one = all(found == wanted for found, wanted in shapes)
             sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
@@ -241,11 +242,11 @@ class PolicyInUse:
             tree = map_leaves(lambda leaf, space: fitted(leaf[None] if is_one else leaf, space.dtype), tree, self._like)
         except (ValueError, TypeError) as err:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
-            fix = "one observation of that space, or a batch: each leaf with one more axis before its own, of the same length"
+            fix = "pass one observation of that space, or a batch, in which each leaf has one more axis first"
             raise SpaceMismatch(what, where=WHERE, fix=fix) from err
         for path, leaf in flatten(tree, "observation") if self._policy.needs_finite else ():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
                 row = int(np.argmax(~np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
                 what = f"{path} holds NaN or infinity, first in row {row} of {len(leaf)}"
-                raise BadData(what, where=WHERE, fix="finite numbers; or end the episode, where they come from the environment")
+                raise BadData(what, where=WHERE, fix="pass finite numbers, or end the episode if the environment returned them")
         return tree, is_one

@@ -1,20 +1,19 @@
-"""`python:package.module:attribute` as a policy: a function, a class, a module or a model.
+"""The policies `python:package.module:attribute` (a function, a class, an RLModule or a model) and `sb3:FILE`.
 
 The attribute may be
 
-* a function of observations. Whether it takes a batch (leaves (B, *shape)) or one observation is found out at its first call,
-  with a batch of three, and with one if that returns no batch of actions. It returns actions, or a dict with `actions` and
-  extra model outputs by name. A parameter called `explore` gets that flag; one called `rng` gets a numpy Generator, or for a
-  batch a list of B, that follows from the episode and the step.
-* a class, which is made without arguments, or any object that can be called: as the function.
-* an RLModule: as the module of a run; or a class of those in RLlib's manner, which is made from the environment's spaces.
-* an object with `predict(observations, deterministic=...)`, a model of stable-baselines3 for one.
+* a function of observations, for a batch (leaves (B, *shape)) or for one observation: the first call tries a batch of three,
+  then a single one if that returns no batch of actions. It returns actions, or a dict with `actions` and extra model outputs
+  by name. The optional parameters are `explore`, and `rng`: a numpy Generator (for a batch a list of B) seeded from episode and
+  step.
+* a class, constructed without arguments, or any other callable: called like the function.
+* an RLModule: plays like the module of a run; or an RLlib-style class of modules, constructed with the environment's spaces.
+* an object with `predict(observations, deterministic=...)`, such as a model of stable-baselines3.
 
-Where it has `observation_space` and `action_space`, these are compared with the environment's.
+If it has `observation_space` and `action_space`, they are compared with the environment's.
 
-`sb3:FILE` is a model of stable-baselines3, which plays as all else that has `predict`. A model file holds pickled Python
-objects, and loading one can run any code that its maker put in. One is loaded because the user named the file, and for no other
-reason: no dataset, manifest or run folder can bring one in.
+`sb3:FILE` is a model of stable-baselines3, played through `predict`. A model file holds pickled Python objects, so loading it
+can run any code. It is loaded only because the user named the file: no dataset, manifest or run folder can cause it.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ __all__ = ["SB3", "FunctionPolicy", "model_policy", "open_model", "open_python"]
 
 
 Function = Callable[[Tree, State, bool], Any]
-THREE: Final = np.zeros(3, np.int64)  # rows that a user's function is tried with
+THREE: Final = np.zeros(3, np.int64)  # test batch for a user's function
 
 
 def open_python(name: str, environment: Environment | None, options: PolicyOptions) -> Policy:
-    """The policy of the object that `python:module:attribute` names.
+    """Open the policy `python:module:attribute`.
 
-    Raises BadConfig, MissingPackage, SpaceMismatch; BadData for what raises when it is imported or made.
+    Raises BadConfig, MissingPackage, SpaceMismatch; BadData if importing or constructing it raises.
     """
     where, form = f"--policy {name}", f"{PYTHON}package.module:attribute, importable from the current folder"
     found = named_object(name.removeprefix(PYTHON), where=where, form=form, raised=BadData)
@@ -70,32 +69,32 @@ def open_python(name: str, environment: Environment | None, options: PolicyOptio
     if callable(getattr(found, "predict", None)):
         return model_policy(found, environment, name, name)
     if not callable(found):
-        raise BadConfig(f"it is {type(found).__name__}, which cannot be called", where=where, fix="name a function")
+        raise BadConfig(f"{name} is a {type(found).__name__}, which cannot be called", where=where, fix="name a function")
     return UserFunction(found, fitting_model(found, name, environment), name)
 
 
 def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
-    """An object of this class: without arguments, or of the environment's spaces where it is a module in RLlib's manner."""
+    """Construct the class: without arguments, or with the environment's spaces if it is an RLModule."""
     try:
         if not issubclass(kind, RLModule):
             return kind()
         environment = fitting((None, None), name, environment)
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)  # weights that are not loaded are the same in each process
+            torch.manual_seed(0)  # initial weights must be the same in each process
             return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
     except OfflineCliError:
         raise
     except RAISED as err:
-        fix = "check the policy by itself, in Python"
-        raise BadData(f"making the policy raised {err!r}", where=f"--policy {name}", fix=fix) from err
+        fix = "test the policy in Python"
+        raise BadData(f"constructing the policy raised {err!r}", where=f"--policy {name}", fix=fix) from err
 
 
 # ---- functions ----
 
 
 class FunctionPolicy(Policy):
-    """A function of observations (B, ...), the state and `explore`. It gives actions (B, ...) in the environment's units, or a
-    dict of these (`actions`) and of extra model outputs by name.
+    """A policy from a function of observations (B, ...), state and `explore`, which returns actions (B, ...) in the
+    environment's units, or a dict of `actions` and extra model outputs.
     """
 
     def __init__(self, function: Function, environment: Environment, fingerprint: str, name: str) -> None:
@@ -105,8 +104,8 @@ class FunctionPolicy(Policy):
         self._like, self._check = space_tree(self.spaces[1]), category_check(self.spaces[1], "the action")
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. Raises SpaceMismatch for actions that are not the space's; what the function raises passes."""
-        answer = self.function(map_leaves(np.array, observations), state, explore)  # copies: it may write into them
+        """See Policy. Raises SpaceMismatch for actions outside the space; exceptions of the function pass through."""
+        answer = self.function(map_leaves(np.array, observations), state, explore)  # copies: it may overwrite them
         count, extras = len(state.t), dict[str, Tree]()
         of_space = isinstance(self._like, dict) and Columns.ACTIONS in self._like
         if isinstance(answer, Mapping) and Columns.ACTIONS in answer and not of_space:
@@ -123,17 +122,16 @@ class FunctionPolicy(Policy):
             actions = map_leaves(typed, self._like, tree_from_lists(answer, self.spaces[1]))
             self._check(actions)
             if any(leaf.shape[:1] != (count,) for leaf in leaves(extras)):
-                raise ValueError("extra model outputs of another length than its actions")
+                raise ValueError("extra model outputs whose length differs from that of the actions")
         except ValueError as err:
-            what = f"the policy gives {err}, the environment takes {describe(self.spaces[1])}"
-            fix = "a policy that gives actions of the environment's action space"
+            what = f"the policy returns {err}; the environment takes {describe(self.spaces[1])}"
+            fix = "return actions of the environment's action space"
             raise SpaceMismatch(what, where=self.where, fix=fix) from err
         return Acted(actions, actions, extras)
 
 
 class UserFunction(FunctionPolicy):
-    """A function of a user's, of a batch or of one observation, which is found out at its first call; maybe with parameters
-    `explore` and `rng`."""
+    """A user's function of a batch or of one observation, determined at the first call; `explore` and `rng` are optional."""
 
     def __init__(self, user: Callable[..., Any], environment: Environment, name: str) -> None:
         super().__init__(self._at_once, environment, name, name)
@@ -144,12 +142,12 @@ class UserFunction(FunctionPolicy):
             self._wanted = set()
 
     def act(self, observations: Tree, state: State, explore: bool) -> Acted:
-        """See Policy. Raises BadData where the function raises for a batch and for one observation."""
+        """See Policy. Raises BadData if the function raises both for a batch and for one observation."""
         if not self._is_known:
             three = rows_of(observations, THREE), replace(state, episodes=THREE, t=THREE), explore
             try:
                 super().act(*three)
-            except Exception as batched:  # noqa: BLE001  a function of one observation may fail in any way for a batch
+            except Exception as batched:  # noqa: BLE001  a function of one observation may raise anything for a batch
                 self.function = self._one_by_one
                 try:
                     super().act(*three)
@@ -157,7 +155,7 @@ class UserFunction(FunctionPolicy):
                     raise
                 except Exception as alone:
                     what = f"the policy raises for a batch of observations ({batched!r}) and for one ({alone!r})"
-                    raise BadData(what, where=self.where, fix="check the policy by itself, in Python") from alone
+                    raise BadData(what, where=self.where, fix="test the policy in Python") from alone
             self._is_known = True
         return super().act(observations, state, explore)
 
@@ -181,13 +179,13 @@ class UserFunction(FunctionPolicy):
 
 
 def model_policy(model: Any, environment: Environment | None, fingerprint: str, name: str) -> FunctionPolicy:
-    """The policy of a model with `predict`. Where it explores, its libraries' generators draw. Raises SpaceMismatch."""
+    """The policy of a model with `predict`, which samples with global generators, seeded per step. Raises SpaceMismatch."""
 
     def act(observations: Tree, state: State, explore: bool) -> Any:
         if not explore:
             return model.predict(observations, deterministic=True)[0]
         with seeded(state) as seed:
-            if isinstance(drawn_from := getattr(model, "action_space", None), gym.Space):  # DQN draws from its space
+            if isinstance(drawn_from := getattr(model, "action_space", None), gym.Space):  # DQN samples from its space
                 drawn_from.seed(seed % (1 << 31))
             return model.predict(observations, deterministic=False)[0]
 
@@ -197,7 +195,7 @@ def model_policy(model: Any, environment: Environment | None, fingerprint: str, 
 
 
 def fitting_model(model: Any, name: str, environment: Environment | None) -> Environment:
-    """As `fitting`, for what may have no spaces, or see images with channels first, as stable-baselines3 turns them."""
+    """Like `fitting`, for models that may lack spaces, or have channels-first image spaces from stable-baselines3."""
     seen = getattr(model, "observation_space", None)
     if isinstance(seen, gym.Space) and environment is not None:
         seen = _with_channels_last(seen, environment.observation_space)
@@ -205,7 +203,7 @@ def fitting_model(model: Any, name: str, environment: Environment | None) -> Env
 
 
 def _with_channels_last(model: Space, environment: Space) -> Space:
-    """The model's space; the environment's own for images whose channels stable-baselines3 put first, also by key of a Dict."""
+    """The model's space, but the environment's for images that stable-baselines3 turned channels-first, also in a Dict."""
     if isinstance(model, spaces.Dict) and isinstance(environment, spaces.Dict):
         ours = environment.spaces
         return spaces.Dict({key: _with_channels_last(one, ours[key]) if key in ours else one for key, one in model.items()})
@@ -220,46 +218,46 @@ def _with_channels_last(model: Space, environment: Space) -> Space:
 
 
 SB3: Final = "sb3:"
-ALGORITHMS: Final = {  # what loads and plays a model, by the module of its policy's class; DDPG's policies are TD3's
+ALGORITHMS: Final = {  # class that loads a model, by the module of its policy class; DDPG uses TD3's policies
     "stable_baselines3.common.policies": "PPO",
     **{f"stable_baselines3.{name.lower()}.policies": name for name in ("PPO", "A2C", "DQN", "SAC", "TD3")},
 }
-NORMALIZING: Final = "*vec*normalize*.pkl"  # as stable-baselines3's guide, its callbacks and its zoo name them
+NORMALIZING: Final = "*vec*normalize*.pkl"  # file names in stable-baselines3's guide, callbacks and zoo
 
 
 def open_model(name: str, environment: Environment | None, options: PolicyOptions) -> FunctionPolicy:
-    """The policy of the model in `sb3:FILE`, which `model.save` wrote. Runs what code is pickled in the file.
+    """Open the policy `sb3:FILE`, written by `model.save`. Unpickles the file, which can run code.
 
-    Raises StorageNotFound, MissingPackage, SpaceMismatch; BadConfig for algorithms that are not known, and beside a file of
-    VecNormalize; BadData for other files.
+    Raises StorageNotFound, MissingPackage, SpaceMismatch; BadConfig for unknown algorithms, and if a VecNormalize file lies
+    next to it; BadData for other files.
     """
     options.refuse_pieces(name)
     file, where = name.removeprefix(SB3), f"--policy {name}"
-    path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` adds the ending itself
+    path = Path(file) if Path(file).is_file() else Path(f"{file}.zip")  # `save` appends .zip
     if not path.is_file():
         raise StorageNotFound(f"{file} does not exist", where=where, fix="check the path")
     try:
-        with zipfile.ZipFile(path) as archive:  # which says in plain JSON what its policy is
+        with zipfile.ZipFile(path) as archive:  # `data` is JSON
             home = str(json.loads(archive.read("data"))["policy_class"]["__module__"])
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as err:
         fix = "name a file that model.save of stable-baselines3 wrote"
         raise BadData(f"not a model of stable-baselines3: {err}", where=where, fix=fix) from err
     if home not in ALGORITHMS:
-        what, fix = f"a policy of {home}, which is none of {', '.join(ALGORITHMS)}", "python:package.module:attribute"
-        raise BadConfig(what, where=where, fix=f"load it in Python, and name it with {fix}")
+        what, fix = f"the model's policy is from {home}, not from {', '.join(ALGORITHMS)}", "python:package.module:attribute"
+        raise BadConfig(what, where=where, fix=f"load the model in Python, and use {fix}")
     # In stable-baselines3's zoo ENV_1/ENV.zip lies beside ENV_1/ENV/vecnormalize.pkl.
     beside = path.parent, path.parent / path.stem, path.parent / path.parent.resolve().name.rpartition("_")[0]
     if found := [one for folder in beside for one in sorted(folder.glob(NORMALIZING))]:
-        what = f"{found[0]} lies beside the model: it was trained on normalised observations, and would see raw ones"
-        fix = "name a Python object whose predict() calls normalize_obs(), python:module:attribute; or move the file away"
+        what = f"{found[0]} lies next to the model, so it was trained on normalized observations, but would get raw ones"
+        fix = "use python:module:attribute, an object whose predict() calls normalize_obs(); or move the file away"
         raise BadConfig(what, where=where, fix=fix)
     try:
         kind = getattr(importlib.import_module("stable_baselines3"), ALGORITHMS[home])
-        # A replay buffer of the size used in training takes gigabytes, and is not used here.
+        # The replay buffer of training would take gigabytes.
         model = kind.load(str(path), device=options.device, custom_objects={"buffer_size": 1})
     except ModuleNotFoundError as err:
         raise MissingPackage(f"the package {err.name} is missing", where=where, fix="pip install 'offline-cli[sb3]'") from err
-    except Exception as err:  # the file decides what runs here, and so what is raised
+    except Exception as err:  # loading may run any code and raise anything
         fix = "save it again with the installed version of stable-baselines3"
         raise BadData(f"the model cannot be loaded: {err!r}", where=where, fix=fix) from err
     return model_policy(model, environment, hashlib.sha256(path.read_bytes()).hexdigest(), name)

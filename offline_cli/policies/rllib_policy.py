@@ -1,8 +1,7 @@
-"""Plays `rllib:FOLDER`: a checkpoint of an RLModule or an Algorithm of RLlib, by RLlib itself and through its own connectors.
+"""The policy `rllib:FOLDER`: a checkpoint of RLlib's RLModule or Algorithm, played by RLlib with its own connectors.
 
-RLlib's checkpoints are pickles, and loading one can run any code that its maker put in. So one is loaded only where the user
-says that he trusts it (`--trust-pickle`), by RLlib, which is imported here and nowhere else. Pieces play with the state they
-have: a filter counts no further observations. An RLModule alone plays between RLlib's default pieces.
+RLlib's checkpoints are pickles, so loading one can run any code. It is loaded by RLlib, and only with `--trust-pickle`. Pieces
+keep their state: a filter counts no further observations. An RLModule without connectors plays between RLlib's default pieces.
 
     FOLDER/module_state.pkl (or .msgpack)                                      an RLModule
     FOLDER/learner_group/learner/rl_module/default_policy/module_state.pkl     an Algorithm, and
@@ -32,19 +31,19 @@ BESIDE, AFTER = "env_to_module_connector", "module_to_env_connector"
 
 
 def open_checkpoint(name: str, environment: Environment | None, options: PolicyOptions) -> PolicyForPieces:
-    """The policy of the checkpoint in `rllib:FOLDER`. Where it explores, torch's generator draws, seeded at each step.
+    """Open the policy `rllib:FOLDER`. It samples with torch's generator, seeded at each step.
 
-    Raises StorageNotFound, NoData; BadConfig without `trust_pickle`, for several modules and for another framework than torch;
-    MissingPackage; SpaceMismatch; BadData where RLlib cannot load it.
+    Raises StorageNotFound, NoData; BadConfig without `trust_pickle`, for several modules and for frameworks other than torch;
+    MissingPackage; SpaceMismatch; BadData if RLlib cannot load it.
     """
     options.refuse_pieces(name)
     folder = Path(name.removeprefix(RLLIB))
     if not folder.is_dir():
-        raise StorageNotFound(f"no folder {folder} exists", where=name, fix="check the path")
+        raise StorageNotFound(f"the folder {folder} does not exist", where=name, fix="check the path")
     place = _module_folder(folder, name)
     if not options.trust_pickle:
-        what = "a checkpoint of RLlib's is a pickle, and loading one runs the code that is in it"
-        raise BadConfig(what, where=name, fix="--trust-pickle, where you trust who made it")
+        what = "an RLlib checkpoint is a pickle; loading it can run any code"
+        raise BadConfig(what, where=name, fix="add --trust-pickle if you trust its author")
     try:
         from ray.rllib.core.rl_module.rl_module import RLModule
         from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -54,30 +53,34 @@ def open_checkpoint(name: str, environment: Environment | None, options: PolicyO
     try:
         module: Any = RLModule.from_checkpoint(str(place.resolve()))
         if not isinstance(module, nn.Module):
-            raise BadConfig(f"{type(module).__name__} is no module of torch", where=name, fix="a checkpoint made with torch")
-        seen = module.observation_space if runner is None else None  # pieces that come first find out whether it fits
+            raise BadConfig(
+                f"{type(module).__name__} is not a torch module", where=name, fix="use a checkpoint made with torch"
+            )
+        seen = module.observation_space if runner is None else None  # the checkpoint's pieces may change observations
         environment = fitting((seen, module.action_space), name, environment)
         beside, after = _connectors(runner, environment, options.device)
     except BadConfig:
         raise
-    except Exception as err:  # the files decide what runs here, and so what is raised
+    except Exception as err:  # loading may run any code and raise anything
         fix = "save it again with the installed version of RLlib"
         raise BadData(f"RLlib cannot load it: {type(err).__name__}: {err}"[:500], where=str(folder), fix=fix) from err
     files = [
         file for root in ([place] if runner is None else [place, runner / BESIDE, runner / AFTER]) for file in root.rglob("*")
     ]
-    told = [[str(file.relative_to(folder)), hashlib.sha256(file.read_bytes()).hexdigest()] for file in files if file.is_file()]
+    hashes = [
+        [str(file.relative_to(folder)), hashlib.sha256(file.read_bytes()).hexdigest()] for file in files if file.is_file()
+    ]
     return PolicyForPieces(
         PipelinePlayer(module.to(options.device).eval(), beside, after),
         environment,
-        fingerprint=hashlib.sha256(repr(sorted(told)).encode()).hexdigest(),
+        fingerprint=hashlib.sha256(repr(sorted(hashes)).encode()).hexdigest(),
         is_normalized=any(getattr(piece, "normalize_actions", False) for piece in after.connectors),
         episode_kind=SingleAgentEpisode,
     )
 
 
 def _connectors(runner: Path | None, environment: Environment, device: str) -> tuple[Any, Any]:
-    """Those of the checkpoint; None: RLlib's default ones. Filters count nothing more."""
+    """The checkpoint's pipelines (None: RLlib's defaults), with filters frozen."""
     from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
     from ray.rllib.connectors.env_to_module import EnvToModulePipeline
     from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline
@@ -91,7 +94,7 @@ def _connectors(runner: Path | None, environment: Environment, device: str) -> t
         beside = config.build_env_to_module_connector(spaces=given, device=device)
         after = config.build_module_to_env_connector(spaces=given)
     pieces = [beside, after]
-    for piece in pieces:  # which grows
+    for piece in pieces:  # grows while iterating
         pieces += getattr(piece, "connectors", [])
         if hasattr(piece, "_update_stats"):
             piece._update_stats = False
@@ -99,14 +102,16 @@ def _connectors(runner: Path | None, environment: Environment, device: str) -> t
 
 
 def _module_folder(folder: Path, where: str) -> Path:
-    """The folder of the only module. Raises NoData, BadConfig."""
+    """The folder of the only module. Raises NoData, BadConfig for several."""
     for one in (folder / part for part in MODULES):
-        inner = sorted({state.parent for state in one.glob(f"*/{MODULE_STATE}")})  # first: what holds modules has a state too
+        inner = sorted(
+            {state.parent for state in one.glob(f"*/{MODULE_STATE}")}
+        )  # first: a folder of modules also has a state file
         found = inner or [one] * any(one.glob(MODULE_STATE))
         if len(found) > 1:
-            what = f"a checkpoint of several modules: {', '.join(child.name for child in found)}"
-            raise BadConfig(what, where=where, fix=f"rllib:{found[0]}, one module's own folder")
+            what = f"the checkpoint has several modules: {', '.join(child.name for child in found)}"
+            raise BadConfig(what, where=where, fix=f"name one module's folder: rllib:{found[0]}")
         if found:
             return found[0]
-    fix = "the folder that save_to_path of an RLModule or an Algorithm (new API stack) made"
-    raise NoData("no checkpoint of an RLModule or an Algorithm of RLlib", where=where, fix=fix)
+    fix = "name a folder written by save_to_path of an RLModule or an Algorithm (new API stack)"
+    raise NoData("no RLlib checkpoint of an RLModule or an Algorithm", where=where, fix=fix)

@@ -1,20 +1,20 @@
-"""The files of a run folder, and the policy that is read from them; files that do not fit each other are BadData.
+"""Files of a run folder, and loading its policy; inconsistent files raise BadData.
 
-The description is in JSON: spaces, action scale, the network with its options, `gaussian` (how Box actions follow from what
-the network puts out, where that is not as in behaviour cloning), the pipeline file that it was trained through (null where
-Python objects were given, absent without one) with the hash of its pieces' state. Weights are in safetensors, what connector
-pieces learned in msgpack. A network of another package is imported where the user names that package.
+policy.json has the spaces, action scale, network with its options, `gaussian` (the form of Box actions, unless it is that of
+behaviour cloning), and the pipeline file of training (null for Python objects, absent without pieces) with the hash of the
+pieces' state. Weights are safetensors, learned state of connector pieces is msgpack. A network of another package is imported
+only if the user names that package.
 
 The tensors of a checkpoint by name:
 
     modules.policy.network.0.weight   parameters and buffers of every module
-    adam.0.network.0.weight.exp_avg   of the optimizer of each group, by its number
-    sum.nll                           losses added up since the last row of metrics
+    adam.0.network.0.weight.exp_avg   optimizer state of each group, by number
+    sum.nll                           losses summed since the last row of metrics
     best.network.0.weight             the policy of the best check
-    refreshed.policy...               the modules that columns were last computed with, where they are recomputed
+    refreshed.policy...               the modules that last computed columns, if columns are recomputed
     generator, generator_cuda         torch's random generators
 
-The counters of the run are metadata of the same file, so that both are of one moment.
+The counters of the run are metadata of the same file, so that both are written atomically.
 """
 
 from __future__ import annotations
@@ -96,34 +96,34 @@ MODULES: Final = "modules."
 BEST: Final = "best."
 REFRESHED: Final = "refreshed."
 OF_POLICY: Final = "policy."
-STEPPED: Final = "stepped."  # of the policy, where what is kept is a moving average
+STEPPED: Final = "stepped."  # the optimizer's policy, if the kept one is a moving average
 
 TENSORS, STATE = "state.safetensors", "state.json"
-COUNTERS: Final = "state"  # the key of the metadata
+COUNTERS: Final = "state"  # metadata key
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
 RESULT, CURVE, TRACKERS = "result.json", "curve.png", "trackers.json"
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors under names with `prefix` before them."""
+    """The tensors with `prefix` prepended to their names."""
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those whose names have `prefix`, without it."""
+    """The tensors whose names start with `prefix`, without the prefix."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of the same names into `own`, in place, without gradients."""
+    """Copy tensors into those of the same name in `own`, in place, without gradients."""
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[name])
 
 
 def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
-    """Update and tensors of the checkpoint; None: there is none. Raises StorageError, BadData for a broken file."""
+    """Update number and bytes of the checkpoint; None without one. Raises StorageError, BadData for a corrupt file."""
     content = whole_file(run.join(TENSORS))
     if content is None:
         return None
@@ -134,39 +134,39 @@ def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
 
 
 def state_in(checkpoint: bytes) -> dict[str, Any]:
-    """The counters in a checkpoint's file. Raises ValueError, TypeError or KeyError for another file."""
+    """The counters of a checkpoint file. Raises ValueError, TypeError or KeyError for another file."""
     size = int.from_bytes(checkpoint[:8], "little")
     return json_object(json_object(checkpoint[8 : 8 + size])["__metadata__"][COUNTERS].encode())
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """The file of a JSON object."""
+    """A JSON object as file content."""
     return (json.dumps(value) + "\n").encode()
 
 
 def json_object(content: bytes) -> dict[str, Any]:
-    """The object in such a file. Raises ValueError for other files."""
+    """Parse a JSON object. Raises ValueError for other content."""
     loaded = from_json(content)
     if not isinstance(loaded, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return loaded
 
 
 def tensor_bytes(tensors: Mapping[str, Tensor], counters: str | None = None) -> bytes:
-    """The safetensors file of `tensors`; `counters`: of a checkpoint, as JSON.
+    """The safetensors file content of `tensors`; `counters`: JSON counters of a checkpoint.
 
-    By way of memory: the library's own writer reports a full disk as an error of the format.
+    In memory, because safetensors' file writer reports a full disk as a format error.
     """
     metadata = None if counters is None else {COUNTERS: counters}
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
 
 
 def check_learned(content: bytes | None, told: Any) -> bytes:
-    """`content`. Raises ValueError unless it (None: no file) is what the pieces learned, as policy.json says."""
+    """Return `content` (None: no file). Raises ValueError unless its hash is the one in policy.json."""
     if content is None:
-        raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
+        raise ValueError(f"{LEARNED}, the learned state of its connector pieces, is missing")
     if not isinstance(told, dict) or hashlib.sha256(content).hexdigest() != told.get("state_sha256"):
-        raise ValueError(f"{LEARNED} is not the one that {POLICY} was written with")
+        raise ValueError(f"{LEARNED} does not belong to {POLICY}")
     return content
 
 
@@ -175,16 +175,16 @@ _log = logging.getLogger(__name__)
 FORMAT = "offline-cli-policy"
 VERSION = 1
 NETWORK = "network"
-MEANINGS = "meanings"  # names, categories and units of the columns that the run learned from
+MEANINGS = "meanings"  # names, categories and units of the columns of the training data
 ENCODER_PACKAGE = "encoder_package"
 GAUSSIAN = "gaussian"
-ENVIRONMENTS = "environments"  # that the run was measured in, and that its data is of
-GIVEN_SPACE = "given_observation_space"  # of what the pieces get, where the policy plays between some
+ENVIRONMENTS = "environments"  # environments of the run's checks and of its data
+GIVEN_SPACE = "given_observation_space"  # before the pieces, if the policy plays with pieces
 BROKEN: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, SafetensorError, BadConfig, UnsupportedSpace)
 
 
 class Described(pydantic.BaseModel):
-    """policy.json, as far as a policy is built from it."""
+    """The fields of policy.json that build the policy."""
 
     format: Literal["offline-cli-policy"]
     version: Literal[1]
@@ -192,7 +192,7 @@ class Described(pydantic.BaseModel):
     action_space: dict[str, Any]
     action_scale: str
     network: dict[str, Any]
-    package: str | None = None  # that registers the network
+    package: str | None = None  # package that registers the network
     encoder_package: str | None = None
     environment: str | None
     environments: list[EnvironmentSpec] = []
@@ -205,9 +205,9 @@ class LoadedPolicy:
 
     module: RLModule  # on the CPU
     description: Mapping[str, Any]  # policy.json
-    trained: PipelineSpec | None  # what it takes to play it; None: it plays without pieces
-    sha256: str  # of the file with its weights
-    checkpoint: int | None = None  # the update of the checkpoint that it is from, in a run that is not finished
+    trained: PipelineSpec | None  # its pieces; None: it plays without pieces
+    sha256: str  # of the weights file
+    checkpoint: int | None = None  # update of the checkpoint, for an unfinished run
 
 
 def load_policy(
@@ -217,48 +217,48 @@ def load_policy(
     plugins: Sequence[str] = (),
     network: str | None = None,
 ) -> LoadedPolicy:
-    """The policy of a run, local or remote; of one that is not finished the last checkpoint's, and a note says so.
+    """Load the policy of a run, local or remote; for an unfinished run, that of the last checkpoint, with a note in the log.
 
-    `plugins`: packages whose networks and pieces may be imported because the run folder names them; `network`: the code of its
-    network, `python:package.module:build`, where it has such a one.
+    `plugins`: packages whose networks and pieces the run folder may import; `network`: the code of its network,
+    `python:package.module:build`, if it was trained with one.
 
-    Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint yet, BadData for broken
-    files; MissingPackage for a package that is not installed, or cannot be imported; BadConfig for a network of a package, or
-    code, that is not named, and for weights that are not those of `network`.
+    Raises StorageNotFound, NoData for a folder that is not a run, Uncommitted without a checkpoint, BadData for corrupt files;
+    MissingPackage for a package that is missing or cannot be imported; BadConfig for a network whose package or code is not
+    named, and for weights that do not fit `network`.
     """
     check_plugins(plugins)
     folder = open_location(run, storage_options)
     where, exists = str(folder), folder.exists()
     if exists and not folder.join(CONFIG).is_file():
-        fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name the folder that train-bc --out made"
+        fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name a folder written by train-bc --out"
         raise NoData("not a run folder of train-bc", where=where, fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
     if exists and not (folder.join(POLICY).is_file() and (last is not None or folder.join(WEIGHTS).is_file())):
-        fix = f"`offline-cli train-bc ... --out {run} --resume`, with what it was started with, finishes it"
-        raise Uncommitted("the run is not finished and holds no policy yet", where=where, fix=fix)
+        fix = f"finish it with the same options: `offline-cli train-bc ... --out {run} --resume`"
+        raise Uncommitted("the run is unfinished and has no policy yet", where=where, fix=fix)
     update, weights = last or (None, folder.join(WEIGHTS).read_bytes())
     code = with_network(plugins, network)
     with _reading(POLICY, where):
         description = json_object(folder.join(POLICY).read_bytes())
-        told = Described.model_validate(description)
+        described = Described.model_validate(description)
     with _reading(WEIGHTS if update is None else TENSORS, where):
         tensors = load(weights) if update is None else part(load(weights), f"{MODULES}{OF_POLICY}")
-    module = _module_of(told, tensors, where, code)
+    module = _module_of(described, tensors, where, code)
     learned, trained = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None, None
     if learned is not None or "pipeline" in description:
         with _reading(LEARNED, where):
             state = state_from_bytes(check_learned(learned, description.get("pipeline")), where=f"{where}/{LEARNED}")
-            state = copy.deepcopy(state)  # arrays of a copy can be written to
+            state = copy.deepcopy(state)  # the copy's arrays are writable
             trained = PipelineSpec.from_json(description["pipeline"], state, where=f"{where}/{POLICY}", plugins=code)
     if update is not None:
-        what = "note: %s holds a run that is not finished: the policy is that of its last checkpoint, of update %d"
+        what = "note: the run %s is unfinished: using the policy of its last checkpoint, update %d"
         _log.warning(what, where, update)
     return LoadedPolicy(module, description, trained, hashlib.sha256(weights).hexdigest(), update)
 
 
 @contextmanager
 def _reading(file: str, where: str) -> Iterator[None]:
-    """What is broken in that file of a run is BadData."""
+    """Context manager: turn errors in that file of a run into BadData."""
     try:
         yield
     except BROKEN as err:
@@ -266,62 +266,62 @@ def _reading(file: str, where: str) -> Iterator[None]:
         raise BadData(f"the policy cannot be read: {file}: {' '.join(lines)}", where=where, fix="train again") from err
 
 
-def _module_of(told: Described, tensors: Mapping[str, Tensor], where: str, code: Collection[str]) -> RLModule:
-    """The module with its weights, of networks of ours and those that `code` names."""
+def _module_of(described: Described, tensors: Mapping[str, Tensor], where: str, code: Collection[str]) -> RLModule:
+    """Build the module and load its weights; its network must be built-in or named in `code`."""
     with _reading(POLICY, where):
-        name, encoder = str(told.network["name"]), str(told.network.get("encoder", NATURE))
-        spaces = [space_from_json(one, where=where) for one in (told.observation_space, told.action_space)]
+        name, encoder = str(described.network["name"]), str(described.network.get("encoder", NATURE))
+        spaces = [space_from_json(one, where=where) for one in (described.observation_space, described.action_space)]
     if name in OURS and any(one.startswith(PYTHON) for one in code):
-        fix = "leave --network out: the run says itself which network it has"
-        raise BadConfig(f"the run has the network {name}, and not code", where=where, fix=fix)
+        fix = "leave out --network: the run folder names its network"
+        raise BadConfig(f"the run has the network {name}, not user code", where=where, fix=fix)
     ours = {*OURS, *OUR_ENCODERS}
-    for group, one, package in ((NETWORKS, name, told.package), (ENCODERS, encoder, told.encoder_package)):
+    for group, one, package in ((NETWORKS, name, described.package), (ENCODERS, encoder, described.encoder_package)):
         if one not in ours and not one.startswith(PYTHON) and package_of(group, one) is None:
             kind = "network" if group == NETWORKS else "encoder"
-            what = f"the {kind} {one!r} of the run is not installed; the run says that the package {package!r} registers it"
-            fix = f"install that package if you trust it, and give {OPTION} with its name"
+            what = f"the run's {kind} {one!r}, registered by the package {package!r}, is not installed"
+            fix = f"install that package if you trust it, and name it with {OPTION}"
             raise MissingPackage(what, where=where, fix=fix)
     encoder_kind(encoder, named=code)
     made_by = network_kind(name, named=code)
-    options = {option: value for option, value in told.network.items() if option != "name"}
-    form: dict[str, Any] = {} if told.gaussian == CLONING else {"gaussian": told.gaussian}
-    if issubclass(made_by, PythonNetwork):  # mistakes are in what the user named
-        module = made_by(options).policy(*spaces, action_scale=told.action_scale, **form)
+    options = {option: value for option, value in described.network.items() if option != "name"}
+    form: dict[str, Any] = {} if described.gaussian == CLONING else {"gaussian": described.gaussian}
+    if issubclass(made_by, PythonNetwork):  # errors come from the user's code
+        module = made_by(options).policy(*spaces, action_scale=described.action_scale, **form)
     else:
         with _reading(POLICY, where):
             if wrong := mistakes_by(options, {"additionalProperties": False, **made_by.schema, "type": "object"}):
-                raise ValueError(f"options of its network: {'; '.join(wrong)}")
-            module = made_by(options).policy(*spaces, action_scale=told.action_scale, **form)
+                raise ValueError(f"network options: {'; '.join(wrong)}")
+            module = made_by(options).policy(*spaces, action_scale=described.action_scale, **form)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as err:
-        what = f"the weights are not those of its network {name}: {err}"
+        what = f"the weights do not fit the network {name}: {err}"
         if issubclass(made_by, PythonNetwork):
             raise BadConfig(what, where=where, fix="name the code that the run was trained with") from err
         raise BadData(f"the policy cannot be read: {what}", where=where, fix="train again") from err
-    for name, parameter in module.named_parameters():  # buffers may hold them: a mask of -inf, for instance
+    for name, parameter in module.named_parameters():  # buffers may hold infinity, such as a mask of -inf
         if not bool(torch.isfinite(parameter).all()):
-            what = f"the weights hold NaN or infinity: {name}, so training diverged"
+            what = f"training diverged: the weights {name} hold NaN or infinity"
             raise BadData(what, where=where, fix="play an earlier checkpoint, or train again with a smaller --lr")
     return module
 
 
-# ---- what a run says of itself ----
+# ---- the description of a run ----
 
 
 def described_form(head: ActionHead) -> dict[str, Any]:
-    """How Box actions follow from the network's outputs, by its key; empty where that is as in behaviour cloning."""
-    forms = head.forms()  # one: a head is built with it
+    """The GaussianForm of a head as an entry of policy.json; empty if it is that of behaviour cloning."""
+    forms = head.forms()  # all equal
     return {GAUSSIAN: {"mean": forms[0].mean, "log_std": list(forms[0].log_std)}} if forms and forms[0] != CLONING else {}
 
 
 def known_environments(description: Mapping[str, Any]) -> list[EnvironmentSpec]:
-    """Where a run was measured, and what its data is of. Raises ValueError for a broken description."""
+    """The environments of a run's checks and data. Raises ValueError for an invalid description."""
     return Described.model_validate(description).environments if description.get(ENVIRONMENTS) else []
 
 
 def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
-    """Of observations and actions, in the environment that the policy of a run is for: before its pieces. Raises BadData."""
+    """Observation and action space of the environment of a run's policy, before its pieces. Raises BadData."""
     module = loaded.module
     if loaded.trained is None:
         return module.observation_space, module.action_space
@@ -330,9 +330,9 @@ def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
 
 
 def fingerprint_of(loaded: LoadedPolicy) -> str:
-    """Of a run's policy: weights, and description with the pieces it was trained through and a hash of what they learned.
+    """The hash of a run's weights and description, which includes its pieces and the hash of their state.
 
-    What the description says of environments does not count: ids of recorded episodes follow from the fingerprint.
+    Environments are excluded, because ids of recorded episodes are derived from the fingerprint.
     """
     played = {name: value for name, value in loaded.description.items() if name not in (ENVIRONMENTS, GIVEN_SPACE)}
     return hash_of_weights(loaded.module, json.dumps(played, sort_keys=True).encode())

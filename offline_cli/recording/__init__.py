@@ -1,1 +1,1 @@
-"""Plays a policy in an environment and records every whole episode, without favouring those that finish first."""
+"""Play a policy in an environment and record every whole episode, without favouring short ones."""

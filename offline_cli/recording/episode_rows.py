@@ -1,12 +1,12 @@
-"""Collects the steps of many slots as they come, and makes whole episodes of them: for `record` and for `Recorder`.
+"""Collect the steps of parallel slots into whole episodes, for `record` and `Recorder`.
 
-A step is written at once, for all slots, into one row of a block (steps, S, ...) of each leaf. A block that is full is cut into
-the pieces of its slots' episodes, and used again; so nothing is done for a slot at a step at which nothing ends.
+A step of all slots is one row of a block (steps, S, ...) per leaf. A full block is cut into pieces of its slots' episodes and
+reused, so steps without an episode end need no work per slot.
 
-A recorded game is divided into the episodes of its agents by whole arrays. An agent's episode is what its agent was shown, in
-order; it has the id of the game with module and agent, as episodes of other sources with several agents have
-(`agent_episode_id`). A dataset has one observation and one action space: agents of other spaces have a dataset of their own. A
-reward that an agent got before its first action belongs to its first step. An agent that never acted has no episode.
+A recorded game is split into its agents' episodes with whole-array operations. An agent's episode has the observations that the
+agent was shown, in order; its id combines game, module and agent (`agent_episode_id`). A dataset has one observation and one
+action space, so agents with other spaces go to other datasets. A reward before an agent's first action is added to its first
+step. An agent that never acted has no episode.
 """
 
 from __future__ import annotations
@@ -28,45 +28,45 @@ from offline_cli.spaces import Space, same_space
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, leaves, rows_of, unflatten_like
 
-MAX_STEPS: Final = 256  # of a block
-BLOCK_BYTES: Final = 16 << 20  # of a block, where one step takes less
+MAX_STEPS: Final = 256  # steps of a block
+BLOCK_BYTES: Final = 16 << 20  # size of a block, unless one step is larger
 OUTPUTS: Final = "model outputs"
-Pieces = list[NDArray[Any]]  # (steps, ...) one after the other
+Pieces = list[NDArray[Any]]  # consecutive parts (steps, ...)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedEpisode:
-    """An episode that has ended."""
+    """A finished episode."""
 
     like: Any  # (observations, actions, extra model outputs, rewards): the structure of `leaves`
-    leaves: Sequence[Pieces]  # of each leaf: together (T+1, ...) observations, (T, ...) of all else
+    leaves: Sequence[Pieces]  # pieces of each leaf: in all (T+1, ...) for observations, else (T, ...)
     steps: int  # T
     flags: tuple[bool, bool]  # terminated, truncated
-    infos: Sequence[tuple[int, KeptInfo]]  # with the step at which each came, from 0 to T
+    infos: Sequence[tuple[int, KeptInfo]]  # (step, info), step from 0 to T
 
     @property
     def nbytes(self) -> int:
-        """Of its arrays."""
+        """Size of its arrays."""
         return sum(piece.nbytes for pieces in self.leaves for piece in pieces)
 
 
 class EpisodeCollector:
-    """Rows of S slots, from steps to episodes. See StepSink."""
+    """StepSink that collects the steps of S slots into RecordedEpisodes."""
 
     def __init__(self, slots: int, *_: object) -> None:
         """See MakeSink."""
-        self._t = np.zeros(slots, np.int64)  # (S,) steps of the episode that is under way
-        self._cut = [0] * slots  # of these, those that are in pieces already; the others are the latest of the blocks
-        self._pieces: list[list[Pieces]] = []  # of each slot, of each leaf
+        self._t = np.zeros(slots, np.int64)  # (S,) steps of the current episode
+        self._cut = [0] * slots  # of these, steps already copied to pieces; the rest are the last rows of the blocks
+        self._pieces: list[list[Pieces]] = []  # by slot and leaf
         self._infos: list[list[tuple[int, KeptInfo]]] = [[] for _ in range(slots)]
-        self._like: Any = None  # of a step, once there is one: see RecordedEpisode
+        self._like: Any = None  # structure of a step, from the first one: see RecordedEpisode
         self._blocks: list[NDArray[Any]] = []  # (steps, S, ...) of each leaf
         self._filled = 0  # steps in them
 
     def step(
         self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
-        """See StepSink. Raises BadData for extra model outputs that are not those of the steps before, or no numbers."""
+        """See StepSink. Raises BadData for extra model outputs that differ from earlier steps', or are no numbers."""
         step = observations, acted.actions, dict(acted.extras), rewards
         new = leaves(step)
         if self._like is None:
@@ -76,8 +76,8 @@ class EpisodeCollector:
             leaf.dtype != block.dtype or leaf.shape[1:] != block.shape[2:]
             for leaf, block in zip(new, self._blocks, strict=True)
         ):
-            what = f"model outputs in another form than in the steps before: {', '.join(step[2]) or 'none'}"
-            raise BadData(what, where=OUTPUTS, fix="give the same outputs at every step")
+            what = f"names, dtypes or shapes of the model outputs changed: {', '.join(step[2]) or 'none'}"
+            raise BadData(what, where=OUTPUTS, fix="return the same outputs at every step")
         if self._filled == len(self._blocks[-1]):
             self._cut_all()
         for block, leaf in zip(self._blocks, new, strict=True):
@@ -102,8 +102,8 @@ class EpisodeCollector:
 
     def _start(self, step: Any, new: Sequence[NDArray[Any]]) -> None:
         if strange := [path for path, leaf in flatten(step[2]) if leaf.dtype.kind not in "biuf"]:
-            fix = "numbers alone; what is not to be recorded, take out of the batch"
-            raise BadData(f"model outputs that are not numbers: {', '.join(strange)}", where=OUTPUTS, fix=fix)
+            fix = "return numbers only, and remove other columns from the batch"
+            raise BadData(f"the model outputs {', '.join(strange)} are not numbers", where=OUTPUTS, fix=fix)
         slots = len(self._t)
         size = slots * sum(leaf.itemsize * int(np.prod(leaf.shape[1:])) for leaf in new)
         steps = max(1, min(MAX_STEPS, BLOCK_BYTES // max(1, size)))
@@ -117,7 +117,7 @@ class EpisodeCollector:
         self._filled = 0
 
     def _cut_one(self, slot: int) -> None:
-        """Copy what the blocks have of a slot's episode into its pieces."""
+        """Copy a slot's current steps from the blocks to its pieces."""
         count = int(self._t[slot]) - self._cut[slot]
         if count:
             for pieces, block in zip(self._pieces[slot], self._blocks, strict=True):
@@ -126,7 +126,7 @@ class EpisodeCollector:
 
 
 def batch_of(episodes: Sequence[RecordedEpisode], ids: Sequence[str], spaces: tuple[Space, Space]) -> EpisodeBatch:
-    """The episodes as one batch. `spaces`: of observations and actions."""
+    """The episodes as one batch. `spaces`: observation and action space."""
     each = zip(*(episode.leaves for episode in episodes), strict=True)
     rows = [np.concatenate([piece for pieces in parts for piece in pieces]) for parts in each]
     obs, actions, extra, rewards = unflatten_like(episodes[0].like, rows)
@@ -154,7 +154,7 @@ def batch_of(episodes: Sequence[RecordedEpisode], ids: Sequence[str], spaces: tu
 
 
 def count_dropped(episodes: Sequence[RecordedEpisode], tally: Tally) -> None:
-    """Count the entries of infos that were left out, by key."""
+    """Count the dropped info entries by key."""
     for episode in episodes:
         for _, info in episode.infos:
             for key in info.dropped:
@@ -166,25 +166,25 @@ def count_dropped(episodes: Sequence[RecordedEpisode], tally: Tally) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AgentEpisodes:
-    """Of the agents of one kind, in the games of one recording."""
+    """Splits games into the episodes of a group of agents with equal spaces."""
 
-    spaces: tuple[Space, Space]  # of each agent's observations and actions
-    module_of: dict[str, str]  # by agent, in order
+    spaces: tuple[Space, Space]  # observation and action space of each agent
+    module_of: dict[str, str]  # module id by agent, in order
 
     @classmethod
     def kinds(cls, agents: Mapping[str, tuple[Space, Space]], module_of: Mapping[str, str]) -> list[AgentEpisodes]:
-        """Of each kind of agents, whose spaces and modules these are."""
-        found: list[AgentEpisodes] = []
+        """Group agents by equal spaces. `agents`: spaces by agent; `module_of`: module id by agent."""
+        groups: list[AgentEpisodes] = []
         for agent, spaces in agents.items():
-            kind = next((one for one in found if all(map(same_space, one.spaces, spaces))), None)
-            if kind is None:
-                kind = cls(spaces, {})
-                found.append(kind)
-            kind.module_of[agent] = module_of[agent]
-        return found
+            group = next((one for one in groups if all(map(same_space, one.spaces, spaces))), None)
+            if group is None:
+                group = cls(spaces, {})
+                groups.append(group)
+            group.module_of[agent] = module_of[agent]
+        return groups
 
     def divided(self, games: EpisodeBatch, written: frozenset[str]) -> EpisodeBatch | None:
-        """The episodes of all agents, game by game, but those that are `written` already; None: there are none."""
+        """The agents' episodes, game by game, without ids in `written`; None if there are none."""
         parts = [self._of_agent(games, agent, module) for agent, module in self.module_of.items()]
         whole = EpisodeBatch.concat([part for part, _ in parts if len(part)]) if any(len(part) for part, _ in parts) else None
         if whole is None:
@@ -194,13 +194,16 @@ class AgentEpisodes:
         return whole.select(index) if index else None
 
     def _of_agent(self, games: EpisodeBatch, agent: str, module: str) -> tuple[EpisodeBatch, NDArray[np.int64]]:
-        """Its episodes, and which games they are of."""
+        """One agent's episodes, and the game index of each."""
         state: NDArray[np.float64] = games.obs[agent][STATE]
         acting, game = state[:, ACTS] > 0, np.repeat(np.arange(len(games)), games.lengths + 1)
         acts = np.bincount(game[acting], minlength=len(games))
         rows, which = np.flatnonzero((state[:, SHOWN] > 0) & (acts > 0)[game]), np.flatnonzero(acts)
         starts = np.concatenate([[0], np.cumsum(acts[which])]).astype(np.int64)
-        first, last = starts[:-1] + np.arange(len(which)), starts[1:] + np.arange(len(which))  # of each episode, among `rows`
+        first, last = (
+            starts[:-1] + np.arange(len(which)),
+            starts[1:] + np.arange(len(which)),
+        )  # first and last row of each episode in `rows`
         shown_rewards = state[rows, REWARD]
         rewards = np.delete(shown_rewards, first)
         rewards[starts[:-1]] += shown_rewards[first]

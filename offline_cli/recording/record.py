@@ -1,8 +1,8 @@
-"""Records whole episodes of a policy in an environment as a dataset; none that was whole is lost.
+"""Record whole episodes of a policy in an environment as a dataset, without losing a finished episode.
 
-The dataset holds the episodes 0 to N-1 in the order in which they began. When a signal comes, or environment or policy raise,
-the episodes that are whole are committed with `complete: false`; `resume` continues after them. A killed recording loses the
-open shard at most. Agents of several spaces have a dataset for each kind, below `out`.
+The dataset holds episodes 0 to N-1 in the order of their start. After a signal, or if environment or policy raises, finished
+episodes are committed with `complete: false`, and `resume` continues after them. A killed recording loses at most the open
+shard. With several agents, agents of different spaces get separate datasets below `out`.
 """
 
 from __future__ import annotations
@@ -105,21 +105,21 @@ def record(
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> RecordResult:
-    """Play `policy` in `env` and write every episode to dataset `out`: `episodes` of them, or the fewest that have `steps`
-    steps.
+    """Play `policy` in `env` and write every episode to the dataset `out`: `episodes` of them, or the fewest with at least
+    `steps` steps.
 
     `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `env_to_module`, `module_to_env`:
-    pieces around a module, as a pipeline file, pieces or a builder; they learn nothing here. `command`: for provenance.
+    pipelines around a module, as a file, pieces or a builder; they are frozen. `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
-    MissingDevice; StorageError; BadData where environment, policy or a piece raise, and Interrupted, all with all
-    whole episodes committed.
+    MissingDevice; StorageError; BadData if environment, policy or a piece raises, and Interrupted, both after committing all
+    finished episodes.
     """
     options = dict(locals())
     started = time.monotonic()
-    if callable(options["policy"]):  # whatever its annotation says
-        fix = "write the function to a file, my_policy.py, and give policy='python:my_policy:its_name'"
-        raise UsageError("policies have names, and this is a function", where="--policy", fix=fix)
+    if callable(options["policy"]):  # against the annotation
+        fix = "put the function into a file my_policy.py, and pass policy='python:my_policy:its_name'"
+        raise UsageError("the policy is a function; its name is required", where="--policy", fix=fix)
     options["policies"] = (policy,) if isinstance(policy, str) else tuple(policy)
     places = files_of(options["policies"])
     target = open_location(out, storage_options, beside=places)
@@ -146,8 +146,8 @@ def record(
         result = recorded(result, kept, new_steps=recording.new_steps, seconds=time.monotonic() - started)
         result = replace(result, games=recording.episodes or None) if environment.agents else result
         if result.assumptions:
-            told = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
-            _log.warning("note: counted in what is recorded (docs/assumptions.md): %s", told)
+            counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
+            _log.warning("note: assumptions counted in the recording (docs/assumptions.md): %s", counts)
     if len(kept) < len(recording.parts) or not result.complete:
         whole = result if len(kept) == len(recording.parts) else None
         raise ended_early(target.url, whole, recording.failure, recording.stopped_by)
@@ -155,17 +155,17 @@ def record(
 
 
 def _plan(options: Mapping[str, Any], places: Sequence[str], target: str) -> Plan:
-    """`places`: the files of policies. Raises UsageError with all that is wrong, MissingDevice, BadConfig for kwargs that are
-    no JSON values, and what `PlaySpec.of` raises."""
+    """`places`: files of policies. Raises UsageError listing all mistakes, MissingDevice, BadConfig for kwargs that are no JSON
+    values, and like `PlaySpec.of`."""
     wrong = []
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
     if options["engine"] != "local" and options["num_env_runners"]:
-        wrong.append("--num-env-runners are processes of --engine local; give --workers")
+        wrong.append("--num-env-runners is for --engine local; use --workers")
     if options["step_timeout"] is not None and options["vectorize"] != "async":
-        wrong.append("--step-timeout is for --vectorize async: a copy in this process cannot be ended")
+        wrong.append("--step-timeout needs --vectorize async: a copy in this process cannot be stopped")
     if wrong:
-        raise UsageError("; ".join(wrong), where="offline-cli record", fix="offline-cli record --help")
+        raise UsageError("; ".join(wrong), where="offline-cli record", fix="see offline-cli record --help")
     asked = AskedEnvironment.of(options, known=False)
     assert asked is not None
     given = options["storage_options"]
@@ -181,11 +181,11 @@ def _plan(options: Mapping[str, Any], places: Sequence[str], target: str) -> Pla
     )
 
 
-# ---- what the episodes follow from ----
+# ---- identity and provenance of the episodes ----
 
 
 def _followed(plan: Plan, fingerprint: str) -> dict[str, Any]:
-    """What episodes follow from, by option; `fingerprint`: the policy's. Texts and numbers."""
+    """The options that determine episodes, as strings and numbers; `fingerprint`: the policy's."""
     given, spec = plan.opening.pieces.described(), plan.environment
     pieces = {f"--{name.replace('_', '-')}": given.get(name) for name in ("env_to_module", "module_to_env", "lookback")}
     known = {"ENV": spec.id, "--env-kwargs": dict(spec.kwargs), "--wrapper": spec.wrappers, **pieces}
@@ -194,13 +194,13 @@ def _followed(plan: Plan, fingerprint: str) -> dict[str, Any]:
 
 
 def _ids(followed: Mapping[str, Any], numbers: Sequence[int]) -> list[str]:
-    """An id for each episode: 32 hex digits that follow from policy, environment, seed and number."""
+    """An id for each episode: 32 hex digits, hashed from policy, environment, seed and number."""
     base = json.dumps(followed).encode()
     return [hashlib.blake2b(base + number.to_bytes(8, "little"), digest_size=16).hexdigest() for number in numbers]
 
 
 def _provenance(plan: Plan, policy: Policy, environment: Environment, command: Sequence[str]) -> dict[str, Any]:
-    """Policy, seeds, and everything that determines the episodes: options, and the code of environment, policy and pieces."""
+    """Policy, seeds, and everything else that determines the episodes: options, code of environment, policy and pieces."""
     opening = plan.opening
     recording: dict[str, Any] = {
         "first_episode": plan.first,
@@ -209,7 +209,7 @@ def _provenance(plan: Plan, policy: Policy, environment: Environment, command: S
         "explore": opening.explore,
         **{name: getattr(plan, name) for name in ("seed", "vectorize", "num_envs", "infos")},
         "device": opening.device,
-        "first_environment_seed": plan.reset_seed(plan.first),  # the next episode has the next one
+        "first_environment_seed": plan.reset_seed(plan.first),  # later episodes count up
         **opening.pieces.described(),
     }
     followed = _followed(plan, policy.fingerprint).items()
@@ -222,18 +222,18 @@ def _provenance(plan: Plan, policy: Policy, environment: Environment, command: S
 
 
 def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[str, Any]) -> Manifest | None:
-    """The manifest of a dataset that holds all that is asked for, where it is resumed; None: there is something to write.
+    """The manifest of a resumed dataset that is already complete; None if there is something to record.
 
-    Raises OutputExists for another dataset, BadConfig where its episodes follow from something else.
+    Raises OutputExists for another dataset, BadConfig if other options or code determined its episodes.
     """
     if options["resume"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
         found, wanted = Manifest.read(place), provenance[RECORDING]
         told, known = (found.provenance.get(name) or {} for name in (RECORDING, IDENTITY))
         is_asked = all(told.get(name) == wanted[name] for name in ("first_episode", "asked"))
         if found.complete and found.format == options["format"] and is_asked:
-            fix = "there is nothing left to record here: --overwrite to record it again, or another --out"
+            fix = "nothing is left to record; use --overwrite to record again, or another --out"
             allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
-            keep_names(place)  # the recorder may have been killed before that
+            keep_names(place)  # the recorder may have been killed before it did so
             return found
     check_target(place, overwrite=options["overwrite"], resume=options["resume"], force_unlock=options["force_unlock"])
     return None
@@ -244,13 +244,13 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
 
 @dataclass(slots=True, eq=False)
 class _Output:
-    """A dataset: of all episodes, or of those of one kind of agents."""
+    """A dataset to write: of all episodes, or of agents with equal spaces."""
 
     place: Location
     writer: DatasetWriter
     tally: Tally  # the writer's
     agents: AgentEpisodes | None
-    finished: Manifest | None  # once it is committed
+    finished: Manifest | None  # set by the commit
 
 
 class _Recording:
@@ -259,17 +259,17 @@ class _Recording:
     def __init__(
         self, plan: Plan, policy: Policy, environment: Environment, target: Location, options: Mapping[str, Any]
     ) -> None:
-        """Raises UsageError for a number of steps of games, and as `DatasetWriter` and `_finished` do."""
+        """Raises UsageError for `steps` of a multi-agent environment, and like `DatasetWriter` and `_finished`."""
         self._plan, self._policy, self._environment, self._on_progress = plan, policy, environment, options["on_progress"]
         self._followed = _followed(plan, policy.fingerprint)
-        self.episodes = self.steps = self.new_steps = 0  # that there are, or games; and those of this call
-        self.failure: BadData | None = None  # what environment or policy raised
-        self.stopped_by: int | None = None  # a signal
+        self.episodes = self.steps = self.new_steps = 0  # in the dataset (episodes or games, steps); recorded by this call
+        self.failure: BadData | None = None  # error of environment or policy
+        self.stopped_by: int | None = None  # signal number
         kinds: Sequence[AgentEpisodes | None] = [None]
         if environment.agents is not None and isinstance(policy, AgentsPolicy):
             kinds = AgentEpisodes.kinds(environment.agents, policy.module_of)
             if plan.steps is not None:
-                raise UsageError("games of several agents are counted, not their steps", where="--steps", fix="--episodes N")
+                raise UsageError("--steps is not supported for several agents", where="--steps", fix="use --episodes N")
         provenance = _provenance(plan, policy, environment, options["command"])
         places = [target if one is None or len(kinds) == 1 else target.join(next(iter(one.module_of))) for one in kinds]
         self.parts = [self._part(place, one, provenance, options) for place, one in zip(places, kinds, strict=True)]
@@ -294,11 +294,11 @@ class _Recording:
         return _Output(place, writer, tally, agents, finished)
 
     def kept(self) -> list[Manifest]:
-        """Of the parts that are committed."""
+        """Manifests of the committed parts."""
         return [part.finished for part in self.parts if part.finished is not None]
 
     def run(self, engine: Engine, workers: int) -> None:
-        """Commits what is whole to each part, as complete where it has all; nothing where no episode is whole."""
+        """Record and commit the finished episodes of each part; commit nothing if there are none."""
         plan, parts = self._plan, [part for part in self.parts if part.finished is None]
         if not parts:
             return
@@ -325,15 +325,15 @@ class _Recording:
                 part.finished = part.writer.commit(complete=self._is_enough(), episodes_lost=0)
 
     def _there(self, part: _Output) -> tuple[int, int]:
-        """How many episodes are there already, and their steps; or games, whose steps are not counted.
+        """Number of existing episodes and their steps; for several agents, number of games and 0.
 
-        The last game of which anything is there is played again, and what is missing of it is written.
+        The last existing game is played again, and its missing episodes are written.
         """
         if part.agents is None:
             return part.writer.episodes_written, part.writer.steps_written
         games = {name.partition("-")[0] for name in part.writer.ids_written}
         last = _ids(self._followed, [self._plan.first + max(0, len(games) - 1)])[0]
-        return len(games) - (last in games), 0  # ids of games before a change are others: the last of those stays as it is
+        return len(games) - (last in games), 0  # after allowed changes ids differ, and the last game is not replayed
 
     def _is_enough(self) -> bool:
         if self._plan.episodes is not None:
@@ -345,7 +345,7 @@ class _Recording:
         for episodes in played:
             first = plan.first + self.episodes
             batch = batch_of(episodes, _ids(self._followed, range(first, first + len(episodes))), self._policy.spaces)
-            if plan.steps is not None:  # no more than the one that reaches them
+            if plan.steps is not None:  # stop at the episode that reaches the number of steps
                 last = int(np.searchsorted(np.cumsum(batch.lengths), plan.steps - self.steps))
                 batch = batch.select(slice(0, last + 1))
             for part in parts:
@@ -369,5 +369,5 @@ class _Recording:
 
 
 def _even_envs(plan: Plan) -> int:
-    """Copies: as few as play all the episodes of the command in as many rounds, since copies without an episode cost time."""
+    """The fewest copies that play all episodes in the same number of rounds, because idle copies cost time."""
     return plan.num_envs if plan.episodes is None else -(-plan.episodes // -(-plan.episodes // plan.num_envs))

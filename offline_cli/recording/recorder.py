@@ -1,9 +1,9 @@
-"""`Recorder`: a gymnasium wrapper that writes what a program's own loop plays to a dataset.
+"""`Recorder`: a gymnasium wrapper that records the episodes of a user's own loop to a dataset.
 
-What the loop gets is what the environment returns, unchanged. Recorded are observations as the wrapped environment returns
-them, actions as it takes them, rewards, ends, infos, and extra model outputs that `add_outputs` names. An episode that the
-loop leaves before its end is kept as truncated, and counted (`unfinished-episode`). Whole episodes go to the dataset's writer
-at once: a killed process loses the open shard, and one on its way.
+The loop gets the environment's values unchanged. The dataset gets the wrapped environment's observations, actions, rewards, end
+flags, infos, and extra model outputs from `add_outputs`. An episode that the loop abandons is recorded as truncated, and
+counted (`unfinished-episode`). Finished episodes go to the dataset writer immediately: a killed process loses the open shard
+and the current episode.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _log = logging.getLogger(__name__)
 
 
 class Recorder(gym.Wrapper[Any, Any, Any, Any]):
-    """Writes what is played in `env` to the dataset `out`, until it is closed.
+    """Record the episodes of `env` to the dataset `out`, until it is closed.
 
-    `with Recorder(gym.make("CartPole-v1"), "mine") as env:` and a loop of `env.reset` and `env.step`. Put it where the actions
-    and observations pass that are to be learned from: outside of wrappers that change them for the policy.
+    `with Recorder(gym.make("CartPole-v1"), "mine") as env:` and a loop of `env.reset` and `env.step`. Wrap it where the
+    observations and actions to learn from pass: inside of wrappers that change them for the policy.
 
-    Raises OutputExists, UsageError, UnsupportedSpace, StorageError when it is made; BadData from `step` and `reset` for values
-    that no dataset can hold, and what the environment raises, as it is.
+    The constructor raises OutputExists, UsageError, UnsupportedSpace, StorageError; `step` and `reset` raise BadData for values
+    that no dataset can hold. Exceptions of the environment pass through.
     """
 
     @checked
@@ -86,7 +86,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._spaces = env.observation_space, env.action_space
         self._see = fitter(self._spaces[0])
         self._take, self._check = fitter(self._spaces[1], "an action"), category_check(self._spaces[1], "the action")
-        self._session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
+        self._session = uuid.uuid4().hex[:8]  # unique episode ids, so that recordings can be merged
         self._rows, self._tally = EpisodeCollector(1), Tally()
         played_by = {} if policy is None else {"policy": without_folders(blanked(policy))}
         identity = {**played_by, **code_of(env)}
@@ -103,10 +103,10 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             count_not_finite=True,
             **options,
         )
-        self._obs: Tree = None  # leaves (1, ...): the latest
-        self._info = NOTHING  # that came with it
-        self._outputs: dict[str, Tree] = {}  # of the next step: leaves (1, ...)
-        self._ended = self._t = 0  # episodes; steps of the one under way
+        self._obs: Tree = None  # latest observation: leaves (1, ...)
+        self._info = NOTHING  # its info
+        self._outputs: dict[str, Tree] = {}  # for the next step: leaves (1, ...)
+        self._ended = self._t = 0  # finished episodes; steps of the current one
         self._is_under_way = False
         self._writer.__enter__()
         self._before = len(self._writer.ids_written) if resume else 0
@@ -114,14 +114,14 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     @property
     def episodes_recorded(self) -> int:
-        """Whole episodes so far; with `resume`, those that are there already included: a loop of seeds goes on there."""
+        """Finished episodes so far, including existing ones with `resume`, so that a loop over seeds can continue there."""
         return self._before + self._ended
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """As `close`; where the block raises, what is whole is committed as incomplete, which `resume=True` continues."""
+        """Close; if the block raised, commit finished episodes as incomplete, so that `resume=True` can continue."""
         try:
             if kind is not None:
                 self._commit(complete=False)
@@ -129,12 +129,12 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             self.close()
 
     def add_outputs(self, **outputs: Any) -> None:
-        """Extra model outputs of the next step, `action_logp=-0.7` for one: numbers, arrays, dicts of them; the same names
-        before every step."""
+        """Set extra model outputs of the next step, such as `action_logp=-0.7`: numbers, arrays, or dicts of them. The names
+        must be the same at every step."""
         self._outputs = {name: _row(value) for name, value in outputs.items()}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """See gymnasium. An episode that is not over is kept as truncated."""
+        """See gymnasium. An unfinished episode is recorded as truncated."""
         observation, info = super().reset(seed=seed, options=options)
         self._cut()
         self._is_under_way, self._t = True, 0
@@ -142,11 +142,13 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """See gymnasium. Raises UsageError without a `reset` before an episode."""
+        """See gymnasium. Raises UsageError before `reset` and after `close`."""
         if not self._is_under_way or self not in _open:
-            fix = "env.reset() before an episode, close() after the last; a wrapper that resets by itself goes around this one"
-            raise UsageError("a step outside of an episode", where=self._name, fix=fix)
-        taken = map_leaves(np.copy, stacked_rows([self._fitted("action", self._take, action)]))  # it may be written into
+            fix = "call env.reset() before each episode and close() at the end; put autoreset wrappers around Recorder"
+            raise UsageError("step() was called outside of an episode", where=self._name, fix=fix)
+        taken = map_leaves(
+            np.copy, stacked_rows([self._fitted("action", self._take, action)])
+        )  # the environment may overwrite it
         self._fitted("action", self._check, taken)
         outputs, self._outputs = self._outputs, {}
         observation, reward, terminated, truncated, info = super().step(action)
@@ -161,18 +163,18 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def _seen(self, doing: str, observation: Any, info: Mapping[str, Any]) -> None:
         self._obs = _row(self._fitted(doing, self._see, observation))
-        self._info = self._fitted(doing, lambda told: kept_info(told, self._infos), info)
+        self._info = self._fitted(doing, lambda new: kept_info(new, self._infos), info)
 
     def _fitted(self, doing: str, fit: Callable[[Any], T], value: Any) -> T:
-        """What `fit` gives. Raises BadData for a value that no dataset can hold, which environment or loop gave."""
+        """The result of `fit`. Raises BadData for a value that no dataset can hold."""
         try:
             return fit(value)
         except ValueError as err:
-            fix = "return what the spaces say, rewards as numbers, ends as bools; infos='plain' leaves the others out"
+            fix = "return values of the spaces, rewards as numbers, flags as bools; infos='plain' drops other info entries"
             raise BadData(str(err), where=f"{self._name}: {doing}", fix=fix) from err
 
     def _end(self, terminated: bool, truncated: bool) -> None:
-        """Hand the episode to the writer."""
+        """Write the finished episode."""
         episode = self._rows.end(0, terminated, truncated, rows_of(self._obs, 0), self._info)
         self._is_under_way = False
         count_dropped([episode], self._tally)
@@ -180,13 +182,13 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._ended += 1
 
     def _cut(self) -> None:
-        """The caller leaves an episode before its end: it is kept as truncated, and counted."""
+        """Record an abandoned episode as truncated, and count it."""
         if self._is_under_way and self._t and self in _open:
             self._tally.assume(UNFINISHED)
             self._end(terminated=False, truncated=True)
 
     def close(self) -> None:
-        """Commit what was recorded, and close the environment. A second call changes nothing more."""
+        """Commit the recording, and close the environment. Further calls do nothing."""
         try:
             self._cut()
             self._commit(complete=True)
@@ -194,13 +196,13 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             super().close()  # type: ignore[no-untyped-call]
 
     def _commit(self, *, complete: bool) -> Manifest | None:
-        """Commit all whole episodes; None where that is done already, or there is none: then nothing is left there."""
+        """Commit all finished episodes; None if already committed, or if there are none: then the folder is removed."""
         if self not in _open:
             return None
         _open.discard(self)
         try:
             if not self._writer.episodes_written:
-                _log.warning("note: no episode had a step, so that nothing is written to %s", self.url)
+                _log.warning("note: no episode has a step; nothing is written to %s", self.url)
                 return None
             return self._writer.commit(complete=complete, episodes_lost=0)
         finally:
@@ -211,29 +213,29 @@ _open: set[Recorder] = set()
 
 
 def _save_open() -> None:
-    """The program ends: commit what is whole of recorders that were not closed, as incomplete."""
+    """At exit, commit finished episodes of recorders that were not closed, as incomplete."""
     for recorder in [*_open]:
         try:
             manifest = recorder._commit(complete=False)
-        except (OfflineCliError, RuntimeError, OSError) as err:  # RuntimeError: the interpreter starts no threads any more
-            _log.warning("%s: the recorder was not closed, and not all of it could be saved: %s", recorder.url, err)
+        except (OfflineCliError, RuntimeError, OSError) as err:  # RuntimeError: no new threads at interpreter exit
+            _log.warning("%s: the recorder was not closed, and some episodes could not be saved: %s", recorder.url, err)
             continue
         if manifest is not None:
-            text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Next time, open it in a `with`"
+            text = "%s: the recorder was not closed; %d episodes are saved as incomplete. Use it in a `with` block"
             _log.warning(text, recorder.url, manifest.counts.episodes)
 
 
-# While the interpreter ends, threads cannot be started any more when atexit's functions run; these run before.
+# When atexit's functions run, threads can no longer be started; threading's run earlier.
 getattr(threading, "_register_atexit", atexit.register)(_save_open)
 
 
 def _row(value: Tree) -> Tree:
-    """Leaves (1, ...), copied."""
+    """Copies with a leading axis: leaves (1, ...)."""
     return map_leaves(lambda leaf: np.array(leaf)[None], value)
 
 
 def _environment(env: gym.Env[Any, Any]) -> EnvironmentRecord | None:
-    """For the manifest: how gymnasium made the environment; arguments that JSON cannot hold are left out."""
+    """The manifest's record of how gymnasium made the environment, without arguments that JSON cannot hold."""
     spec = env.spec
     if spec is None:
         return None
@@ -245,8 +247,8 @@ def _environment(env: gym.Env[Any, Any]) -> EnvironmentRecord | None:
     for wrapper in spec.additional_wrappers:
         module, _, name = wrapper.entry_point.partition(":")
         path = name if module.startswith("gymnasium.wrappers.") else f"{module}:{name}"
-        told = ",".join(f"{key}={json.dumps(value)}" for key, value in _plain(wrapper.kwargs or {}).items())
-        wrappers.append(path + (f":{told}" if told else ""))
+        options = ",".join(f"{key}={json.dumps(value)}" for key, value in _plain(wrapper.kwargs or {}).items())
+        wrappers.append(path + (f":{options}" if options else ""))
     return EnvironmentRecord(spec.id, kwargs, tuple(wrappers))
 
 
@@ -256,5 +258,5 @@ def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
         try:
             plain |= {} if value is None else {key: json.loads(json.dumps(value))}
         except (TypeError, ValueError):
-            _log.warning("note: the argument %s is not kept in the manifest, as JSON has no form for it", key)
+            _log.warning("note: the manifest omits the argument %s, which JSON cannot hold", key)
     return plain

@@ -1,4 +1,4 @@
-"""RecordResult, and how a recording ends before it has all that was asked for."""
+"""RecordResult, and the errors of a recording that ends early."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from offline_cli.storage.blanking import blanked_call, blanked_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordResult:
-    """A recording. Counts and returns are of the whole dataset, what an earlier, interrupted call had written included.
+    """Result of a recording. Counts and returns are of the whole dataset, including episodes of earlier, interrupted calls.
 
-    Of several agents they are of the agents' episodes, as those of `inspect` are; those of `evaluate` are of games.
+    With several agents they count the agents' episodes, as `inspect` does; `evaluate` counts games.
     """
 
     out: str
     episodes: int = 0
     steps: int = 0
     shards: int = 0
-    return_mean: float | None = None  # undiscounted, in the environment's units; None: nothing was recorded
-    return_std: float | None = None  # of the population
+    return_mean: float | None = None  # undiscounted, in the environment's units; None if nothing was recorded
+    return_std: float | None = None  # population standard deviation
     length_mean: float | None = None  # steps
     seconds: float = 0.0  # of this call, from opening the environment to the commit
     steps_per_second: float = 0.0  # recorded by this call
-    complete: bool = False  # whether all that was asked for is in the dataset
+    complete: bool = False  # the dataset has all requested episodes
     format: str  # "episodes" | "columns"
     environment: str
-    env_kwargs: Mapping[str, Any]  # it was made with; secret ones blanked out
-    wrappers: Sequence[str]  # around it
+    env_kwargs: Mapping[str, Any]  # of the environment; secrets blanked out
+    wrappers: Sequence[str]  # of the environment
     policy: str
     vectorize: str  # "sync" | "async"
     action_scale: str  # "env" | "normalized"
     explore: bool
     seed: int
-    env_to_module: list[str] | None  # names of the pieces that it was played through; None: through none
+    env_to_module: list[str] | None  # names of connector pieces; None: played without
     module_to_env: list[str] | None
-    dry_run: bool = True  # everything was checked, nothing was written
+    dry_run: bool = True  # checked only, nothing written
     assumptions: Mapping[str, int] = field(default_factory=dict)  # counted by kind: "nan-in-rewards", "info-dropped: key"
-    games: int | None = None  # of several agents, each of which has episodes of its own; None: of one agent
-    datasets: Sequence[str] = ()  # of agents of several spaces: the dataset of each kind, below `out`
+    games: int | None = None  # number of games with several agents; None: a single agent
+    datasets: Sequence[str] = ()  # datasets below `out`, if agents have different spaces
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, by the keys of `--json`; `games` and `datasets` of several agents alone."""
-        told = {**asdict(self), "datasets": list(self.datasets)}
-        return {name: value for name, value in told.items() if value or name not in ("games", "datasets")}
+        """The values of `--json`; `games` and `datasets` only with several agents."""
+        values = {**asdict(self), "datasets": list(self.datasets)}
+        return {name: value for name, value in values.items() if value or name not in ("games", "datasets")}
 
 
 def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> RecordResult:
-    """The result of a dry run, which says what would be done."""
+    """The result of a dry run."""
     between = policy.piece_names() if isinstance(policy, PolicyForPieces) else {}
     return RecordResult(
         out=out,
@@ -78,11 +78,11 @@ def nothing_recorded(plan: Plan, policy: Policy, *, out: str, format: str) -> Re
 
 
 def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: int, seconds: float) -> RecordResult:
-    """`empty` with what the datasets hold; `new_steps` were recorded within `seconds`."""
+    """`empty`, filled from the manifests; `new_steps` were recorded in `seconds`."""
     counts = [manifest.counts.episodes for manifest in manifests]
 
     def moments(column: str) -> tuple[float | None, float | None]:
-        """Mean and standard deviation over the episodes of all datasets; None: one of them does not know it."""
+        """Mean and standard deviation over the episodes of all datasets; None if one of them lacks it."""
         known = [dict[str, Any](manifest.statistics)[column] for manifest in manifests]
         if len(known) == 1 or any(one["mean"] is None or one["std"] is None for one in known):
             return (known[0]["mean"], known[0]["std"]) if len(known) == 1 else (None, None)
@@ -109,19 +109,20 @@ def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: i
 def ended_early(
     out: str, kept: RecordResult | None, failure: BadData | None, signal_number: int | None
 ) -> BadData | Interrupted:
-    """`kept`: what is committed; None: no episode was whole. `failure`: what environment or policy raised, if they did."""
+    """The error of a recording that ended early. `kept`: the committed result, or None; `failure`: error of environment or
+    policy, if any."""
     details: dict[str, Any] = {}
-    told, fix = "no episode was whole, and nothing was kept", "the same command again"
+    state, fix = "no episode was finished, so nothing is kept", "run the same command again"
     if kept is not None:
         details = {"out": out, "episodes": kept.episodes, "steps": kept.steps, "complete": False}
-        told = f"{kept.episodes} whole episodes ({kept.steps} steps) are committed"
-        fix = "the same command with --resume continues from there"
+        state = f"{kept.episodes} whole episodes ({kept.steps} steps) are committed"
+        fix = "run the same command with --resume to continue"
     if failure is not None:
-        what, details = f"{failure.what_in_one_line}; {told}", {**failure.details, **details}
+        what, details = f"{failure.what_in_one_line}; {state}", {**failure.details, **details}
         error = type(failure)(what, where=failure.where, fix=f"{failure.fix}; {fix}", details=details)
         error.__cause__ = failure.__cause__
         return error
     by = "stopped"
     if signal_number is not None:
         by, details["exit_code"] = f"stopped by {signal.Signals(signal_number).name}", exit_code_of(signal_number)
-    return Interrupted(f"{by}; {told}", where=out, fix=fix, details=details)
+    return Interrupted(f"{by}; {state}", where=out, fix=fix, details=details)

@@ -1,1 +1,1 @@
-"""Figures; matplotlib is loaded when one is drawn, never before."""
+"""Figures and tables of results; matplotlib is imported only for drawing."""

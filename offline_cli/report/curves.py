@@ -1,4 +1,4 @@
-"""The training curve of a run as a PNG; matplotlib is loaded only to draw (half a second)."""
+"""The training curve of a run as PNG; matplotlib is imported only for drawing, because that takes half a second."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ OTHERS = (
 )
 PANELS = (("loss (nats per action)", LOSSES), ("return", RETURNS), ("score", OTHERS))
 SPREADS = {f"{played}_return_mean": f"{played}_return_ci95" for played in ("eval", "confirm")}
-LOSS = "_loss"  # ends the names of an algorithm's losses where it has several
+LOSS = "_loss"  # suffix of the losses of an algorithm with several
 NAMES = {name for _, lines in PANELS for name, _, _ in lines}
-FEW = 30  # points of a line up to which each has a marker: a line of one point is otherwise nothing
+FEW = 30  # lines of at most so many points get markers: a single point would be invisible
 
 
 def draw_curve(
     rows: Sequence[Mapping[str, Any]], target: str | PathLike[str] | BinaryIO, *, until_return: float | None = None
 ) -> None:
-    """Draw the rows of metrics.jsonl over their `update`: losses; below them returns and held-out scores where there are any.
+    """Draw rows of metrics.jsonl over `update`: losses, and below them returns and held-out scores, if any.
 
-    Bands are 95% confidence intervals of mean returns. `until_return` is a dashed line among the returns. The same rows give
-    the same bytes with the same matplotlib.
+    Bands are 95% confidence intervals of mean returns; `until_return` is a dashed line. Equal rows give equal bytes with the
+    same version of matplotlib.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -37,8 +37,8 @@ def draw_curve(
     own = sorted(name for name in measured if name.endswith(LOSS) and name not in NAMES)
     several = [("losses", tuple((name, name.removesuffix(LOSS), "-") for name in own))] if own else []
     panels = [(title, lines) for title, lines in (*PANELS, *several) if measured & {name for name, _, _ in lines}]
-    if own:  # then the first is their sum, and no likelihood
-        panels[0] = "loss, all added", panels[0][1]
+    if own:  # then `loss` is their sum, not a likelihood
+        panels[0] = "sum of losses", panels[0][1]
     height = 1 + 2.4 * max(1, len(panels))
     figure = Figure(figsize=(7, height), dpi=100)
     edges = {"left": 0.12, "right": 0.98, "top": 1 - 0.15 / height, "bottom": 0.55 / height}  # inches over inches

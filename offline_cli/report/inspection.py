@@ -1,7 +1,7 @@
-"""Tables of `inspect`: column statistics, histograms drawn in letters, single episodes.
+"""Tables of `inspect`: column statistics, text histograms, single episodes.
 
-Histograms of a dataset's columns need its steps (`--deep`); those of return and length are drawn from the manifest's quantiles,
-where every bar is an estimate: between two quantiles, episodes are taken to be spread evenly.
+Histograms of a dataset's columns need its steps (`--deep`); those of return and length are estimated from the manifest's
+quantiles, assuming a uniform distribution between two quantiles.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ __all__ = ["BLOCKS", "Grid", "bars_of", "columns_grid", "episode_grids", "head_g
 
 Grid = tuple[Sequence[str], Sequence[Sequence[Any]]]  # headings, rows of plain values
 
-BLOCKS: Final = "·▁▂▃▄▅▆▇█"  # nothing, and eight heights
-MAX_ELEMENTS: Final = 16  # of a vector, up to which each has a line
-MAX_ROWS: Final = 40  # of a table of columns
+BLOCKS: Final = "·▁▂▃▄▅▆▇█"  # empty, and eight heights
+MAX_ELEMENTS: Final = 16  # vectors up to this size get one line per element
+MAX_ROWS: Final = 40  # rows of a table of columns
 BARS: Final = 16
 EPISODE: Final = ("eps_id", "source_id", "agent_id", "module_id", "length", "return", "terminated", "truncated")
 FIGURES: Final = ("min", "mean", "max", "std")
@@ -25,28 +25,28 @@ COLUMN: Final = ("column", *FIGURES, "NaN, inf")
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A letter for each value, higher for larger ones; the first of BLOCKS for zero and for nothing."""
+    """One block character per value, scaled from 0 to the maximum; the first of BLOCKS for 0 and None."""
     top = max((value for value in values if value), default=0)
     return "".join(BLOCKS[math.ceil(8 * value / top)] if value else BLOCKS[0] for value in values)
 
 
 def timeline(values: Sequence[float | None]) -> str:
-    """A letter for each value, from the lowest to the highest of them; the first of BLOCKS for nothing."""
+    """One block character per value, scaled from minimum to maximum; the first of BLOCKS for None."""
     known = [value for value in values if value is not None]
     places = iter(_places(known, min(known, default=0.0), max(known, default=0.0)))
     return "".join(BLOCKS[0] if value is None else BLOCKS[1 + round(7 * next(places))] for value in values)
 
 
 def _places(values: Sequence[float], low: float, high: float) -> list[float]:
-    """Where `values` are between `low`, 0, and `high`, 1; all 0 where these are equal. No difference overflows."""
+    """`values` scaled so that `low` is 0 and `high` is 1; all 0 if these are equal. Does not overflow."""
     largest = max(abs(low), abs(high)) or 1.0
     span = high / largest - low / largest or 1.0
     return [(value / largest - low / largest) / span for value in values]
 
 
 def bars_of(spread: Mapping[str, Sequence[float]]) -> list[float]:
-    """Bars of how values are `spread` (`low`, `high` and `counts` of parts): one for each value where each is by itself, else
-    BARS equal ones between the least and the largest, where those of a part are taken to be spread evenly.
+    """Histogram bars from intervals with `low`, `high` and `counts`: one bar per value if intervals are single values, else
+    BARS equal bins between minimum and maximum, assuming a uniform distribution in each interval.
     """
     lows, highs, counts = spread["low"], spread["high"], spread["counts"]
     if lows == highs or lows[0] == highs[-1]:
@@ -60,7 +60,7 @@ def bars_of(spread: Mapping[str, Sequence[float]]) -> list[float]:
 
 
 def spread_of(figures: Mapping[str, Any]) -> dict[str, list[float]]:
-    """How values are spread by the quantiles of a manifest; none where there is nothing."""
+    """Intervals for `bars_of` from the quantiles of a manifest; empty without quantiles."""
     points = [(float(percent), value) for percent, value in (figures.get("quantiles") or {}).items()]
     if not points or any(not isinstance(value, int | float) or not math.isfinite(value) for _, value in points):
         return {"low": [], "high": [], "counts": []}
@@ -69,7 +69,7 @@ def spread_of(figures: Mapping[str, Any]) -> dict[str, list[float]]:
 
 
 def columns_grid(told: Mapping[str, Any]) -> tuple[Grid, int]:
-    """A row for each column, or for each element of a small vector; and how many rows are left out."""
+    """One row per column, or per element of a small vector; and the number of omitted rows."""
     drawn = (told["histograms"] or {}).get("columns", {})
     rows = [
         row
@@ -80,12 +80,12 @@ def columns_grid(told: Mapping[str, Any]) -> tuple[Grid, int]:
 
 
 def head_grid(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """A row for each episode."""
+    """One row per episode."""
     return EPISODE, [[row.get(name) for name in EPISODE] for row in rows]
 
 
 def episode_grids(one: Mapping[str, Any], meanings: Mapping[str, Any]) -> Iterator[Grid]:
-    """One episode: its line, figures of its columns with their means over time, its first and last steps."""
+    """Tables of one episode: summary, columns with means over time, first and last steps."""
     yield head_grid([one])
     rows = [
         row
@@ -98,10 +98,10 @@ def episode_grids(one: Mapping[str, Any], meanings: Mapping[str, Any]) -> Iterat
 
 
 def _rows(path: str, figures: Mapping[str, Any], meanings: Mapping[str, Any], drawn: Sequence[str]) -> Iterator[list[Any]]:
-    """Cells of one column, or of each of its elements: name, figures, values that are not finite, what is `drawn` of it."""
+    """Cells of one column, or of each of its elements: name, figures, non-finite count, `drawn` histogram."""
     each = [[value for _, value in _elements(figures[name])] for name in (*FIGURES, "nan", "infinite")]
     odd = [nan + infinite or None for nan, infinite in zip(each[4], each[5], strict=True)]
-    drawings = [*drawn, *[None] * len(odd)]  # of columns that are not drawn, nothing
+    drawings = [*drawn, *[None] * len(odd)]  # None for columns without a histogram
     if math.prod(figures["shape"]) > MAX_ELEMENTS:
         low, mean, high = ([value for value in values if not isinstance(value, str | None)] for values in each[:3])
         pooled = min(low, default=None), sum(mean) / len(mean) if mean else None, max(high, default=None)
@@ -110,14 +110,14 @@ def _rows(path: str, figures: Mapping[str, Any], meanings: Mapping[str, Any], dr
         return
     places, known = [place for place, _ in _elements(figures["min"])], meanings.get(path, ())
     for number, (place, *row) in enumerate(zip(places, *each[:4], odd, strict=True)):
-        said = known[number] if len(known) == len(places) else {}
-        name = f" {said['name']}" if "name" in said else f"{list(place)}" if place else ""
-        unit = f" ({said['unit']})" if "unit" in said else ""
+        meaning = known[number] if len(known) == len(places) else {}
+        name = f" {meaning['name']}" if "name" in meaning else f"{list(place)}" if place else ""
+        unit = f" ({meaning['unit']})" if "unit" in meaning else ""
         yield [f"{path}{name}{unit}", *row, drawings[number]]
 
 
 def _elements(values: Any, place: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], Any]]:
-    """The numbers of a value of any shape, in C order, each with its place."""
+    """(index, number) of each element of a nested list, in C order."""
     if not isinstance(values, list):
         return [(place, values)]
     return [one for number, part in enumerate(values) for one in _elements(part, (*place, number))]

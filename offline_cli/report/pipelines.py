@@ -12,9 +12,9 @@ TRACED: Final = ("after piece", "column", "holds", "rows", "first values")
 
 
 def pieces_grid(told: Mapping[str, Any], *, traced: bool) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
-    """Headings, and a row for each column of the episodes or the batch that a piece has made, changed or taken out.
+    """Headings, and a row for each column of episodes or batch that a piece added, changed or removed.
 
-    `traced`: with how many rows it has, and the first values; else with the spaces after each piece.
+    `traced`: show row counts and first values; else the spaces after each piece.
     """
     headings = TRACED if traced else SHOWN
     start = {"name": "(the episodes)", "episodes": told["start"], "columns": []}
@@ -25,8 +25,8 @@ def pieces_grid(told: Mapping[str, Any], *, traced: bool) -> tuple[Sequence[str]
         columns = [{**one, "name": f"episodes.{one['name']}"} for one in piece["episodes"]] + piece["columns"]
         names = {one["name"] for one in columns}
         changed = [_cells(one) for one in columns if one not in before]
-        changed += [{"column": one["name"], "holds": "taken out"} for one in before if one["name"] not in names]
-        changed = changed or [{"column": "as before"}]
+        changed += [{"column": one["name"], "holds": "removed"} for one in before if one["name"] not in names]
+        changed = changed or [{"column": "unchanged"}]
         changed[0] |= {"after piece": piece["name"], **spaces}
         rows += [[row.get(heading) for heading in headings] for row in changed]
         before = columns
@@ -34,7 +34,7 @@ def pieces_grid(told: Mapping[str, Any], *, traced: bool) -> tuple[Sequence[str]
 
 
 def _cells(column: Mapping[str, Any]) -> dict[str, Any]:
-    """What is shown of a column, by heading."""
+    """The cells of a column, by heading."""
     shape = f" ({', '.join(map(str, column['shape']))})" if column["shape"] else ""
     holds = f"{column['held']} of {column['dtype']}{shape}"
     return {"column": column["name"], "holds": holds, "rows": column["rows"], "first values": column["first"]}

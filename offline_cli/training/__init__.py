@@ -1,1 +1,1 @@
-"""Behaviour cloning: loader, updates, checks, checkpoints, evaluation; reads episodes, writes run folders."""
+"""Training: data, updates, checks and checkpoints; reads episodes, writes run folders."""

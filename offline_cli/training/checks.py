@@ -1,15 +1,15 @@
-"""What is measured at a check, and what follows from it: held-out loss, played returns, best policy, the end of training.
+"""Checks during training: held-out loss, played returns, the best policy, and the decision to stop.
 
-Measuring changes nothing, so that a signal may cut it short and a resumed run measures again. Checks belong to update numbers,
-never to wall time. Which policy a run keeps:
+A check changes no state of training, so a signal may interrupt it, and a resumed run repeats it. Checks happen at update
+numbers, never by wall time. The run keeps
 
-* with `until_return` the confirmed one, or, where none was confirmed, the one of the check with the highest return;
-* else with `val_fraction` the one of the check with the lowest held-out loss;
-* else the last.
+* with `until_return`, the confirmed policy, or, if none was confirmed, that of the check with the highest return;
+* else with `val_fraction`, the policy of the check with the lowest held-out loss;
+* else the last policy.
 
-Accuracy alone says little where one action is nearly all of the data. Beside it stand the recall of each action, and what
-always playing the most frequent action of the training steps would score. An action of several elements (MultiDiscrete,
-MultiBinary, parts of Dict and Tuple) has for each the most frequent choice, and is right where all are.
+Accuracy says little if one action dominates the data. So checks also report the recall of each action, and the accuracy of
+always choosing the most frequent training action. An action of several elements (MultiDiscrete, MultiBinary, parts of Dict and
+Tuple) uses the most frequent choice of each element, and is right if all elements are.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def played_returns(
     update: int,
     ranks: Ranks,
 ) -> dict[str, Any]:
-    """`eval_return_*` of playing in `environment` between `pieces`, and `confirm_return_*` on fresh episodes where they reach
-    the target. In a game they are those of the agent that learns, beside `others`, by agent; `*_episodes`: its games.
+    """`eval_return_*` of playing in `environment` through `pieces`, and `confirm_return_*` on fresh episodes if they reach the
+    target. With several agents, returns are those of the learning agent, `others` are policies by agent, and `*_episodes`
+    counts its games.
 
     Raises StopRequested, BadData from the environment.
     """
@@ -79,7 +80,7 @@ def played_returns(
             played = played.of_agent(config.agent)
         if not len(played.returns):
             what = f"agent {config.agent} took part in none of {episodes} games"
-            fix = "more --eval-episodes, or learn another --agent"
+            fix = "use more --eval-episodes, or another --agent"
             raise BadData(what, where=f"--env {environment.name}", fix=fix)
         values = {"return_mean": played.mean, "return_std": played.std, "return_ci95": played.ci95}
         values |= {"length_mean": float(played.lengths.mean()), "episodes": len(played.returns)}
@@ -94,20 +95,20 @@ def played_returns(
 def score(
     learner: Learner, batches: Batches, precision: str, ranks: Ranks = ALONE, recall: ActionRecall | None = None
 ) -> dict[str, Any]:
-    """The algorithm's scores, as means over all that `batches` hold, shared out among `ranks`: of cloning `loss`, and
-    `accuracy` or `mse`. Beside `accuracy`, with `recall`, `accuracy_majority` and the `recall` of each action.
+    """The algorithm's scores, averaged over all rows of `batches`, which are divided among `ranks`: for cloning `loss`, and
+    `accuracy` or `mse`. `accuracy` comes, with `recall`, with `accuracy_majority` and the `recall` of each action.
     """
     totals, counts = defaultdict[str, float](float), Counter[str]()
     by_choice = torch.zeros(2, 0 if recall is None else recall.count, dtype=torch.long)
     device = next(learner.policy.parameters()).device
     with evaluating(learner.whole), torch.inference_mode(), autocast(device, precision):
         for batch, _ in batches.in_order():
-            found = dict(learner.algorithm.scores(learner.modules, batch))
-            hits = found.pop(HITS, None)
+            each = dict(learner.algorithm.scores(learner.modules, batch))
+            hits = each.pop(HITS, None)
             if hits is not None and recall is not None:
-                found[MAJORITY], compared = recall.compared(batch, hits)
+                each[MAJORITY], compared = recall.compared(batch, hits)
                 by_choice = by_choice + compared.cpu()
-            for name, values in found.items():
+            for name, values in each.items():
                 totals[name] += float(values.double().sum())
                 counts[name] += values.numel()
     names = sorted({*filter(None, "\n".join(ranks.texts("\n".join(totals))).split("\n"))})  # a rank may have had no batch
@@ -120,10 +121,10 @@ def score(
 
 
 class ActionRecall:
-    """Counts of the K choices of E discrete elements, numbered through; E may be 0."""
+    """Recall of the K choices, numbered consecutively, of E discrete elements; E may be 0."""
 
     def __init__(self, action_space: Space, meanings: Meanings, learned: Steps) -> None:
-        """`learned`: the training steps, whose most frequent actions are counted here, each once whatever its weight."""
+        """`learned`: the training steps, whose most frequent actions are counted here, ignoring weights."""
         self._is_bare = isinstance(action_space, spaces.Discrete)
         self._elements = [one for each in discrete_elements(action_space, meanings).values() for one in each]
         self._is_discrete = [not isinstance(leaf, spaces.Box) for leaf in leaf_spaces(action_space).values()]
@@ -138,24 +139,24 @@ class ActionRecall:
         self._most_frequent = torch.tensor([part.start + int(seen[part].argmax()) for part in self._parts])
 
     def _choices(self, batch: Mapping[str, Any]) -> Tensor:
-        """(N, E) int64: the recorded choices of the steps that are learned from, numbered from 0 to K - 1."""
+        """(N, E) int64: the recorded choices of unmasked steps, numbered from 0 to K - 1."""
         mask = batch.get(Columns.LOSS_MASK)  # only sequences have one
         parts = [leaf for leaf, wanted in zip(leaves(batch[Columns.ACTIONS]), self._is_discrete, strict=True) if wanted]
         chosen = torch.cat([rows(leaf if mask is None else leaf[mask]).long() for leaf in parts], -1)
         return chosen + self._shifts.to(chosen.device)
 
     def compared(self, batch: Mapping[str, Any], hits: Tensor) -> tuple[Tensor, Tensor]:
-        """Of held-out steps, whose greedy guesses are right where `hits` (N, E) says: (N,) whether the most frequent action is
-        the recorded one, and (2, K) how often each choice was guessed where it was recorded, and how often it was recorded.
+        """For held-out steps with `hits` (N, E) of greedy actions: (N,) whether the most frequent action is the recorded one,
+        and (2, K) counts of correct predictions and of recordings of each choice.
         """
         chosen = self._choices(batch)
         counts = torch.stack([found.flatten().bincount(minlength=self.count) for found in (chosen[hits], chosen)])
         return (chosen == self._most_frequent.to(chosen.device)).all(-1).float(), counts
 
     def recall(self, guessed: Sequence[float], recorded: Sequence[float]) -> dict[str, Any]:
-        """Of each choice the share that was guessed, by category or number; None for one that no held-out step has.
+        """Recall of each choice, by category or number; None for choices without held-out steps.
 
-        Of an action of several elements by the name of the element. `guessed`, `recorded`: K sums of `compared`.
+        With several elements, a dict by element. `guessed`, `recorded`: K sums of `compared`.
         """
         shares = [right / seen if seen else None for right, seen in zip(guessed, recorded, strict=True)]
         each = [dict(zip(one.labels, shares[part], strict=True)) for one, part in zip(self._elements, self._parts, strict=True)]
@@ -166,19 +167,19 @@ class ActionRecall:
         return dict(zip(names if len(set(names)) == len(names) else places, each, strict=True))
 
 
-# ---- what follows from the figures ----
+# ---- decisions ----
 
 
 def decide(state: TrainState, config: BCConfig, figures: Mapping[str, Any], bound: int) -> bool:
-    """Update `state` by the figures of a check, and end the run where they say so; returns whether this policy is the best."""
+    """Update `state` from the figures of a check, including the decision to stop; return whether this policy is the best."""
     state.figures = dict(figures)
     loss, confirmed = figures.get("val_loss"), figures.get("confirm_return_mean")
     if loss is not None:
         is_better = state.best_val_loss is None or loss < state.best_val_loss
         state.best_val_loss, state.stale_checks = (loss, 0) if is_better else (state.best_val_loss, state.stale_checks + 1)
-    value = None if loss is None else -loss  # that policies are compared by; None: the last one is kept
+    value = None if loss is None else -loss  # score of this policy; None: the last policy is kept
     if config.until_return is not None:
-        value = figures["eval_return_mean"] if confirmed is None else confirmed  # of two estimates that of more episodes
+        value = figures["eval_return_mean"] if confirmed is None else confirmed  # the estimate from more episodes
     is_best = value is not None and (state.best is None or value > state.best.score)
     if value is not None and is_best:
         state.best = Best(value, state.update, dict(figures))
@@ -192,17 +193,17 @@ def decide(state: TrainState, config: BCConfig, figures: Mapping[str, Any], boun
 
 
 def notes_on_accuracy(figures: Mapping[str, Any]) -> list[str]:
-    """A note where a held-out accuracy is no better than that of one action."""
+    """A note if the held-out accuracy is no better than that of a constant action."""
     accuracy, majority = figures.get("val_accuracy"), figures.get(f"val_{MAJORITY}")
     if accuracy is None or majority is None or accuracy > majority:
         return []
     return [
-        f"the held-out accuracy {accuracy:.4g} is not above {majority:.4g}, that of always playing the most frequent action"
+        f"the held-out accuracy {accuracy:.4g} is not above {majority:.4g}, that of always choosing the most frequent action"
     ]
 
 
 def check_gates(learner: Learner, batch: Batch, config: BCConfig) -> None:
-    """Raise BadConfig for a gate on a score that the algorithm does not give of these actions; `batch`: of any steps."""
+    """Raise BadConfig for a limit on a score that the algorithm does not compute for these actions; `batch`: any steps."""
     asked = {option: name for option, name in GATES.items() if getattr(config, option) is not None}
     if not asked:
         return
@@ -210,49 +211,50 @@ def check_gates(learner: Learner, batch: Batch, config: BCConfig) -> None:
         known = [name for name in learner.algorithm.scores(learner.modules, batch) if name != HITS]
     for option, name in asked.items():
         if name not in known:
-            what = f"{config.algorithm['name']} has no held-out {name} of actions {describe(learner.policy.action_space)}"
-            fix = f"leave it out; there is {', '.join(known) or 'none'}"
+            what = f"{config.algorithm['name']} has no held-out {name} for actions {describe(learner.policy.action_space)}"
+            fix = f"leave it out; available scores: {', '.join(known) or 'none'}"
             raise BadConfig(what, where=f"--{option.replace('_', '-')}", fix=fix)
 
 
 def missed_gates(result: TrainResult, config: BCConfig) -> list[str]:
-    """The target return that was not confirmed, and each held-out figure of the kept policy beyond its bound, in words."""
-    found, loss, accuracy = list[str](), result.val_loss, result.val_accuracy
+    """Messages for an unconfirmed target return, and for each held-out score of the kept policy beyond its limit."""
+    missed, loss, accuracy = list[str](), result.val_loss, result.val_accuracy
     if config.until_return is not None and result.stopped_by != "target":
         best = "none" if result.eval_return_mean is None else f"{result.eval_return_mean:.2f}"
-        found.append(
+        missed.append(
             f"no policy was confirmed at a return of {config.until_return:g} in {result.updates} updates; best: {best}"
         )
     if config.max_val_loss is not None and (loss is None or not loss <= config.max_val_loss):  # nor NaN
-        found.append(f"val_loss is {_shown(loss)}, above --max-val-loss {config.max_val_loss:g}")
+        missed.append(f"val_loss is {_shown(loss)}, above --max-val-loss {config.max_val_loss:g}")
     if config.min_accuracy is not None and (accuracy is None or not accuracy >= config.min_accuracy):
-        found.append(f"val_accuracy is {_shown(accuracy)}, below --min-accuracy {config.min_accuracy:g}")
-    return found
+        missed.append(f"val_accuracy is {_shown(accuracy)}, below --min-accuracy {config.min_accuracy:g}")
+    return missed
 
 
 def _shown(figure: float | None) -> str:
-    return "not known" if figure is None else f"{figure:.6g}"
+    return "unknown" if figure is None else f"{figure:.6g}"
 
 
-# ---- one agent of a game ----
+# ---- several agents ----
 
 
 def target_of(given: float | str | None) -> tuple[str | None, float | None]:
-    """The agent, if one is named, and the return that `--until-return` asks for: `450`, `hunter=3`. Raises UsageError."""
+    """Parse `--until-return`: optional agent and return, as in `450` or `hunter=3`. Raises UsageError."""
     agent, _, number = ("" if given is None else str(given)).rpartition("=")
     try:
         return agent or None, None if given is None else float(number)
     except ValueError as err:
-        raise UsageError(f"{number!r} is no number", where="--until-return", fix="--until-return 450, or AGENT=450") from err
+        fix = "use --until-return 450, or AGENT=450"
+        raise UsageError(f"{number!r} is not a number", where="--until-return", fix=fix) from err
 
 
 def files_of_others(policies: Sequence[str]) -> list[str]:
-    """The places that `--policy AGENT=P` names, which storage options may be for."""
+    """The files of `--policy AGENT=P`, which storage options may apply to."""
     return [place for text in policies for place in files_of([text.partition("=")[2]])]
 
 
 def seen_by(agent: str | None, environment: Environment) -> Environment:
-    """The environment, of a game what the agent sees of it: its spaces, which cannot be played."""
+    """The environment; for several agents, a stand-in with the agent's spaces, which cannot be played."""
     if environment.agents is None or agent is None:
         return environment
     alone = stand_in(f"{environment.name}, agent {agent}", environment.agents[agent])
@@ -263,27 +265,27 @@ def seen_by(agent: str | None, environment: Environment) -> Environment:
 def open_others(
     config: BCConfig, environment: Environment, plugins: Sequence[str], storage_options: Mapping[str, Any] | None
 ) -> Mapping[str, Policy]:
-    """Who plays the other agents of a game, by agent, ready to play; empty where it is no game.
+    """Open the policies of the other agents, by agent; empty for a single agent.
 
-    Raises what `open_policies` raises; BadConfig for a game without the agent that learns, and for policies without a game;
-    UsageError for checkpoints of RLlib.
+    Raises like `open_policies`; BadConfig if the environment lacks the learning agent, and for policies with a single agent;
+    UsageError for RLlib checkpoints.
     """
     agents, name = environment.agents, environment.name
     if agents is None:
         if config.policy:
-            what = f"--policy AGENT=P is for several agents, and {name} is of one"
+            what = f"--policy AGENT=P is for several agents, but {name} has one"
             raise BadConfig(what, where="--policy", fix="leave it out")
         return {}
     if config.agent is None or config.agent not in agents:
-        what = f"{name} is an environment of several agents, and none is called {config.agent!r}"
-        fix = f"--agent NAME: which one learns, and is checked; the agents are {', '.join(agents)}"
+        what = f"{name} has several agents, and none is called {config.agent!r}"
+        fix = f"name the learning agent: --agent NAME; the agents are {', '.join(agents)}"
         raise BadConfig(what, where="--env" if config.agent is None else "--agent", fix=fix)
     texts = ("*=random", *(config.policy or ()))
     if pickled := [text for text in texts if text.partition("=")[2].startswith(RLLIB)]:
-        what = f"{pickled[0]}: RLlib's checkpoints are pickles, whose code would run"
-        raise UsageError(what, where="--policy", fix="export that policy to a file, AGENT=onnx:FILE")
+        what = f"{pickled[0]}: RLlib checkpoints are pickles, which can run any code"
+        raise UsageError(what, where="--policy", fix="export that policy to ONNX, and use AGENT=onnx:FILE")
     if not any("://" in place for place in files_of_others(texts)):
-        storage_options = None  # they are for data that is elsewhere
+        storage_options = None  # they are for the data
     options = PolicyOptions(device=choose_device(config.device).type, plugins=plugins, storage_options=storage_options)
     learner = RandomPolicy(seen_by(config.agent, environment))  # stands in until the first check
     game = open_policies(texts, environment, options, seed=config.seed, given={config.agent: learner})

@@ -1,8 +1,8 @@
-"""Which recorded episodes a run learns from, and how often: `--weight`, `--top-fraction` and `--val-fraction`.
+"""Selection and weighting of training episodes: `--weight`, `--top-fraction` and `--val-fraction`.
 
-* `Weights`: the share of each source, by its name as it was given.
-* `best_episodes`: the episodes with the highest returns, chosen before any is held out, so that held-out ones are as good.
-* `HeldOut`: whole episodes, chosen by a hash of seed and id: the same in every run with the same seed, whatever their order.
+* `Weights`: the share of each source, by its name as given.
+* `best_episodes`: the episodes with the highest returns, selected before the held-out split.
+* `HeldOut`: whole held-out episodes, selected by a hash of seed and id, independent of their order.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from offline_cli.storage.locations import Location, expand
 __all__ = ["HeldOut", "Weights", "best_episodes", "place_named"]
 
 OPTION: Final = "--weight"
-TOLERANCE: Final = 1e-9  # of sums: 0.7 + 0.2 + 0.1 is not 1
+TOLERANCE: Final = 1e-9  # floating-point sums: 0.7 + 0.2 + 0.1 is not 1
 
 Given = Mapping[str, float] | Sequence[str]
-"""Shares by source, or texts `SRC=0.3`."""
+"""Shares by source, or strings `SRC=0.3`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Shares of an epoch's steps."""
+    """Each source's share of an epoch's steps."""
 
-    names: tuple[str, ...]  # of the sources, as they were given, each once
-    given: Mapping[str, float]  # by name; those without one share what is left, by their steps
-    numbers: tuple[int, ...]  # of the source at each place that is read, in their order
+    names: tuple[str, ...]  # unique names of the sources, as given
+    given: Mapping[str, float]  # share by name; other sources divide the rest by their steps
+    numbers: tuple[int, ...]  # source index of each location, in reading order
 
     @classmethod
     def of(cls, given: Given, sources: Sequence[Any], storage_options: Mapping[str, Any] | None, beside: Sequence[Any]) -> Self:
-        """Raises UsageError, naming all that is wrong; what `expand` raises."""
+        """Raises UsageError, listing all mistakes, and like `expand`."""
         names = tuple(dict.fromkeys(map(place_named, sources)))
         known = {name.rstrip("/"): name for name in names}
         pairs = given.items() if isinstance(given, Mapping) else [text.rpartition("=")[::2] for text in given]
@@ -54,19 +54,19 @@ class Weights:
             shares |= {source: share} if source else {}
         total = sum(shares.values())
         if not wrong and (total > 1 + TOLERANCE or (len(shares) == len(names) and total < 1 - TOLERANCE)):
-            wrong.append(f"the weights add up to {total:.6g}, and those of all sources must add up to 1")
+            wrong.append(f"the weights add up to {total:.6g}, but must add up to 1")
         if wrong:
-            fix = f"{OPTION} SRC=0.3 with SRC as among the sources, which are {', '.join(names)}"
+            fix = f"use {OPTION} SRC=0.3, where SRC is one of the sources {', '.join(names)}"
             raise UsageError("; ".join(wrong), where=OPTION, fix=fix)
         places = [(one, expand(one, storage_options, beside=beside)) for one in sources]
         return cls(names, shares, tuple(names.index(place_named(one)) for one, found in places for _ in found))
 
     def by_location(self, locations: Sequence[str]) -> dict[str, int]:
-        """The number of the source at each of the places that are read; of one that is read twice, the first."""
+        """Source index by location; the first one for a location that is read twice."""
         return dict(reversed([*zip(locations, self.numbers, strict=True)]))
 
     def shares(self, steps: Sequence[int]) -> list[float]:
-        """Of each source, of so many steps; sum 1. Raises NoData where one that has a share has no steps."""
+        """The share of each source, given its steps; sum 1. Raises NoData if a source with a share has no steps."""
         left = max(0.0, 1 - sum(self.given.values()))
         each = dict(zip(self.names, steps, strict=True))
         others = sum(count for name, count in each.items() if name not in self.given)
@@ -75,18 +75,18 @@ class Weights:
         if not others and left > TOLERANCE:
             empty += [name for name in self.names if name not in self.given]
         if empty:
-            what = f"no step to learn from is in {', '.join(empty)}, which the epoch should have a share of"
-            raise NoData(what, where=OPTION, fix="leave the source out, or give it the weight 0")
+            what = f"{', '.join(empty)} has a weight, but no steps to learn from"
+            raise NoData(what, where=OPTION, fix="leave the source out, or set its weight to 0")
         return [share / sum(found.values()) for share in found.values()]
 
     def as_dict(self, steps: Sequence[int]) -> dict[str, Any]:
-        """By source: its weight, its steps, and how many of an epoch's steps are drawn from it on average."""
+        """By source: weight, steps, and expected steps per epoch."""
         each, total = zip(self.names, self.shares(steps), steps, strict=True), sum(steps)
         return {name: {"weight": share, "steps": count, "per_epoch": round(share * total)} for name, share, count in each}
 
 
 def place_named(source: Any) -> str:
-    """A source, or another place, as it was given."""
+    """A source or another location as a string."""
     return source.url if isinstance(source, Location) else os.fspath(source)
 
 
@@ -100,9 +100,9 @@ def _number(value: Any) -> float:
 def best_episodes(
     batches: Iterable[EpisodeBatch], fraction: float, where: str
 ) -> tuple[set[tuple[str, str | None]], dict[str, Any], list[str]]:
-    """That share of the episodes with the highest returns, as ids with agents; what was chosen, as figures; notes on it.
+    """The `fraction` of episodes with the highest returns, as (id, agent); figures on the selection; notes.
 
-    Raises NoData where no return is a number.
+    Raises NoData if no return is a number.
     """
     names, parts = list[tuple[str, str | None]](), [np.zeros(0)]
     for batch in batches:
@@ -112,19 +112,19 @@ def best_episodes(
     chosen = top(returns, fraction) if len(returns) else np.zeros(0, np.bool_)
     if not chosen.any():
         fix = "leave out --top-fraction, or record rewards"
-        raise NoData("no episode has a return that is a number", where=where, fix=fix)
+        raise NoData("no episode has a numeric return", where=where, fix=fix)
     least, notes = float(returns[chosen].min()), []
-    told = {"episodes": int(chosen.sum()), "of": len(returns), "least_return": least if math.isfinite(least) else None}
+    figures = {"episodes": int(chosen.sum()), "of": len(returns), "least_return": least if math.isfinite(least) else None}
     unknown, equal = int(np.isnan(returns).sum()), int((returns[~chosen] == least).sum())
     if unknown:
-        notes.append(f"{unknown:,} episodes have rewards that are NaN: --top-fraction takes none of them")
+        notes.append(f"--top-fraction leaves out {unknown:,} episodes with NaN rewards")
     if equal:
-        notes.append(f"--top-fraction takes the first of the episodes with the return {least:g}: {equal:,} more have it")
-    return {name for name, is_best in zip(names, chosen, strict=True) if is_best}, told, notes
+        notes.append(f"--top-fraction leaves out {equal:,} more episodes with the lowest selected return {least:g}")
+    return {name for name, is_best in zip(names, chosen, strict=True) if is_best}, figures, notes
 
 
 class HeldOut:
-    """Episodes held out for validation: at least one, and never all. Two ids with one 64-bit hash count as one."""
+    """Episodes held out for validation: at least one, and never all. Ids with equal 64-bit hashes are treated alike."""
 
     def __init__(self, batches: Iterable[EpisodeBatch], fraction: float, seed: int, where: str) -> None:
         """`batches`: all episodes. Raises BadConfig for fewer than two."""
@@ -132,16 +132,16 @@ class HeldOut:
         hashes = np.concatenate([self._hashes(batch) for batch in batches])
         if len(hashes) < 2:
             fix = "leave out --val-fraction"
-            raise BadConfig("one episode cannot be split by --val-fraction", where=where, fix=fix)
+            raise BadConfig("--val-fraction needs at least two episodes", where=where, fix=fix)
         count = min(max(1, round(fraction * len(hashes))), len(hashes) - 1)
         self._last = int(np.partition(hashes, count - 1)[count - 1])
 
     def among(self, episodes: EpisodeBatch) -> NDArray[np.bool_]:
-        """(E,) which of the episodes are held out."""
-        found: NDArray[np.bool_] = self._hashes(episodes) <= self._last
-        return found
+        """(E,) True for held-out episodes."""
+        is_held: NDArray[np.bool_] = self._hashes(episodes) <= self._last
+        return is_held
 
     def _hashes(self, episodes: EpisodeBatch) -> NDArray[np.uint64]:
         names, key = (id_.encode("utf-8", "surrogatepass") for id_ in episodes.ids), str(self._seed).encode()[:64]
-        found = (hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
-        return np.array([int.from_bytes(one, "big") for one in found], np.uint64)
+        digests = (hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
+        return np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)

@@ -1,9 +1,9 @@
-"""A run's configuration: one model of the file that `train --config` takes and RUN/config.toml holds, and how it is resolved.
+"""BCConfig, the configuration of a run: the model of `train --config` files and RUN/config.toml, and how it is resolved.
 
-Defaults < stored run < --config file < options; all mistakes are listed at once. The tables `[algorithm]` and `[network]` name
-code, ours or another package's, whose options and defaults they hold, by its JSON Schema. The options of the network "mlp" are
-keys of the file itself as well (`hidden`, `activation`, `dropout`, `layer_norm`). A mistake names a key that was given as an
-option as on the command line, any other, and those of tables, as in the file.
+Precedence: defaults < stored run < --config file < options; all mistakes are reported at once. The tables `[algorithm]` and
+`[network]` name a class, built-in or from another package, and hold its options, validated by its JSON Schema. The options of
+the network "mlp" are also top-level keys (`hidden`, `activation`, `dropout`, `layer_norm`). Messages name a key as an option if
+it came from the command line, else as in the file.
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ __all__ += ["read_config", "resolve_config", "stored_config"]
 DEFAULT_EPOCHS, BOUND_EPOCHS = 20, 200
 EVAL_EVERY_RANGE = (100, 1000)  # updates
 BOUNDS = ("updates", "epochs")
-GATES = {"max_val_loss": "loss", "min_accuracy": "accuracy"}  # on which held-out score of the kept policy each is
-TABLES = ("algorithm", "network")  # which name code, ours or another package's, and hold its options
-MLP_KEYS = tuple(LAYERS)  # options of the network mlp, which are keys of the file as well
+GATES = {"max_val_loss": "loss", "min_accuracy": "accuracy"}  # held-out score that each option limits
+TABLES = ("algorithm", "network")  # tables that name a class and hold its options
+MLP_KEYS = tuple(LAYERS)  # options of the network mlp that are also top-level keys
 
 Text = Annotated[str, MinLen(1)]
 
 
 def _with_name(table: Mapping[str, Any]) -> Mapping[str, Any]:
     if not (isinstance(table.get("name"), str) and table["name"]):
-        raise ValueError("should be a table with a name")
+        raise ValueError("must be a table with a name")
     return table
 
 
@@ -76,26 +76,26 @@ Table = Annotated[Mapping[str, Any], AfterValidator(_with_name), WithJsonSchema(
 
 
 class BCConfig(BaseModel):
-    """Every choice of a run but data and output."""
+    """All settings of a run except data and output."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, title="Configuration of train")
 
     algorithm: Table = Field(default={"name": "bc"}, description="Learning algorithm: its name and options.")
     network: Table = Field(default={"name": MLP}, description="Network of all modules: its name and options.")
-    env: Text | None = Field(default=None, description=f"Environment to measure returns in: {ENV_FORMS}.")
+    env: Text | None = Field(default=None, description=f"Environment for measuring returns: {ENV_FORMS}.")
     env_kwargs: Mapping[str, Any] | None = Field(
-        default=None, description="Arguments to make the environment with. Default: those in the manifest, or run folder."
+        default=None, description="Arguments of the environment. Default: those in the manifest, or run folder."
     )
     wrappers: tuple[str, ...] | None = Field(
         default=None, strict=False, description="Wrappers around the environment, inner first. Default: those in the manifest."
     )
     agent: Text | None = Field(
-        default=None, description="Learn from the episodes of this agent, and check it in a game. Default: of every agent."
+        default=None, description="Learn from this agent's episodes, and play it in checks. Default: all agents."
     )
     policy: tuple[Text, ...] | None = Field(
         default=None,
         strict=False,
-        description="Who plays the other agents of a game in checks, as AGENT=POLICY each. Default: random; needs `agent`.",
+        description="Policies of the other agents in checks, AGENT=POLICY each. Default: random; needs `agent`.",
     )
     action_scale: ActionScale | None = Field(
         default=None,
@@ -107,29 +107,25 @@ class BCConfig(BaseModel):
     activation: Activation = Field(
         default=ACTIVATION, description="Activation between hidden layers; linear, as in RLlib, is none."
     )
-    dropout: DropShare | None = Field(
-        default=None, description="Share of each hidden layer's outputs that an update leaves out. Default: none."
-    )
-    layer_norm: bool | None = Field(default=None, description="Normalise the outputs of each hidden layer. Default: off.")
+    dropout: DropShare | None = Field(default=None, description="Dropout probability after each hidden layer. Default: none.")
+    layer_norm: bool | None = Field(default=None, description="Layer norm after each hidden layer. Default: off.")
     batch_size: Count = Field(default=1024, description="Steps per update.")
     lr: Positive = Field(default=5e-4, description="Learning rate of Adam.")
     lr_schedule: Schedule = Field(
-        default="constant", description="How the learning rate falls after `lr_warmup`, to 0 at the end."
+        default="constant", description="Decay of the learning rate after `lr_warmup`, to 0 at the end."
     )
     lr_warmup: Whole = Field(default=0, description="Updates in which the learning rate rises linearly from 0 to `lr`.")
-    weight_decay: NotNegative = Field(default=0.0, description="Decoupled weight decay, as of AdamW.")
-    clip_norm: Positive | None = Field(
-        default=None, description="Gradients longer than this norm are scaled down. Default: none."
-    )
-    keep_invented: bool = Field(default=False, description="Keep last steps whose next observation was not recorded.")
+    weight_decay: NotNegative = Field(default=0.0, description="Decoupled weight decay (AdamW).")
+    clip_norm: Positive | None = Field(default=None, description="Clip gradients to this norm. Default: none.")
+    keep_invented: bool = Field(default=False, description="Keep last steps without a recorded next observation.")
     top_fraction: Share | None = Field(
-        default=None, description="Learn only from this share of the episodes, those with the highest return. Default: all."
+        default=None, description="Learn only from this share of the episodes with the highest returns. Default: all."
     )
     init_from: Text | None = Field(
-        default=None, description="Run folder whose policy the run starts from, a path or URL. Default: fresh weights."
+        default=None, description="Run folder (path or URL) whose policy initialises this run. Default: random weights."
     )
     ema: OpenShare | None = Field(
-        default=None, description="Decay of a moving average of the policy's weights, which is kept instead."
+        default=None, description="Decay of a moving average of the policy's weights, which is checked and kept instead."
     )
     log_std_min: float | None = Field(
         default=None, description="Lower bound on log sigma of Box actions. Default: the algorithm's."
@@ -145,8 +141,8 @@ class BCConfig(BaseModel):
     )
     until_return: float | None = Field(
         default=None,
-        description="Stop once the mean return, in a game that of `agent`, confirmed on `confirm_episodes` episodes, is at "
-        "least this; needs `env`.",
+        description="Stop when the mean return (of `agent`, if there are several) is at least this, confirmed on "
+        "`confirm_episodes` episodes; needs `env`.",
     )
     val_fraction: OpenShare | None = Field(
         default=None, description="Share of the episodes held out for validation. Default: none."
@@ -161,36 +157,40 @@ class BCConfig(BaseModel):
         default=None, description="Stop after this many checks without a better validation loss; needs `val_fraction`."
     )
     eval_every: Count | None = Field(
-        default=None, description="Updates between two checks. Default: an epoch, but from {} to {}.".format(*EVAL_EVERY_RANGE)
+        default=None,
+        description="Updates between two checks. Default: one epoch, limited to {} to {}.".format(*EVAL_EVERY_RANGE),
     )
-    eval_episodes: Count = Field(default=20, description="Episodes played per check, greedily.")
+    eval_episodes: Count = Field(default=20, description="Greedy episodes per check.")
     confirm_episodes: Count = Field(default=100, description="Fresh episodes that must confirm `until_return`.")
-    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints; fewer where uploads are slow.")
+    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints; more if uploads are slow.")
     log_every: Count = Field(default=50, description="Updates between two rows of metrics.jsonl.")
-    device: Device = Field(default="auto", description="Where the network runs; auto takes a GPU if there is one.")
-    precision: Precision = Field(default="auto", description="Arithmetic of the network; weights stay fp32, and auto is fp32.")
-    compile: bool = Field(default=False, description="Compile the losses of updates by torch.compile.")
+    device: Device = Field(default="auto", description="Device of the network; auto uses a GPU if there is one.")
+    precision: Precision = Field(
+        default="auto", description="Precision of the network's arithmetic; weights stay fp32; auto is fp32."
+    )
+    compile: bool = Field(default=False, description="Compile the losses with torch.compile.")
     threads: Count | None = Field(
         default=None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
     )
     seed: Whole = Field(default=0, description="Random seed.")
     track: tuple[Tracker, ...] | None = Field(
-        default=None, strict=False, description="Trackers that follow metrics.jsonl, below the run folder. Default: none."
+        default=None,
+        strict=False,
+        description="Trackers that log the rows of metrics.jsonl, below the run folder. Default: none.",
     )
-    streaming: bool = Field(
-        default=False, description="Keep the steps on disk while training, and `memory_limit` of them in memory."
-    )
+    streaming: bool = Field(default=False, description="Keep the steps on disk while training, to stay within `memory_limit`.")
     memory_limit: Count | None = Field(
-        default=None, description="Bytes that the process may take. Default: 1 GiB with `streaming` (on a GPU 4 GiB), else any."
+        default=None,
+        description="Memory limit of the process in bytes. Default: 1 GiB with `streaming` (on a GPU 4 GiB), else none.",
     )
 
     @property
     def bound_name(self) -> str:
-        """Which of the two bounds holds: `updates` or `epochs`."""
+        """The option that bounds the run: `updates` or `epochs`."""
         return "epochs" if self.updates is None else "updates"
 
     def bound(self, updates_per_epoch: int) -> int:
-        """The update number at which training ends, whatever it has reached."""
+        """Maximum number of updates."""
         return self.updates if self.updates is not None else (self.epochs or DEFAULT_EPOCHS) * updates_per_epoch
 
     def check_every(self, updates_per_epoch: int) -> int:
@@ -199,9 +199,9 @@ class BCConfig(BaseModel):
         return self.eval_every if self.eval_every is not None else min(max(updates_per_epoch, low), high)
 
     def as_dict(self) -> dict[str, Any]:
-        """What is not None, with lists for tuples: the content of config.toml, without secrets."""
+        """The content of config.toml: values that are not None, with lists for tuples, without secrets."""
         plain: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in self}
-        for table in TABLES:  # TOML has no null: what is None by default is so again when it is read
+        for table in TABLES:  # TOML has no null; reading restores None
             plain[table] = {name: value for name, value in plain[table].items() if value is not None}
         plain["env_kwargs"] = blanked_values(self.env_kwargs)
         plain["wrappers"] = None if self.wrappers is None else [*map(blanked_call, self.wrappers)]
@@ -219,23 +219,23 @@ class BCConfig(BaseModel):
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON Schema of the file: schemas/config.v1.json, which `make docs` writes."""
-    told = "What `train --config FILE` (TOML) may hold, and RUN/config.toml holds."
-    return toml_schema(BCConfig, "offline-cli/config.v1.json", description=told)
+    """The JSON Schema of the file, schemas/config.v1.json, written by `make docs`."""
+    description = "Keys of `train --config FILE` (TOML) and RUN/config.toml."
+    return toml_schema(BCConfig, "offline-cli/config.v1.json", description=description)
 
 
 # ---- resolving ----
 
 HELP: Final = (
-    "`offline-cli train --help` lists the options, with --algorithm NAME its own too; docs/config.md the keys of the file"
+    "see `offline-cli train --help` for options (with --algorithm NAME for its own), docs/config.md for keys of the file"
 )
 KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
 NEEDS: Final = (
     ("until_return", "env", "an environment to play in"),
-    ("env_kwargs", "env", "the environment that they make"),
-    ("wrappers", "env", "the environment that they go around"),
-    ("policy", "env", "the game that they play in"),
-    ("policy", "agent", "the agent that learns among them"),
+    ("env_kwargs", "env", "the environment of these arguments"),
+    ("wrappers", "env", "the environment to wrap"),
+    ("policy", "env", "the environment to play in"),
+    ("policy", "agent", "the learning agent"),
     *((name, "val_fraction", "episodes held out for validation") for name in ("patience", *GATES)),
 )
 
@@ -250,13 +250,13 @@ def resolve_config(
     algorithm: Mapping[str, Any] | None = None,
     network: str | None = None,
 ) -> BCConfig:
-    """The configuration; options that are None were not given. `said`: what `file` says, where it has been read. `stored` is
-    that of the run to resume. `plugins`: packages whose code may be imported because `stored` names it; what the file,
-    `algorithm` or `network` names is imported. `algorithm`: the options of the table that were given, and perhaps its name;
-    `network`: the name of that table. A table of the file may leave out a name that is given so.
+    """Resolve the configuration; options that are None are unset. `said`: content of `file`, if already read. `stored`: that of
+    the run to resume. `plugins`: packages that `stored` may import; those named by the file, `algorithm` or `network` are
+    imported. `algorithm`: options of that table, and optionally its name; `network`: name of that table. A table in the file
+    may omit a name that is given here.
 
-    Raises BadConfig with every mistake in `details["problems"]`, UsageError where options that contradict each other are all
-    of them, StorageNotFound for a file that is not there, MissingPackage for a plug-in that cannot be imported.
+    Raises BadConfig with every mistake in `details["problems"]`, UsageError if all mistakes are contradictory options,
+    StorageNotFound for a missing file, MissingPackage for a plug-in that cannot be imported.
     """
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items() if value is not None}
     said, before = said if said is not None else {} if file is None else read_config(file), stored or {}
@@ -264,11 +264,11 @@ def resolve_config(
     where = " and ".join(place for place, has in places.items() if has) or "options"
     merged: dict[str, Any] = {}
     for source in (before, said, given):
-        if not source.keys().isdisjoint(BOUNDS):  # one replaces whatever bound the sources below it say
+        if not source.keys().isdisjoint(BOUNDS):  # a bound replaces both bounds of lower precedence
             merged = {name: value for name, value in merged.items() if name not in BOUNDS}
         merged |= source
     asked = {"algorithm": dict(algorithm or {}), "network": {} if network is None else {"name": network}}
-    own = [table for table in TABLES if table in said or "name" in asked[table]]  # that the user has written
+    own = [table for table in TABLES if table in said or "name" in asked[table]]  # tables set by the user
     for table in TABLES:
         if isinstance(said.get(table, {}), Mapping) and (table in merged or asked[table]):
             merged[table] = _table(table, before.get(table), said.get(table, {}), asked[table])
@@ -284,13 +284,13 @@ def resolve_config(
     try:
         tomli_w.dumps(made.as_dict())
     except TypeError as err:
-        fix = "a function may set it: --env python:module:make_env"
+        fix = "set it in a function: --env python:module:make_env"
         raise BadConfig(f"config.toml cannot hold this: {err}", where=where, fix=fix) from err
     return made
 
 
 def _table(table: str, stored: Mapping[str, Any] | None, said: Mapping[str, Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of each source over those of the one before it, where they are those of one algorithm, or network."""
+    """Merge a table's options by precedence; another name discards the options of the former one."""
     found = dict(stored or BCConfig.model_fields[table].default)
     for source in (said, asked):
         name = source.get("name", asked.get("name", found["name"]))
@@ -301,7 +301,7 @@ def _table(table: str, stored: Mapping[str, Any] | None, said: Mapping[str, Any]
 
 
 def stored_config(stored: Mapping[str, Any]) -> BCConfig:
-    """The configuration that a run folder holds, without importing what its tables name. Raises BadConfig."""
+    """The configuration of a run folder, without importing the classes of its tables. Raises BadConfig."""
     if problems := [*_key_mistakes(stored, ()), *_contradictions(stored, ())]:
         raise BadConfig.of(problems, where="the run's config.toml", fix=HELP)
     return _made(stored)
@@ -313,17 +313,17 @@ def _made(merged: Mapping[str, Any]) -> BCConfig:
 
 
 def read_config(file: str | PathLike[str]) -> dict[str, Any]:
-    """What a file of the user's says, unchecked. Raises BadConfig where it is not TOML, StorageNotFound."""
+    """Read the user's file, without validation. Raises BadConfig unless it is TOML, StorageNotFound."""
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise StorageNotFound("no such config file", where=str(file), fix="check the path") from err
-    except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, text that is not UTF-8, a date that is none
+    except (ValueError, RecursionError) as err:  # ValueError: TOMLDecodeError, not UTF-8, an invalid date
         raise BadConfig(f"not TOML: {err}", where=str(file), fix="see https://toml.io for the syntax") from err
 
 
 def filled(table: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A checked table with the defaults of its schema."""
+    """A validated table with the defaults of its schema."""
     is_mlp = table == "network" and given["name"] == MLP
     if is_mlp and "memory" not in given:
         return dict(given)
@@ -343,22 +343,22 @@ def flat(config: BCConfig) -> dict[str, Any]:
 
 
 def differences(stored: BCConfig, wanted: BCConfig) -> list[str]:
-    """What distinguishes the two, as text, except what no update depends on: trackers, gates, their bounds where the learning
-    rate is constant, and a limit on memory where nothing streams.
+    """Differences between the two, as messages, except for settings that no update depends on: trackers, limits on scores,
+    bounds if the learning rate is constant, and the memory limit without streaming.
     """
     free = {"track", *GATES, *(() if stored.streaming or wanted.streaming else ("memory_limit",))}
     free.update(BOUNDS if "constant" in (stored.lr_schedule, wanted.lr_schedule) else ())
     before, now = flat(stored), flat(wanted)
     return [
-        f"{name}: the run has {before.get(name, 'none')}, this call asks for {now.get(name, 'none')}"
+        f"{name}: the run has {before.get(name, 'none')}, this call {now.get(name, 'none')}"
         for name in {**before, **now}
         if name not in free and before.get(name) != now.get(name)
     ]
 
 
 def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) -> None:
-    """Raise BadConfig where a run folder alone names an environment, or policies, that only its user may name: code, and
-    arguments and wrappers that data may not say. `said`: the keys that he names.
+    """Raise BadConfig for code, arguments or wrappers of environment and policies that come from the run folder only: the user
+    must name them again. `said`: keys that the user has set.
     """
     asked = AskedEnvironment.of({**dict(wanted), "env_kwargs": None})
     if asked is None:
@@ -376,8 +376,8 @@ def check_named_again(wanted: BCConfig, said: Collection[str], *, where: str) ->
     if any(reasons.values()):
         again.append(spec.flags(kwargs=bool(reasons["env_kwargs"]), wrappers=bool(reasons["wrappers"])))
     if named:
-        what = f"the run's {CONFIG} names what is not taken from a run folder: {'; '.join(named)}; no code is imported for it"
-        raise BadConfig(what, where=where, fix=f"if that is yours, name it again: {' '.join(again)}")
+        what = f"the run's {CONFIG} names code that is not imported from a run folder: {'; '.join(named)}"
+        raise BadConfig(what, where=where, fix=f"if it is yours, name it again: {' '.join(again)}")
 
 
 # ---- mistakes ----
@@ -388,7 +388,7 @@ def _spelled(name: str, options: Collection[str]) -> str:
 
 
 def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    """Every key that the model does not know, or whose value it does not allow."""
+    """Messages for unknown keys and invalid values."""
     found = []
     try:
         BCConfig.model_validate(dict(config))
@@ -404,10 +404,10 @@ def _key_mistakes(config: Mapping[str, Any], options: Collection[str]) -> list[s
 
 
 def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> list[str]:
-    """Keys that do not go together, or need another one."""
+    """Messages for keys that exclude or need another one."""
     found = []
     if config.keys() >= set(BOUNDS):
-        found.append(f"{' and '.join(_spelled(name, options) for name in BOUNDS)}: give one of the two")
+        found.append(f"{' and '.join(_spelled(name, options) for name in BOUNDS)} are mutually exclusive")
     low, high = config.get("log_std_min"), config.get("log_std_max")
     if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
         found.append(f"{_spelled('log_std_min', options)} {low:g} is above {_spelled('log_std_max', options)} {high:g}")
@@ -417,15 +417,15 @@ def _contradictions(config: Mapping[str, Any], options: Collection[str]) -> list
     network = config.get("network", {})
     for name in MLP_KEYS if isinstance(network, Mapping) else ():
         if name in config and network.get("name", MLP) != MLP:
-            found.append(f"{name}: an option of the network {MLP!r}; others have theirs in [network]")
+            found.append(f"{name}: only for the network {MLP!r}; put options of other networks in [network]")
         elif name in config and name in network:
-            found.append(f"{name} and network.{name}: give one of the two")
+            found.append(f"{name} and network.{name} are mutually exclusive")
     return found
 
 
 def _table_mistakes(config: Mapping[str, Any], own: Collection[str], packages: Collection[str]) -> list[str]:
-    """Every mistake of both tables. `own`: those that the user has written; what another one names is imported where it is
-    ours, or of `packages`.
+    """Messages for all mistakes in both tables. `own`: tables set by the user; other tables may only name built-in classes, and
+    those of `packages`.
 
     Raises BadConfig for code that the user has not named, MissingPackage for a plug-in that cannot be imported.
     """
@@ -433,21 +433,21 @@ def _table_mistakes(config: Mapping[str, Any], own: Collection[str], packages: C
     for table in TABLES:
         given = config.get(table, BCConfig.model_fields[table].default)
         if not (isinstance(given, Mapping) and isinstance(given.get("name"), str)):
-            continue  # the model has said so
+            continue  # reported by the model
         named = None if table in own else packages
         found = {name: value for name, value in given.items() if name != "name"}
         try:
             kind = KINDS[table](given["name"], named=named)
             if given["name"] == MLP and isinstance(found.get("encoder"), str):
                 encoder_kind(found["encoder"], named=named)
-            json.dumps(found, allow_nan=False)  # as which run folders keep them
+            json.dumps(found, allow_nan=False)  # run folders store JSON
         except BadConfig as err:
             place = {f"{table}.name": f"{table}.name", "encoder.name": "network.encoder"}.get(err.where)
             if place is None:
                 raise
             problems.append(f"{place}: {err.what} ({err.fix})")
         except (TypeError, ValueError) as err:
-            problems.append(f"{table}: {err}; give finite numbers, and dates as text")
+            problems.append(f"{table}: {err}; use finite numbers, and strings for dates")
         else:
             problems += mistakes_by(found, {"additionalProperties": False, **kind.schema}, within=table) if found else []
     return problems
@@ -459,11 +459,11 @@ LIMITS: Final = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": 
 
 
 def allowed(key: Mapping[str, Any]) -> str:
-    """What a key may be, by its JSON Schema: `a number above 0 and below 1`."""
+    """Describe a key's JSON Schema in words: `a number above 0 and below 1`."""
     if "enum" in key:
         return "one of " + ", ".join(f'"{value}"' for value in key["enum"])
     if not isinstance(key.get("type"), str):
-        return f"as its schema says: {json.dumps(dict(key))}"
+        return f"a value of the schema {json.dumps(dict(key))}"
     limits = " and ".join(f"{words} {key[limit]}" for limit, words in LIMITS.items() if limit in key)
     text = f"{TYPES[key['type']]} {limits}".rstrip()
     text += f" with {' and '.join(key['required'])}" if "required" in key else ""

@@ -1,8 +1,8 @@
-"""An algorithm with its modules, and the update that fits them: each group's losses, its gradient, its Adam.
+"""Learner, an algorithm with its modules, and Update: losses, gradients and an Adam step for each group.
 
-Nothing in an update waits for the device. Decision: the moving average of weights is a `lerp_` of ours.
-`swa_utils.AveragedModel` reads its counter back in each step, which waits for the GPU. `LambdaLR` counts its own steps; here
-the number of the update says all.
+An update never synchronizes with the device. Therefore the moving average of weights is our own `lerp_`:
+`swa_utils.AveragedModel` reads its counter from the GPU in each step. The learning rate depends on the update number, while
+`LambdaLR` would count its own steps.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from offline_cli.training.config import BCConfig
 
 __all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "rate_factor"]
 
-ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # options of networks that no weight depends on
+ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # network options that do not affect weights
 BETAS: Final = (0.9, 0.999)
-UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # what wraps it imports torch's compiler: 60 MB and a second
-LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # random numbers are torch's, which checkpoints keep
+UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # the wrapper imports torch's compiler: 60 MB and one second
+LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # use torch's generators, which checkpoints store
 NO_COMPILER: Final = ("InvalidCxxCompiler", "TritonMissing", "No working C++ compiler")
-SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of the machine
+SHORTAGE: Final = ("allocat", "out of memory")  # words in errors about memory
 
 
 # ---- an algorithm and its modules ----
@@ -66,55 +66,55 @@ SHORTAGE: Final = ("allocat", "out of memory")  # words of errors that are of th
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learner:
-    """An algorithm and the modules it has made."""
+    """An algorithm with its modules and groups."""
 
     algorithm: Algorithm
     modules: Mapping[str, nn.Module]
     groups: Sequence[Group]
-    policy: RLModule  # the first of the modules
-    is_stateful: bool  # whether the policy has a memory
+    policy: RLModule  # the first module
+    is_stateful: bool  # the policy is recurrent
 
     @classmethod
     def of(cls, algorithm: Algorithm, task: Task) -> Self:
-        """Raises BadConfig for an algorithm whose modules and groups do not fit together, which is its author's mistake."""
+        """Build the modules and groups. Raises BadConfig if they do not fit together, which is a bug in the algorithm."""
         modules = algorithm.modules(task)
         kind = type(algorithm).__name__
         if next(iter(modules), None) != POLICY or modules[POLICY] is not task.made:
-            fix = f"return {{{POLICY!r}: task.policy(), ...}}: run folders keep what is made there"
-            what = f"{kind}.modules gives no {POLICY!r} first, made by task.policy()"
+            fix = f"return {{{POLICY!r}: task.policy(), ...}}: run folders save this module"
+            what = f"the first module of {kind}.modules is not {POLICY!r}, made by task.policy()"
             raise BadConfig(what, where=f"algorithm {kind}", fix=fix)
         if task.made.is_stateful() and not algorithm.learns_sequences:
-            fix = "leave out memory, or learn with the algorithm bc"
-            raise BadConfig(f"{kind} learns from single steps, and the network has a memory", where="[network]", fix=fix)
+            fix = "leave out memory, or use the algorithm bc"
+            raise BadConfig(f"{kind} does not support recurrent networks", where="[network]", fix=fix)
         learner = cls(algorithm, modules, list(algorithm.groups(modules)), task.made, task.made.is_stateful())
         grouped = [name for group in learner.groups for name in group.modules]
         stepped = [] if {*grouped} - {*modules} else [[*learner.parameters_of(group)] for group in learner.groups]
         counts = Counter([*grouped, *(("loss", name) for name in learner.losses), *map(id, itertools.chain(*stepped))])
         if not stepped or not all(stepped) or max(counts.values()) > 1:
-            what = f"{kind}.groups gives groups of {grouped} with losses {learner.losses}"
-            fix = f"groups of modules among {', '.join(modules)}: each module, parameter and loss in one group at most"
-            raise BadConfig(what, where=f"algorithm {kind}", fix=f"{fix}, and parameters to train in each group")
+            what = f"{kind}.groups returns invalid groups: modules {grouped}, losses {learner.losses}"
+            fix = f"use modules among {', '.join(modules)}, each module, parameter and loss in one group at most"
+            raise BadConfig(what, where=f"algorithm {kind}", fix=f"{fix}, and trainable parameters in each group")
         return learner
 
     def before_sequences(self) -> dict[str, Any]:
-        """`state_in` of a policy with memory, leaves (...) for one row; empty for others.
+        """`state_in` of a recurrent policy, leaves (...) for one row; empty for others.
 
-        Each sequence begins with the initial state: what a recording has of states is of the network that played there.
+        Each sequence starts with the initial state, because recorded states belong to the network that played.
         """
         return {Columns.STATE_IN: initial_state(self.policy)} if self.is_stateful else {}
 
     @property
     def losses(self) -> list[str]:
-        """The names of all losses."""
+        """Names of all losses."""
         return [name for group in self.groups for name in group.losses]
 
     @property
     def whole(self) -> nn.Module:
-        """All modules as one, to count or move their weights."""
+        """All modules in one container, to count or move weights."""
         return nn.ModuleList(self.modules.values())
 
     def parameters_of(self, group: Group) -> dict[nn.Parameter, str]:
-        """Each parameter that requires a gradient, once, with its name in checkpoints."""
+        """The group's trainable parameters with their names in checkpoints."""
         return {
             parameter: f"{module}.{name}" if len(self.modules) > 1 else name
             for module in group.modules
@@ -123,18 +123,18 @@ class Learner:
         }
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers of all modules, by `module.name`, in place: `copy_` into them."""
+        """Parameters and persistent buffers of all modules, by `module.name`, not copied: restore with `copy_`."""
         states = {module: part.state_dict() for module, part in self.modules.items()}
         return {f"{module}.{name}": tensor for module, state in states.items() for name, tensor in state.items()}
 
     def others(self) -> dict[str, Tensor]:
-        """Of `state` what belongs to no group: target copies and buffers."""
+        """The entries of `state` that no optimizer changes: target networks and buffers."""
         stepped = {parameter.data_ptr() for group in self.groups for parameter in self.parameters_of(group)}
         return {name: tensor for name, tensor in self.state().items() if tensor.data_ptr() not in stepped}
 
 
 def cloning_learner(policy: RLModule) -> Learner:
-    """Behaviour cloning of an existing policy."""
+    """A Learner for behaviour cloning with an existing policy."""
     algorithm = own_algorithms(BC)[BC]({})
     modules = {POLICY: policy}
     return Learner(algorithm, modules, algorithm.groups(modules), policy, policy.is_stateful())
@@ -142,31 +142,32 @@ def cloning_learner(policy: RLModule) -> Learner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setup:
-    """What a run learns by, known before any data."""
+    """Algorithm, network and initial weights of a run, determined before any data is read."""
 
     algorithm: Algorithm
     network: Network
     seed: int = 0
-    start: Start | None = None  # None: fresh weights
-    learned: Mapping[str, Any] | None = None  # the state that connector pieces keep, by name; None: they learn from the data
+    start: Start | None = None  # None: random weights
+    learned: Mapping[str, Any] | None = None  # fixed state of connector pieces, by name; None: learn it from the data
     log_std: tuple[float | None, float | None] = (None, None)  # see Task
 
     @classmethod
     def of(cls, config: BCConfig) -> Self:
-        """What a resolved configuration names. Raises BadConfig for an algorithm that cannot stream."""
+        """From a resolved configuration. Raises BadConfig for streaming with an algorithm that recomputes columns."""
         options = {**config.algorithm}
         algorithm = algorithm_kind(options.pop("name"))(options)
         if config.streaming and algorithm.refresh_every is not None:
             what = f"{config.algorithm['name']} recomputes its columns from episodes in memory"
-            fix = "leave out --streaming, or have columns computed once, as by --set refresh_every=0"
+            fix = "leave out --streaming, or compute columns once: --set refresh_every=0"
             raise BadConfig(what, where="--streaming", fix=fix)
         network = network_kind(config.network["name"])(config.network_options)
         return cls(algorithm, network, config.seed, log_std=(config.log_std_min, config.log_std_max))
 
     def learner(self, observation_space: Space, action_space: Space, action_scale: str, pieces: str = "") -> Learner:
-        """Modules for these spaces, which follow from the seed, and from `start`. `pieces`: what the policy plays through.
+        """Build the modules for these spaces, with weights from the seed, or from `start`. `pieces`: name of the policy's
+        pipeline.
 
-        Raises BadConfig, naming all that keeps the modules from beginning as `start` says; UnsupportedSpace.
+        Raises BadConfig, listing all differences from `start`; UnsupportedSpace.
         """
         self.algorithm.check(observation_space, action_space)
         task = Task(observation_space, action_space, action_scale, self.network, self.seed, log_std=self.log_std)
@@ -185,46 +186,46 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The run to begin with: its policy, and further modules of its last checkpoint where it is by the same algorithm.
+    """The run of `--init-from`: its policy, and other modules of its last checkpoint if the algorithm is the same.
 
-    What its connector pieces had learned is kept too, and learned no further: with other statistics its policy would see other
-    numbers than it was trained on.
+    The state of its connector pieces is kept and frozen: with other statistics the policy would see other inputs than in
+    training.
     """
 
     url: str
     loaded: LoadedPolicy
-    others: Mapping[str, Tensor]  # by `module.name`; empty: it is by another algorithm
-    network: Mapping[str, Any]  # that is asked for
+    others: Mapping[str, Tensor]  # by `module.name`; empty for another algorithm
+    network: Mapping[str, Any]  # network of the new run
 
     @classmethod
     def of(
         cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
     ) -> Self:
-        """What `init_from` names. `out`: the URL of the run to be. `beside`: see `open_location`. Raises what `load_policy`
-        raises, BadData for a broken checkpoint, UsageError for `out` itself.
+        """Load the run of `init_from`. `out`: URL of the new run. `beside`: see `open_location`. Raises like `load_policy`,
+        BadData for a corrupt checkpoint, UsageError if it is `out` itself.
         """
         place = replace(open_location(config.init_from or "", storage_options, beside=beside), cache=None)
         if place.url == out:
-            fix = "another --out; or --resume, to train that run for longer"
-            raise UsageError("a run cannot begin with what it replaces", where=f"--init-from {place.url}", fix=fix)
-        name = config.network["name"]  # what the user named for this run, that run may have
+            fix = "use another --out, or --resume to train that run for longer"
+            raise UsageError("a run cannot start from the run that it replaces", where=f"--init-from {place.url}", fix=fix)
+        name = config.network["name"]  # code that the user named for this run may also serve that one
         loaded = load_policy(place, storage_options, plugins=plugins, network=name if name.startswith(PYTHON) else None)
         theirs, others = _saved_modules(place) or ({}, {})
         is_same = theirs.get("algorithm", {}).get("name", BC) == config.algorithm["name"]
         return cls(place.url, loaded, others if is_same else {}, {"name": name, **config.network_options})
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
-        """Raise BadConfig, naming all that differs, where the run's policy is not one of this run's."""
-        theirs, told, trained = self.loaded.module, self.loaded.description, self.loaded.trained
+        """Raise BadConfig, listing all differences, if the run's policy does not fit this run."""
+        theirs, described, trained = self.loaded.module, self.loaded.description, self.loaded.trained
         pairs: dict[str, tuple[Any, Any]] = {
             "observations": (theirs.observation_space, task.observation_space),
             "actions": (theirs.action_space, task.action_space),
-            "action scale": (told["action_scale"], task.action_scale),
+            "action scale": (described["action_scale"], task.action_scale),
             "form of Box actions": (theirs.action_head.forms(), learner.policy.action_head.forms()),
             "learner pipeline": ("none" if trained is None else trained.in_words, pieces or "none"),
         }
-        options = dict.fromkeys((*told[NETWORK], *self.network))
-        pairs |= {f"network {one}": (told[NETWORK].get(one), self.network.get(one)) for one in options if one not in ASIDE}
+        options = dict.fromkeys((*described[NETWORK], *self.network))
+        pairs |= {f"network {one}": (described[NETWORK].get(one), self.network.get(one)) for one in options if one not in ASIDE}
         wrong = [
             f"{name}: the run has {one}, this one {other}"
             for name, (one, other) in pairs.items()
@@ -235,19 +236,19 @@ class Start:
             raise BadConfig.of(wrong, where=f"--init-from {self.url}", fix=fix)
 
     def check_meanings(self, meanings: Meanings, where: str) -> None:
-        """Raise BadConfig, naming both and the first difference, where observations or actions of the data mean something else
-        than those that the run learned from. Rewards may be others.
+        """Raise BadConfig, naming both sides and the first difference, if the meanings of observations or actions differ from
+        those of the run. Rewards may differ.
         """
         both = ((self.url, Meanings.of(self.loaded.description.get(MEANINGS, {}), self.url)), (where, meanings))
         joined([(place, one.of_columns(Columns.OBS, Columns.ACTIONS)) for place, one in both])
 
     def shared(self, learner: Learner) -> dict[str, dict[str, Tensor]]:
-        """The modules beside the policy that the run has in the same form, each as its tensors."""
+        """Tensors of the other modules that the run has with the same shapes and dtypes, by module."""
         held = {name: part(self.others, f"{name}.") for name in learner.modules if name != POLICY}
         return {name: one for name, one in held.items() if _forms(one) == _forms(learner.modules[name].state_dict())}
 
     def told(self, learner: Learner) -> dict[str, Any]:
-        """Which modules are from the run, as JSON values."""
+        """JSON values: the run, and which modules come from it."""
         taken = [POLICY, *self.shared(learner)]
         fresh = [name for name in learner.modules if name not in taken]
         return {"run": self.url, "sha256": self.loaded.sha256, "modules": taken, "fresh": fresh}
@@ -258,9 +259,10 @@ def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The configuration of a run, unchecked, and the modules of its last checkpoint, by `module.name`; None: it has none.
+    """The configuration of a run, without validation, and the modules of its last checkpoint, by `module.name`; None without a
+    checkpoint.
 
-    Raises BadData for broken files.
+    Raises BadData for corrupt files.
     """
     last = checkpoint_bytes(run)
     try:
@@ -274,8 +276,8 @@ def _saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | 
 
 
 class GroupState:
-    """What a group's steps change beside its parameters: Adam's whole state, which exists from the start, to be saved and
-    written in place; averages of the policy's weights; and `sums` of its losses, () each.
+    """State of a group besides its parameters: Adam's state, allocated at the start so that it can be saved and restored in
+    place; moving averages of the policy's weights; and `sums` of its losses, () each.
     """
 
     def __init__(self, learner: Learner, group: Group, *, lr: float, weight_decay: float, ema: float | None) -> None:
@@ -285,24 +287,24 @@ class GroupState:
         self.rate = lr if group.lr is None else group.lr
         self.lr = torch.tensor(float(self.rate), device=device)
         without = getattr(torch.optim.Optimizer.add_param_group, "__wrapped__", None)
-        if without is not None:  # marked already: else torch imports its compiler to mark it
+        if without is not None:  # mark it here, else torch imports its compiler to do so
             vars(without).setdefault("__dynamo_disable", without)
         how: dict[str, Any] = {"betas": BETAS, "weight_decay": weight_decay, "fused": True}
         self.adam = torch.optim.AdamW(self.parameters, lr=self.lr, **how)
-        self.tensors: dict[str, Tensor] = {}  # of Adam, by `parameter.name`
+        self.tensors: dict[str, Tensor] = {}  # Adam's state, by `parameter.name`
         for parameter, name in named.items():
             moments = {key: torch.zeros_like(parameter) for key in ("exp_avg", "exp_avg_sq")}
             self.adam.state[parameter] = {"step": torch.zeros((), device=device), **moments}
             self.tensors |= prefixed(f"{name}.", self.adam.state[parameter])
         of_policy = {id(parameter): name for name, parameter in learner.policy.named_parameters()}
         averaged = [one for one in self.parameters if id(one) in of_policy and ema is not None]
-        self.averages = {of_policy[id(one)]: (one.detach().clone(), one) for one in averaged}  # by name, with what they follow
+        self.averages = {of_policy[id(one)]: (one.detach().clone(), one) for one in averaged}  # (average, parameter) by name
         self.sums = {name: torch.zeros((), device=device) for name in group.losses}
-        self.inputs = None if len(learner.modules) == 1 else self.parameters  # no gradient of what is not stepped
+        self.inputs = None if len(learner.modules) == 1 else self.parameters  # compute gradients of the group only
 
     def follow(self) -> None:
-        """After step n an average becomes d times itself plus 1 - d times the weights, d = min(ema, (1 + n) / (10 + n)): the
-        first weights soon count little. Source: tf.train.ExponentialMovingAverage with `num_updates`.
+        """Update the moving averages after step n with decay min(ema, (1 + n) / (10 + n)), so that initial weights fade fast.
+        Source: tf.train.ExponentialMovingAverage with `num_updates`.
         """
         if self.averages:
             steps = self.adam.state[self.parameters[0]]["step"]
@@ -312,7 +314,7 @@ class GroupState:
 
 
 class Update:
-    """Calling it fits the learner's modules once to what `batch` holds then."""
+    """Calling it trains the learner's modules on the current content of `batch`."""
 
     def __init__(
         self,
@@ -327,8 +329,8 @@ class Update:
         compile: bool = False,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`clip_norm`: the longest gradient of a group, all its parameters as one vector. `ema`: decay of a moving average of
-        the policy's weights; None: there is none. `compile`: compute losses by what torch.compile makes of them.
+        """`clip_norm`: maximum gradient norm over all parameters of a group. `ema`: decay of a moving average of the policy's
+        weights; None: no average. `compile`: compile the losses with torch.compile.
         """
         self.learner, self.batch, self.precision, self.clip_norm, self.ranks = learner, batch, precision, clip_norm, ranks
         self.steps = [GroupState(learner, group, lr=lr, weight_decay=weight_decay, ema=ema) for group in learner.groups]
@@ -336,13 +338,13 @@ class Update:
         self._compiled = {id(one): torch.compile(one.group.loss, options=LIKE_EAGER) for one in (self.steps if compile else ())}
 
     def __call__(self, number: int = 0) -> None:
-        """The update of that number, counted from 0: every group that is due takes a step."""
+        """Run update `number` (0-based): each group that is due takes a step."""
         for one in self.steps:
             if (number + 1) % one.group.every == 0:
                 self._step(one)
 
     def _step(self, one: GroupState) -> None:
-        """One step of a group: losses, gradients, those of all ranks added up, Adam, and what follows it."""
+        """One step of a group: losses, gradients, all-reduce over ranks, Adam, averages and the `then` callback."""
         losses = self._losses(one, self._compiled.get(id(one), one.group.loss))
         self._backward(one, losses)
         for parameter in one.parameters:
@@ -365,56 +367,58 @@ class Update:
             return function(self.batch)
 
     def _backward(self, one: GroupState, losses: Mapping[str, Tensor]) -> None:
-        """The gradients of the sum of losses, in the parameters."""
+        """Compute gradients of the summed losses."""
         for parameter in one.parameters:
             parameter.grad = None
         first, *others = losses.values()
         sum(others, start=first).backward(inputs=one.inputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     def _exchanged(self, one: GroupState, losses: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The losses of the whole batch, sums over the ranks as its gradients become."""
+        """All-reduce gradients and losses over ranks; return the losses of the whole batch."""
         gradients = [parameter.grad for parameter in one.parameters if parameter.grad is not None]
-        told = torch.stack([losses[name].detach() for name in one.sums]).to(gradients[0].dtype)
-        together = self.ranks.sum_(torch.cat([*(gradient.reshape(-1) for gradient in gradients), told]))
-        *parts, told = torch.split(together, [*(gradient.numel() for gradient in gradients), len(told)])
+        stacked = torch.stack([losses[name].detach() for name in one.sums]).to(gradients[0].dtype)
+        together = self.ranks.sum_(torch.cat([*(gradient.reshape(-1) for gradient in gradients), stacked]))
+        *parts, stacked = torch.split(together, [*(gradient.numel() for gradient in gradients), len(stacked)])
         for owner, part_ in zip(one.parameters, parts, strict=True):
             owner.grad = part_.view_as(owner)
-        return dict(zip(one.sums, told.unbind(), strict=True))
+        return dict(zip(one.sums, stacked.unbind(), strict=True))
 
     def scale_rates(self, factor: float) -> None:
-        """Have the steps to come take their learning rates times `factor`."""
+        """Set learning rates to their base value times `factor`."""
         for step in self.steps:
             step.lr.fill_(step.rate * factor)
 
     def check(self) -> None:
-        """Compute all losses and gradients once, without a step, so that updates need not look at their form. Modules stay as
-        they are; random numbers are drawn.
+        """Validate losses and gradients once, without a step, so that updates need no checks. Modules stay unchanged; random
+        numbers are consumed.
 
-        Raises BadConfig for losses of other names than the group has, that cannot be minimised, or that cannot be compiled;
-        MissingPackage without a compiler.
+        Raises BadConfig for losses with wrong names, without a gradient, or that cannot be compiled; MissingPackage without a
+        compiler.
         """
         kind = f"algorithm {type(self.learner.algorithm).__name__}"
         with unchanged([*self.learner.others().values()]):
             for one in self.steps:
                 where, fix = (
                     kind,
-                    "return scalars with a gradient, torch.dot(rows, batch['weights']), by the group's names for them",
+                    "return the group's losses by name, as scalars with a gradient: torch.dot(rows, batch['weights'])",
                 )
                 try:
                     losses = self._losses(one, one.group.loss)
                     if losses.keys() != one.sums.keys() or any(loss.shape != () for loss in losses.values()):
-                        raise TypeError(f"its function gives { ({name: tuple(loss.shape) for name, loss in losses.items()}) }")
+                        raise TypeError(
+                            f"the loss function returns { ({name: tuple(loss.shape) for name, loss in losses.items()}) }"
+                        )
                     self._backward(one, losses)
                     if id(one) in self._compiled:
                         where, fix = "--compile", "leave out --compile"
                         self._backward(one, self._losses(one, self._compiled[id(one)]))
                 except Exception as err:
-                    said = "".join(traceback.format_exception(err))
-                    if plugin_behind(err) is not None or any(word in said.lower() for word in SHORTAGE):
+                    trace = "".join(traceback.format_exception(err))
+                    if plugin_behind(err) is not None or any(word in trace.lower() for word in SHORTAGE):
                         raise
-                    lacking = any(name in said for name in NO_COMPILER)
-                    fix += "; or install g++ or clang++ (CXX names another one), on a GPU triton" * lacking
-                    what = f"{kind} has losses {list(one.sums)} that cannot be minimised: {err}"
+                    lacking = any(name in trace for name in NO_COMPILER)
+                    fix += "; or install g++ or clang++ (or set CXX), on a GPU triton" * lacking
+                    what = f"{kind}: the losses {list(one.sums)} cannot be minimised: {err}"
                     raise (MissingPackage if lacking else BadConfig)(what, where=where, fix=fix) from err
                 finally:
                     for parameter in one.parameters:
@@ -426,43 +430,43 @@ class Update:
         return {name: average for step in self.steps for name, (average, _) in step.averages.items()}
 
     def policy_state(self) -> dict[str, Tensor]:
-        """The policy that is checked and kept: its parameters, or their moving averages, and its buffers; in place."""
+        """Tensors of the policy that is checked and kept: parameters or their moving averages, and buffers; not copied."""
         return {**self.learner.policy.state_dict(), **self._averages()}
 
     @contextmanager
     def kept_policy(self) -> Iterator[None]:
-        """Within it the learner's policy is the one that is kept."""
+        """Context manager: the learner's policy has the kept weights (moving averages)."""
         stepped, averages = self.learner.policy.state_dict(), self._averages()
         own = {name: stepped[name] for name in averages}
         with unchanged(list(own.values())):
             copy_into(own, averages)
             yield
 
-    # ---- figures, and what is saved ----
+    # ---- figures and checkpoint tensors ----
 
     def means(self, number: int, since: int) -> dict[str, float]:
-        """The mean of each loss over the steps in the last `since` of `number` updates; none where its group took no step.
+        """Mean of each loss over the steps in the last `since` of `number` updates, without groups that took no step.
 
-        Waits for the device.
+        Synchronizes with the device.
         """
         counts = [(step, number // step.group.every - (number - since) // step.group.every) for step in self.steps]
         return {name: float(total) / count for step, count in counts if count for name, total in step.sums.items()}
 
     def forget_losses(self) -> None:
-        """Begin to add up anew."""
+        """Reset the sums of losses."""
         for step in self.steps:
             for total in step.sums.values():
                 total.zero_()
 
     def is_finite(self) -> bool:
-        """Whether all weights are numbers; waits for the device."""
+        """Whether all weights are finite; synchronizes with the device."""
         return all(bool(torch.isfinite(parameter).all()) for step in self.steps for parameter in step.parameters)
 
     def changing(self) -> dict[str, Tensor]:
-        """All that an update changes, by name: to be saved, and written back in place with `copy_`.
+        """All tensors that an update changes, by name, to save, and restore in place with `copy_`.
 
-        With a moving average the policy under its usual names is that, so that whoever plays a checkpoint plays the policy that
-        is kept, and what is stepped has names of its own.
+        With a moving average the policy's usual names refer to the average, so that playing a checkpoint plays the kept policy;
+        the optimizer's weights have other names.
         """
         stepped, averages = self.learner.policy.state_dict(), self._averages()
         found = prefixed(MODULES, self.learner.state() | prefixed(OF_POLICY, averages))
@@ -472,7 +476,7 @@ class Update:
 
 
 def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float:
-    """What the learning rate is multiplied with in update `number`, counted from 0, of `bound`: warm-up times `schedule`."""
+    """Factor of the learning rate in update `number` (0-based) of `bound`: warm-up times `schedule`."""
     rising = min(1.0, (number + 1) / warmup) if warmup else 1.0
     passed = min(1.0, max(0, number - warmup) / max(1, bound - warmup))
     falling = {"constant": 1.0, "linear": 1.0 - passed, "cosine": 0.5 + 0.5 * math.cos(math.pi * passed)}
@@ -481,7 +485,7 @@ def rate_factor(number: int, *, schedule: str, warmup: int, bound: int) -> float
 
 @contextmanager
 def unchanged(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Whatever happens inside, `tensors` have their old values, in the same memory, afterwards."""
+    """Context manager: restore the values of `tensors` in place."""
     before = [tensor.clone() for tensor in tensors]
     try:
         yield

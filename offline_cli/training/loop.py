@@ -1,8 +1,8 @@
-"""One run of training, from top to bottom: configuration, data, modules, updates with checks and checkpoints, result.
+"""One training run, from top to bottom: configuration, data, modules, updates with checks and checkpoints, result.
 
-Between two updates a run is consistent: what is saved there is resumed bit for bit (on the CPU, with the number of threads that
-the checkpoint holds). A checkpoint is of the moment before what belongs to its number of updates (row of metrics, check, end of
-the run), so that a run which resumes there with another bound is as if it had had that from the start.
+Checkpoints are taken between two updates, and resuming is exact bit for bit (on the CPU, with the checkpoint's number of
+threads). A checkpoint is saved before the metrics row, check and stop decision of its update number, so that resuming with
+another bound equals a run with that bound from the start.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ from offline_cli.training.training_data import TrainingData, load_data
 
 __all__ = ["learn"]
 
-CHANCE: Final = 16  # sets the seed of losses that draw random numbers apart from others drawn from the same run seed
-LOOK: Final = 10  # updates after which ranks on GPUs, whose updates are short, ask each other whether one has to stop
+CHANCE: Final = 16  # distinguishes the seed of random losses from others of the same run seed
+LOOK: Final = 10  # updates between two checks for stop signals across GPU ranks
 
 _log = logging.getLogger(__name__)
 
 
 def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: OnProgress) -> TrainResult:  # noqa: C901
-    """The whole run, read from top to bottom. `options`, and what is raised: see `train`."""
+    """The whole run, from top to bottom. Options and errors: see `train`."""
     sources = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
     storage_options, resume, plugins = options["storage_options"], options["resume"], options["plugins"]
     with ExitStack() as held:
@@ -92,7 +92,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         if not options["dry_run"]:
             held.enter_context(folder.locked())
         checkpoint = folder.load() if resume else None
-        if checkpoint is not None:  # pieces keep what they had learned
+        if checkpoint is not None:  # pieces keep their state
             setup = replace(setup, learned=folder.learned())
         elif config.init_from is not None:
             start = Start.of(config, storage_options, plugins, out=folder.url, beside=beside)
@@ -119,7 +119,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         )
         held.callback(data.close)
 
-        # ---- modules, and what a resumed run shares with the one before ----
+        # ---- modules, and checks of a resumed run ----
         learner = data.learner
         own_code = [config.env or "", *(config.wrappers or ()), config.network["name"], config.algorithm["name"]]
         own_code += [text.partition("=")[2] for text in config.policy or ()]
@@ -140,7 +140,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             check_same_run(state, wanted, options["allow_changes"], where=folder.url)
             notes += [f"resumed although {change}" for change in state.changes]
         elif resume:
-            notes.append(f"no checkpoint in {folder.url} yet, so --resume begins a new run")
+            notes.append(f"{folder.url} has no checkpoint yet, so --resume starts a new run")
         for note in notes:
             _log.warning("note: %s", note)
         learner.whole.to(device).train()
@@ -153,10 +153,10 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         stepping = {name: getattr(config, name) for name in ("lr", "precision", "weight_decay", "clip_norm", "ema", "compile")}
         update = Update(learner, batches.batch, ranks=ranks, **stepping)
         per_epoch = batches.updates_per_epoch
-        bound = config.bound(per_epoch)  # the update at which training ends, whatever it has reached
+        bound = config.bound(per_epoch)  # maximum number of updates
         held.enter_context(use_threads(state.threads))
         held.enter_context(signals_noted())
-        with _own_chance(state):  # before anything is written: an algorithm's mistake leaves no run folder
+        with _own_chance(state):  # before anything is written: a faulty algorithm leaves no run folder
             if ranks.count > 1:
                 _check_rows_apart(learner.whole)
             batches.fill(state.update)
@@ -165,15 +165,15 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         if options["dry_run"]:
             return replace(_result(folder, config, state, data, per_epoch, notes, None), stopped_by="dry-run")
 
-        # ---- begin, or go back to the checkpoint ----
+        # ---- start, or restore the checkpoint ----
         held.enter_context(_telling_how_to_resume())
         finished = None if checkpoint is None else _finished(folder, config, state, bound, per_epoch)
-        ranks.wait()  # until each has read what is there
+        ranks.wait()  # until each rank has read the run folder
         if finished is not None:
             return _unless_missed(finished, config)
         held.enter_context(_own_chance(state))
         best: dict[str, Tensor] = {}  # the policy of the best check
-        refreshed: dict[str, Tensor] = {}  # the modules that columns were last computed with, where they are computed anew
+        refreshed: dict[str, Tensor] = {}  # modules of the last recomputation of columns
         if checkpoint is None:
             torch.manual_seed(draw(config.seed, CHANCE))
             folder.begin(config, described, None if data.trained is None else data.trained.state_bytes())
@@ -181,8 +181,8 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             tensors = {name: tensor.to(device) for name, tensor in checkpoint[1].items()}
             forms = {name: tensor.shape for name, tensor in tensors.items()}
             if wrong := [name for name, tensor in update.changing().items() if forms.get(name) != tensor.shape]:
-                fix = "put config.toml back as it was, or train again with --overwrite"
-                raise BadData(f"the checkpoint is of another configuration: {', '.join(wrong)}", where=folder.url, fix=fix)
+                fix = "restore config.toml, or train again with --overwrite"
+                raise BadData(f"the checkpoint does not fit the configuration: {', '.join(wrong)}", where=folder.url, fix=fix)
             best, refreshed = part(tensors, BEST), part(tensors, REFRESHED)
             if refreshed:
                 copy_into(learner.state(), refreshed)
@@ -192,15 +192,17 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             if device.type == "cuda":
                 torch.cuda.set_rng_state(checkpoint[1]["generator_cuda"])
             folder.resume(config, state.metrics_bytes)
-        told = {name: value for name, value in flat(config).items() if value is not None}
-        track = held.enter_context(tracking(config.track or (), folder, told, state.update))
-        ranks.copy_first([tensor.detach() for tensor in update.changing().values()])  # networks need not follow from seeds
-        if ranks.rank:  # what losses draw is of each rank's own rows
+        values = {name: value for name, value in flat(config).items() if value is not None}
+        track = held.enter_context(tracking(config.track or (), folder, values, state.update))
+        ranks.copy_first(
+            [tensor.detach() for tensor in update.changing().values()]
+        )  # initial weights may not depend on the seed alone
+        if ranks.rank:  # each rank draws random numbers for its own rows
             torch.manual_seed(draw(config.seed, CHANCE, state.update, ranks.rank))
 
         # ---- updates, with checks and checkpoints ----
         began, stopping = time.perf_counter() - state.seconds, False
-        samples: int | Tensor = 0  # steps learned from that the state does not count yet
+        samples: int | Tensor = 0  # steps not yet counted in the state
         _report(on_progress, state, bound)
         while state.stopped_by is None:
             number = state.update
@@ -213,7 +215,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                 before = time.perf_counter()
                 state.samples, samples = state.samples + int(samples), 0
                 losses = _finite_losses(update, state, config, folder, weights=is_checked or is_saved)
-                state.train_seconds += time.perf_counter() - before  # that the device took
+                state.train_seconds += time.perf_counter() - before  # time to synchronize with the device
                 state.seconds = time.perf_counter() - began
             if is_saved:
                 folder.save(state, _tensors(update, best, refreshed))
@@ -229,7 +231,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                             figures |= {f"val_{name}": value for name, value in scores.items()}
                         if is_checked and environment is not None:
                             figures |= checks.played_returns(learner, config, environment, others, data.play, number, ranks)
-                except StopRequested:  # the check that was cut short is made again by the resumed run
+                except StopRequested:  # the resumed run repeats the interrupted check
                     stopping = True
                     continue
                 state.seconds = time.perf_counter() - began
@@ -259,19 +261,20 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         keeps_last = state.best is None or not best or state.stopped_by == "target"
         copy_into(learner.policy.state_dict(), update.policy_state() if keeps_last else best)
         result = _result(folder, config, state, data, per_epoch, notes, None if keeps_last else state.best)
-        del batches, held_out, checked  # the order of an epoch takes memory that drawing the curve needs
+        del batches, held_out, checked  # free the epoch order: drawing the curve needs memory
         folder.finish(learner.policy.state_dict(), result.as_dict(), until_return=config.until_return)
     return _unless_missed(result, config)
 
 
-# ---- what a run is asked for ----
+# ---- options and configuration ----
 
 
 def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any], written: Mapping[str, Any]) -> list[Any]:
-    """All that storage options may be for: the run, its sources, and policies of the call, its file and a local run."""
+    """All locations that storage options may apply to: the run, its sources, and policies of options, config file and a local
+    run."""
     asked = [options, written]
     if options["resume"] and "://" not in str(out):
-        with suppress(OfflineCliError):  # what is wrong there is told where the run is opened
+        with suppress(OfflineCliError):  # reported when the run is opened
             asked.append(RunFolder(out).config() or {})
     policies = [text for one in asked if isinstance(one.get("policy"), list | tuple) for text in one["policy"]]
     starts = [one["init_from"] for one in asked if isinstance(one.get("init_from"), str)]
@@ -279,7 +282,7 @@ def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any], writte
 
 
 def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[str, Any]) -> BCConfig:
-    """The configuration; for a resumed run the stored one, or with another bound. `written`: what the config file says.
+    """The configuration; for a resumed run the stored one, apart from the bound. `written`: content of the config file.
 
     Raises BadConfig for other changes.
     """
@@ -291,8 +294,8 @@ def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[st
     named: dict[str, Any] = {"algorithm": options["algorithm"], "network": network_named(options["network"])}
     wanted = resolve_config(asked, file=file, stored=stored, said=written, plugins=options["plugins"], **named)
     if agent not in (None, wanted.agent):
-        what = f"the target is for agent {agent}, and {wanted.agent or 'no single agent'} learns"
-        raise BadConfig(what, where="--until-return", fix=f"--agent {agent}")
+        what = f"the target is for agent {agent}, but {wanted.agent or 'no single agent'} learns"
+        raise BadConfig(what, where="--until-return", fix=f"use --agent {agent}")
     if stored is not None:
         said = {**written, **{name: one for name, one in asked.items() if one is not None}}
         check_named_again(wanted, said, where=folder.url)
@@ -303,45 +306,45 @@ def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[st
 
 
 def _finished(folder: RunFolder, config: BCConfig, state: TrainState, bound: int, updates_per_epoch: int) -> TrainResult | None:
-    """The result of a run that is finished within its bound, or met its target; None: it is not. Raises BadConfig for a bound
-    below the updates made.
+    """The result of a run that reached its bound or target, else None. Raises BadConfig for a bound below the updates already
+    made.
     """
     if state.update > bound:
         least = state.update if config.bound_name == "updates" else -(-state.update // updates_per_epoch)
-        fix = f"--{config.bound_name} {least} or more, or train again with --overwrite"
-        raise BadConfig(f"{state.update} updates are made already, and only {bound} asked for", where=folder.url, fix=fix)
+        fix = f"use --{config.bound_name} {least} or more, or train again with --overwrite"
+        raise BadConfig(f"the run already has {state.update} updates, more than the bound {bound}", where=folder.url, fix=fix)
     known = folder.result()
     is_over = state.stopped_by is not None or state.update == bound or (known is not None and known.stopped_by == "target")
     return known if is_over else None
 
 
 def _own_chance(state: TrainState) -> AbstractContextManager[None]:
-    """Within it torch's random generators are the run's; afterwards they are restored."""
+    """Context manager: fork torch's random generators for the run."""
     return torch.random.fork_rng(devices=[torch.cuda.current_device()] if state.device == "cuda" else [])
 
 
 def _check_rows_apart(module: nn.Module) -> None:
-    """Raise BadConfig for layers that compute statistics over the rows of a batch, of which each process sees some only."""
+    """Raise BadConfig for layers with batch statistics, because each process sees only some of the rows."""
     kinds = nn.modules.batchnorm
     layers = [(name, part) for name, part in module.named_modules() if isinstance(part, kinds._NormBase)]
     wrong = [name for name, part in layers if isinstance(part, kinds._BatchNorm) or part.track_running_stats]
     if wrong:
-        what = f"{', '.join(wrong)}: statistics over the rows of a batch, which several processes share out"
-        raise BadConfig(what, where="torchrun", fix="LayerNorm or GroupNorm in the network, or train in one process")
+        what = f"{', '.join(wrong)}: batch statistics are not supported with several processes"
+        raise BadConfig(what, where="torchrun", fix="use LayerNorm or GroupNorm, or train in one process")
 
 
 # ---- checkpoints ----
 
 
 def _tensors(update: Update, best: Mapping[str, Tensor], refreshed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All of a checkpoint: what an update changes, torch's random generators, and what the run keeps besides."""
+    """All tensors of a checkpoint: those of the update, random generators, best policy and refreshed modules."""
     found = update.changing() | {"generator": torch.get_rng_state()} | prefixed(BEST, best) | prefixed(REFRESHED, refreshed)
     return found | ({"generator_cuda": torch.cuda.get_rng_state()} if update.device.type == "cuda" else {})
 
 
 def _compute_columns(data: TrainingData, batches: Batches, held_out: Batches | None) -> None:
-    """Have the learner pipeline recompute all columns with the current modules."""
-    assert data.columns_anew is not None, "data in memory, of an algorithm that asks for it"
+    """Recompute all columns with the current modules."""
+    assert data.columns_anew is not None, "set for algorithms with refresh_every"
     stores = [batches] if held_out is None else [batches, held_out]
     for store, columns in zip(stores, data.columns_anew(), strict=True):
         store.replace(columns)
@@ -350,55 +353,55 @@ def _compute_columns(data: TrainingData, batches: Batches, held_out: Batches | N
 def _finite_losses(
     update: Update, state: TrainState, config: BCConfig, folder: RunFolder, *, weights: bool
 ) -> dict[str, float]:
-    """The mean of each over the updates since the last row; of one whose group was not stepped since, the last known value, and
-    none where it never was. Waits for the device.
+    """Mean of each loss over the updates since the last row; the last value for groups without a step since, if any.
+    Synchronizes with the device.
 
-    Raises Diverged rather than continue with, or keep, a policy that is not finite. `weights`: look at these, too.
+    Raises Diverged if losses, or with `weights` the weights, are not finite.
     """
     known = state.losses | update.means(state.update, state.summed)
     losses = {name: known[name] for name in update.learner.losses if name in known}
     if math.isfinite(sum(losses.values())) and (not weights or update.is_finite()):
         return losses
     what = f"training diverged: the loss is {sum(losses.values())} after {state.update} updates"
-    fix = f"train again with --overwrite and a smaller --lr than {config.lr:g}, or look for wild values in the data"
+    fix = f"train again with --overwrite and an --lr below {config.lr:g}, or check the data for extreme values"
     kind = Diverged if config.algorithm["name"] == BC else TrainingDiverged
     raise kind(what, where=folder.url, fix=fix, details={"update": state.update})
 
 
 def _interrupted(state: TrainState, folder: RunFolder, ranks: Ranks) -> Interrupted:
-    """The error of a run that is saved, and was stopped by a signal: in every rank the same one, whichever it reached."""
+    """The error of a saved run that was stopped by a signal; the same in every rank."""
     number = requested() or signal.SIGTERM
-    with suppress(ClusterLost):  # a rank that has failed meanwhile does not answer
+    with suppress(ClusterLost):  # a failed rank does not answer
         if ranks.summed([float(requested() == signal.SIGINT)])[0]:
             number = signal.SIGINT
-    what = f"stopped by {signal.Signals(number).name} after {state.update} updates; all of them are saved, and the policy of "
-    what += "this last checkpoint can be played until the run is resumed"
+    what = f"stopped by {signal.Signals(number).name} after {state.update} updates, all of which are saved; "
+    what += "the policy of this checkpoint can be played"
     details = {"exit_code": exit_code_of(number), "updates": state.update, "policy_update": state.update, "run": folder.url}
-    return Interrupted(what, where=folder.url, fix="the same command with --resume continues from there", details=details)
+    return Interrupted(what, where=folder.url, fix="run the same command with --resume to continue", details=details)
 
 
 @contextmanager
 def _telling_how_to_resume() -> Iterator[None]:
-    """Within it a StorageError says that `--resume` continues."""
+    """Context manager: add to the fix of a StorageError that `--resume` continues."""
     try:
         yield
     except StorageError as err:
-        err.fix = f"{err.fix}; then the same command with --resume continues from the last checkpoint"
+        err.fix = f"{err.fix}; then run the same command with --resume to continue from the last checkpoint"
         raise
 
 
-# ---- what it tells ----
+# ---- notes, metrics and result ----
 
 
 def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
-    """What is worth knowing of the data, and of how the run begins."""
+    """Notes on the data and the start of the run."""
     form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_SHAPE)
     seen = (data.observation_space, "observations", form)
     notes = [*data.facts.notes, *flattened_images(*seen), *image_notes(*seen)]
     if config.precision == "bf16" and state.device == "cpu":
         notes.append("bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
     if fresh := ", ".join(state.init_from.get("fresh", [])):
-        notes.append(f"{fresh} of the algorithm begin anew: {state.init_from['run']} has none of this form")
+        notes.append(f"modules {fresh} start with random weights: {state.init_from['run']} has none of the same shape")
     return [*notes, *data.facts.own_notes(config, uses_rewards=uses_rewards(data.learner.algorithm))]
 
 
@@ -433,7 +436,7 @@ def _result(
     notes: Sequence[str],
     best: Best | None,
 ) -> TrainResult:
-    """The result, with the policy of the `best` check, or the last one."""
+    """The result for the policy of the `best` check (None: the last policy)."""
     facts, figures = data.facts, state.figures if best is None else best.figures
     played = "confirm" if "confirm_return_mean" in figures else "eval"
     return TrainResult(
@@ -463,8 +466,8 @@ def _result(
 
 
 def _unless_missed(result: TrainResult, config: BCConfig) -> TrainResult:
-    """`result`, or TargetNotMet where a target return was given and not confirmed, or a gate on a held-out figure is missed."""
+    """Return `result`. Raises TargetNotMet for an unconfirmed target return, or a held-out score beyond its limit."""
     if missed := checks.missed_gates(result, config):
-        fix = f"--resume with more --{config.bound_name}, more or better data, or another --lr; the run keeps its best policy"
+        fix = f"use --resume with more --{config.bound_name}, more or better data, or another --lr; the best policy is kept"
         raise TargetNotMet("; ".join(missed), where=result.run, fix=fix, details=result.as_dict())
     return result

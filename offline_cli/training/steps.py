@@ -1,11 +1,11 @@
-"""The steps of a run, in memory or in a temporary file; their order; and minibatches of them.
+"""The steps of a run, in memory or in a temporary file; their order; and mini-batches.
 
-An epoch is a permutation of all rows that follows from (seed, epoch) alone, or, where sources have weights, as many draws from
-them. So the number of an update is the position in the data: nothing is saved to resume, and a resumed run continues with the
-batches that would have come next. In memory and streaming the order is the same.
+An epoch is a permutation of all rows that depends on (seed, epoch) only, or, with source weights, the same number of random
+draws. So the update number is the position in the data, and resuming needs no saved position. The order is the same in memory
+and streaming.
 
-`--streaming` keeps rows in a temporary file, all leaves of a row side by side, and reads each row that a batch asks for. The
-file is not mapped: what the system caches of it is no memory of this process, so that a limit on memory holds.
+`--streaming` keeps rows in a temporary file, with all leaves of a row adjacent, and reads the rows of each batch. The file is
+not memory-mapped, so that the page cache does not count against the memory limit.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
 __all__ = ["WEIGHTS", "Batches", "Steps", "epoch_order"]
 
-WEIGHTS: Final = "weights"  # (N,) float32 of the N steps of a batch, sequences one after the other; sum 1; 0 on padding
-ORDER: Final = 11  # sets these seeds apart from others drawn from the same run seed
-PART_BYTES: Final = 2 << 20  # of the rows that `Steps.parts` gives together
+WEIGHTS: Final = "weights"  # (N,) float32 for the N steps of a batch, sequences flattened; sum 1; 0 for padding
+ORDER: Final = 11  # distinguishes these seeds from others of the same run seed
+PART_BYTES: Final = 2 << 20  # size of a part of `Steps.parts`
 
 
 class MemoryRows:
@@ -46,7 +46,7 @@ class MemoryRows:
         return len(self.held[0])
 
     def take(self, chosen: Tensor, targets: Sequence[Tensor] | None = None) -> list[Tensor]:
-        """The rows `chosen` (B,), a tensor (B, ...) for each leaf, in `targets` where these are given."""
+        """The rows `chosen` (B,), a tensor (B, ...) for each leaf, written to `targets` if given."""
         into: Sequence[Tensor | None] = targets or [None] * len(self.held)
         return [torch.index_select(leaf, 0, chosen, out=target) for leaf, target in zip(self.held, into, strict=True)]
 
@@ -56,10 +56,10 @@ class MemoryRows:
 
 
 class FileRows(TempFile):
-    """The same in a temporary file without a name, where a row is one read. Raises StorageError."""
+    """Rows in an unnamed temporary file; a row is one read. Raises StorageError."""
 
     def __init__(self, temp_dir: str | None, like: Sequence[Tensor]) -> None:
-        """`like`: the leaves of any rows. The file is made now, and ends with `close`."""
+        """`like`: leaves of any rows, for dtypes and shapes. The file exists until `close`."""
         super().__init__(temp_dir, holding="steps")
         forms = [(str(number), leaf[:0].numpy().dtype, tuple(leaf.shape[1:])) for number, leaf in enumerate(like)]
         self._row, self._count = np.dtype(forms), 0
@@ -70,7 +70,7 @@ class FileRows(TempFile):
         return self._count
 
     def add(self, rows: Sequence[Tensor]) -> None:
-        """Append rows, (n, ...) of each leaf."""
+        """Append rows, leaves (n, ...)."""
         made = np.empty(len(rows[0]), self._row)
         for number, leaf in enumerate(rows):
             made[str(number)] = leaf.numpy()
@@ -87,36 +87,36 @@ class FileRows(TempFile):
         return self._read(stop - first, [first])
 
     def expect(self, chosen: Tensor) -> None:
-        """Have the system read those rows meanwhile, all at once, where its cache has not got them."""
+        """Prefetch rows into the page cache."""
         for row in chosen.tolist() if hasattr(os, "posix_fadvise") else ():
             os.posix_fadvise(self._file.fileno(), row * self.row_bytes, self.row_bytes, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Release the disk."""
+        """Delete the file."""
         self.__exit__(None, None, None)
 
     def _read(self, together: int, rows: Sequence[int]) -> list[Tensor]:
-        """So many rows from each of `rows` on."""
+        """Read `together` consecutive rows starting at each of `rows`."""
         size, file = self.row_bytes, self._file.fileno()
         with self._failures("reading steps of a temporary file"):
             content = b"".join([os.pread(file, together * size, row * size) for row in rows])
             if len(content) != len(rows) * together * size:
-                raise OSError(errno.EIO, "it has become shorter")
+                raise OSError(errno.EIO, "the file is truncated")
         read = np.frombuffer(content, self._row)
         return [torch.from_numpy(np.array(read[name], order="C")) for name in self._row.names or ()]
 
 
 class Steps:
-    """N rows by column, in memory or on disk: each is a step, or, for policies with memory, a sequence of steps.
+    """N rows of columns, in memory or on disk: a row is a step, or, for recurrent policies, a sequence.
 
-    Stacks of frames are kept as numbers of single frames, each of which is kept once.
+    Frame stacks are stored as indices of frames, and each frame once.
     """
 
     def __init__(self, columns: Mapping[str, Any] | None = None, *, on_disk: bool = False, temp_dir: str | None = None) -> None:
         """`columns`: the first rows, see `add`."""
-        self.columns: Mapping[str, Any] = {}  # of the rows that were added last, for their forms
-        self.sources: Tensor | None = None  # (N,) the source of each row, where sources have weights
-        self.shares: Sequence[float] = ()  # of each source, of the rows of an epoch; sum 1
+        self.columns: Mapping[str, Any] = {}  # the last added rows, for dtypes and shapes
+        self.sources: Tensor | None = None  # (N,) source index of each row, if sources have weights
+        self.shares: Sequence[float] = ()  # each source's share of an epoch's rows; sum 1
         self._on_disk, self._temp_dir = on_disk, temp_dir
         self._rows: MemoryRows | FileRows | None = None
         self._frames: MemoryRows | FileRows | None = None
@@ -127,7 +127,7 @@ class Steps:
         return 0 if self._rows is None else len(self._rows)
 
     def add(self, columns: Mapping[str, Any]) -> None:
-        """Append rows: trees of tensors (n, ...), or FrameStacks that share their frames. In memory all come at once."""
+        """Append rows: trees of tensors (n, ...), or FrameStacks that share their frames. In memory, call it once."""
         frames = next((leaves(one.frames) for one in columns.values() if isinstance(one, FrameStacks)), None)
         before = len(self._frames) if self._on_disk and self._frames is not None else 0
         rows = [leaf for column in columns.values() for leaf in _row_leaves(column, before)]
@@ -143,15 +143,15 @@ class Steps:
                 file.add(added)
 
     def replace(self, columns: Mapping[str, Any]) -> None:
-        """Take other values of the same rows, of the same forms; they are in memory."""
+        """Replace the values of all rows, with the same shapes; only in memory."""
         stacks = next((leaves(one.frames) for one in columns.values() if isinstance(one, FrameStacks)), [])
         new = [leaf for column in columns.values() for leaf in _row_leaves(column, 0)]
         for held, leaf in zip(self._in_memory(), [*new, *stacks], strict=True):
             held.copy_(leaf)
 
     def rows(self, which: slice, names: Sequence[str] | None = None) -> dict[str, Tree]:
-        """A range of rows as trees of tensors, stacks gathered; `names`: of these columns alone."""
-        assert self._rows is not None, "rows were added"
+        """A range of rows as trees of tensors, with gathered stacks; `names`: only these columns."""
+        assert self._rows is not None, "no rows were added"
         left, found = iter(self._rows.range(*which.indices(len(self))[:2])), dict[str, Tree]()
         for name, column in self.columns.items():
             own = [next(left) for _ in _row_leaves(column, 0)]
@@ -166,15 +166,15 @@ class Steps:
         return found
 
     def parts(self, names: Sequence[str]) -> Iterator[dict[str, Tree]]:
-        """Those columns of all rows, as far as they are there, part by part."""
-        assert self._rows is not None, "rows were added"
+        """The existing columns among `names`, for all rows, part by part."""
+        assert self._rows is not None, "no rows were added"
         size = max(1, PART_BYTES // max(1, self._rows.row_bytes))
         for first in range(0, len(self), size):
             yield self.rows(slice(first, first + size), names)
 
     def gather(self, chosen: Tensor, targets: Sequence[Tensor]) -> None:
-        """Put the rows `chosen` (B,) into `targets`, a tensor (B, ...) for each leaf of all columns."""
-        assert self._rows is not None, "rows were added"
+        """Write the rows `chosen` (B,) into `targets`, a tensor (B, ...) for each leaf of all columns."""
+        assert self._rows is not None, "no rows were added"
         left, direct, stacks = iter(targets), list[Tensor](), list[tuple[FrameStacks, list[Tensor], list[Tensor]]]()
         for column in self.columns.values():
             if isinstance(column, FrameStacks):
@@ -188,12 +188,12 @@ class Steps:
             self._gather_stacks(column, own, made)
 
     def expect(self, chosen: Tensor) -> None:
-        """Rows that are asked for next."""
+        """Prefetch the rows of the next batch."""
         if isinstance(self._rows, FileRows):
             self._rows.expect(chosen)
 
     def on(self, device: torch.device) -> tuple[Self, torch.device]:
-        """The same on `device` where it fits, else where it is; and where that is."""
+        """A copy on `device` if it fits there, else itself; and its device."""
         there, home = copy.copy(self), torch.device("cpu")
         if not self._on_disk and fits_on(device, sum(leaf.nbytes for leaf in self._in_memory())):
             home = device
@@ -202,7 +202,7 @@ class Steps:
         return there, home
 
     def close(self) -> None:
-        """Release what is held on disk."""
+        """Delete temporary files."""
         for one in (self._rows, self._frames):
             if isinstance(one, FileRows):
                 one.close()
@@ -219,16 +219,16 @@ class Steps:
 
 
 def _row_leaves(column: Any, frames_before: int) -> list[Tensor]:
-    """What a row holds of a column: its leaves; of a stack its newest frame, and how many before that are of its episode."""
+    """The stored leaves of a column; for stacks the index of the newest frame, and its age."""
     if isinstance(column, FrameStacks):
         return [column.rows + frames_before if frames_before else column.rows, column.ages]
     return leaves(column)
 
 
 def epoch_order(steps: Steps, seed: int, epoch: int) -> Tensor:
-    """(N,) int32: the rows of an epoch.
+    """(N,) int32: the order of rows in an epoch.
 
-    With weights each place draws its source, and a source gives its rows in permutations of all of them.
+    With weights, each position draws a source, and each source yields its rows in successive permutations.
     """
     count, chance = len(steps), torch.Generator().manual_seed(draw(seed, ORDER, epoch))
     if steps.sources is None:
@@ -245,11 +245,11 @@ def epoch_order(steps: Steps, seed: int, epoch: int) -> Tensor:
 
 
 class Batches:
-    """Fills one batch, again and again.
+    """Fills one batch buffer repeatedly.
 
-    `batch` is what updates read: per column a tree of tensors (B, ...) on `device`, and `weights`. Every batch has the same
-    shape: the last one of an epoch is padded with rows of weight 0. What does not fit on a GPU is gathered in pinned memory, as
-    the GPU works on the update before.
+    Updates read `batch`: a tree of tensors (B, ...) on `device` per column, and `weights`. All batches have the same shape: the
+    last one of an epoch is padded with rows of weight 0. Data that does not fit on the GPU is gathered in pinned memory, while
+    the GPU runs the previous update.
     """
 
     def __init__(
@@ -262,8 +262,8 @@ class Batches:
         before: Mapping[str, Tree] | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`batch_size`: steps. `before`: columns, leaves (...), that every row has alike: the state before a sequence.
-        `ranks`: the processes that share out each batch; `batch` holds this one's rows, with their weights in all of it.
+        """`batch_size`: steps. `before`: columns, leaves (...), that are equal in all rows, such as the initial state. `ranks`:
+        processes that divide each batch; `batch` holds this rank's rows, with weights relative to the whole batch.
         """
         first = steps.rows(slice(0, 1))
         per_row = int(first[Columns.LOSS_MASK].shape[1]) if Columns.LOSS_MASK in first else 1
@@ -286,12 +286,12 @@ class Batches:
         self._epoch, self._order, self._rows = -1, torch.empty(0, dtype=torch.int32), -1
 
     def fill(self, update: int) -> int | Tensor:
-        """Put the batch of update number `update`, counted from 0, into `batch`; gives the steps in it that are learned from,
-        of sequences as a tensor () on the device.
+        """Fill `batch` for update `update` (0-based); return its number of unmasked steps, for sequences as a tensor () on the
+        device.
         """
         epoch, index = divmod(update, self.updates_per_epoch)
         if epoch != self._epoch:
-            self._order = torch.empty(0)  # two orders would take twice the memory
+            self._order = torch.empty(0)  # free the old order first
             self._epoch, self._order = epoch, epoch_order(self._store, self._seed, epoch).to(self._home)
         first = index * self.batch_size
         rows = min(self.batch_size, self.steps - first)
@@ -305,7 +305,7 @@ class Batches:
             held = [torch.empty(one.shape, dtype=one.dtype, pin_memory=one.is_cuda) for one in self._targets]
             self._store.gather(chosen, held)
             for target, leaf in zip(self._targets, held, strict=True):
-                target.copy_(leaf, non_blocking=True)  # torch keeps pinned memory until the copy has left it
+                target.copy_(leaf, non_blocking=True)  # torch keeps pinned memory until the copy is done
         after = first + self.batch_size
         self._store.expect(self._order[after + own.start : after + own.stop])
         if Columns.LOSS_MASK in self.batch:
@@ -320,13 +320,11 @@ class Batches:
         return rows
 
     def replace(self, columns: Mapping[str, Any]) -> None:
-        """Take other values of the same steps, of the same forms; they are in memory."""
+        """Replace the values of all steps, with the same shapes; only in memory."""
         self._store.replace(columns)
 
     def in_order(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """This rank's share of all steps, in the order of the store, as batches of at most B rows on the device, with their
-        sizes.
-        """
+        """This rank's share of all steps, in stored order, as (batch of at most B rows on the device, size)."""
         for number, first in enumerate(range(0, self.steps, self.batch_size)):
             if number % self._ranks.count == self._ranks.rank:
                 batch = self._store.rows(slice(first, first + self.batch_size))

@@ -1,4 +1,4 @@
-"""Steps of a dataset as PyTorch takes them, for loops that are somebody else's; `Dataset.to_torch` makes it."""
+"""StepDataset, a PyTorch dataset of steps for the user's own training loop; made by `Dataset.to_torch`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from offline_cli.trees import flatten, leaves, map_leaves
 __all__ = ["StepDataset"]
 
 Step = dict[str, Any]
-"""Trees of tensors by column; of B steps, leaves (B, ...)."""
+"""Trees of tensors by column; for B steps leaves (B, ...)."""
 
 
 class StepDataset(Dataset[Step]):
-    """N steps in memory. `dataset[i]` is one step: a dict of tensors; a slice or indices (B,) give B steps: leaves (B, ...)."""
+    """N steps in memory. `dataset[i]` is one step: a dict of tensors; a slice or indices (B,) return leaves (B, ...)."""
 
     def __init__(self, source: Any, columns: Sequence[str] | None = None) -> None:
         """`source`: a `Dataset` of ours. `columns`: see `Dataset.to_torch`."""
@@ -41,15 +41,16 @@ class StepDataset(Dataset[Step]):
 
 
 def _columns(batch: EpisodeBatch, wanted: Sequence[str] | None) -> Step:
-    """Tensors (N, ...) of the columns that are wanted, None: of all. Raises BadConfig for others, and for texts."""
+    """Tensors (N, ...) of the wanted columns (None: all). Raises BadConfig for unknown columns, and for strings."""
     made = {Columns.OBS: batch.acted_obs, Columns.NEXT_OBS: batch.next_obs, Columns.T: batch.timesteps}
     known = {**made, **batch.step_columns()}
     if wanted is not None and (isinstance(wanted, str) or not wanted or not set(wanted).issubset(known)):
-        fix = f"a list of columns among {', '.join(known)}; None: all"
-        raise BadConfig(f"no such columns in these episodes: {wanted!r}", where="to_torch", fix=fix)
+        fix = f"pass a list of columns among {', '.join(known)}, or None for all"
+        raise BadConfig(f"these episodes have no such columns: {wanted!r}", where="to_torch", fix=fix)
     found = {name: made[name]() if name in made else known[name] for name in (known if wanted is None else wanted)}
     if text := [f"{path} is {leaf.dtype}" for path, leaf in flatten(found) if leaf.dtype.kind not in "biufc"]:
-        raise BadConfig(f"{', '.join(text)}, which no tensor holds", where="to_torch", fix="to_torch(columns=...) without it")
+        fix = "leave it out: to_torch(columns=...)"
+        raise BadConfig(f"{', '.join(text)}, which no tensor can hold", where="to_torch", fix=fix)
     return {
         name: map_leaves(lambda leaf: torch.from_numpy(np.require(leaf, requirements="W")), one) for name, one in found.items()
     }

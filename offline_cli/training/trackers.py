@@ -1,8 +1,8 @@
-"""Trackers that follow metrics.jsonl (`--track`): TensorBoard, Weights & Biases, MLflow and Trackio.
+"""Experiment trackers (`--track`): TensorBoard, Weights & Biases, MLflow and Trackio.
 
-Each gets the configuration once, and every row by the names of metrics.jsonl with the update number as its step. They write
-below the run folder and use no network, unless their own environment variables say otherwise. A resumed run continues the runs
-of its trackers, whose ids RUN/trackers.json holds. A tracker that raises is left out with one warning; training continues.
+Each logs the configuration once, and every row of metrics.jsonl with the update number as step. They write below the run folder
+and use no network, unless their own environment variables say otherwise. A resumed run continues its trackers' runs, whose ids
+are in RUN/trackers.json. A tracker that raises is disabled with one warning; training continues.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from offline_cli.training.run_folder import RunFolder
 
 __all__ = ["OnRow", "check_trackers", "tracking"]
 
-PROJECT: Final = "offline-cli"  # that runs are filed under
-MAX_PARAM: Final = 500  # letters of a parameter that every version of MLflow takes
+PROJECT: Final = "offline-cli"  # project name in the trackers
+MAX_PARAM: Final = 500  # maximum length of a parameter in every version of MLflow
 _log = logging.getLogger(__name__)
 Config = Mapping[str, Any]
 OnRow = Callable[[Mapping[str, Any]], None]
@@ -36,7 +36,7 @@ OnRow = Callable[[Mapping[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Tracker:
-    """A tracker that is open. `log` takes a row and its update number, `close` whether the run has reached its end."""
+    """An open tracker. `log` takes a row and its update number, `close` whether the run finished."""
 
     id: str
     log: Callable[[dict[str, float], int], Any]
@@ -45,7 +45,7 @@ class Tracker:
 
 def _tensorboard(folder: Path, config: Config, update: int, id_: str, is_new: bool) -> Tracker:
     made = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-    writer = made(str(folder / "tensorboard"), purge_step=update)  # hides what a killed run, or a replaced one, has beyond
+    writer = made(str(folder / "tensorboard"), purge_step=update)  # hides later steps of a killed or replaced run
     if is_new:
         writer.add_text("config", "\n".join(f"    {name} = {value}" for name, value in config.items()), 0)
 
@@ -62,7 +62,7 @@ def _wandb(folder: Path, config: Config, update: int, id_: str, is_new: bool) ->
         id=id_,
         name=folder.name,
         resume="allow",
-        reinit="create_new",  # beside a run that the calling program has open
+        reinit="create_new",  # the calling program may have an open run
         mode=os.environ.get("WANDB_MODE", "offline"),
         dir=os.environ.get("WANDB_DIR", str(folder)),
         config=dict(config) if is_new else None,
@@ -95,8 +95,8 @@ def _mlflow(folder: Path, config: Config, update: int, id_: str, is_new: bool) -
 
 
 def _trackio(folder: Path, config: Config, update: int, id_: str, is_new: bool) -> Tracker:
-    os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # which trackio reads once, when it is imported
-    name = f"{folder.name}-{id_}" if is_new else id_  # by which trackio finds a run again
+    os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))  # trackio reads it on import
+    name = f"{folder.name}-{id_}" if is_new else id_  # trackio identifies runs by name
     config = dict(config) if is_new else {}
     tracked = importlib.import_module("trackio").init(project=PROJECT, name=name, resume="allow", config=config)
     return Tracker(name, lambda row, step: tracked.log(row, step=step), lambda ended: tracked.finish())
@@ -106,27 +106,27 @@ KINDS: Final = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow,
 
 
 def check_trackers(names: Sequence[str], folder: RunFolder) -> None:
-    """Raise MissingPackage where a tracker is not installed, BadConfig where the run folder is not on a local disk."""
+    """Raise MissingPackage if a tracker is not installed, BadConfig if the run folder is not on a local disk."""
     for name in names:
         if sys.modules.get(name) is None and getattr(find_spec(name), "origin", None) is None:  # a mere folder has no origin
             fix = f"pip install 'offline-cli[{name}]'"
             raise MissingPackage(f"the package {name} is not installed", where=f"--track {name}", fix=fix)
     if names and folder.local_path is None:
-        fix = "a local --out; or leave out --track: metrics.jsonl has the same rows"
-        raise BadConfig(f"trackers write below the run folder, and {folder.url} is on no local disk", where="--track", fix=fix)
+        fix = "use a local --out, or leave out --track: metrics.jsonl has the same rows"
+        raise BadConfig(f"trackers need a local run folder, and {folder.url} is remote", where="--track", fix=fix)
 
 
 @contextmanager
 def tracking(names: Sequence[str], folder: RunFolder, config: Config, update: int) -> Iterator[OnRow]:
-    """Within it trackers are open; gives what takes rows. Of several processes the first one tracks. Raises BadData."""
+    """Context manager: open the trackers and yield a callback for rows. Only the first process tracks. Raises BadData."""
     opened, failed = dict[str, Tracker](), set[str]()
 
     def tried(name: str, call: Callable[..., Any], *args: Any) -> Any:
         try:
             return call(*args)
-        except (Exception, SystemExit) as err:  # noqa: BLE001  of another package
+        except (Exception, SystemExit) as err:  # noqa: BLE001  other packages' exceptions
             if name not in failed:
-                _log.warning("warning: %s failed, and tracks the run no longer: %s", name, blanked(repr(err)))
+                _log.warning("warning: %s failed and is disabled for this run: %s", name, blanked(repr(err)))
             failed.add(name)
 
     def log(row: Mapping[str, Any]) -> None:

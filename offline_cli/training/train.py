@@ -1,4 +1,4 @@
-"""`train` and `train_bc`: recordings in, a run folder with a policy out; `loop.py` is the run."""
+"""`train` and `train_bc`: learn a policy from recordings; `loop.py` runs the training."""
 
 from __future__ import annotations
 
@@ -98,41 +98,40 @@ def train(
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> TrainResult:
-    """Learn a policy from `sources` and keep it in the run folder `out`, a path or a URL.
+    """Learn a policy from `sources` and save it in the run folder `out`, a path or a URL.
 
-    `algorithm` names the way of learning and `set` has options of it, as `[algorithm]` of the file `config`; see
+    `algorithm` names the learning algorithm and `set` its options, as in `[algorithm]` of the file `config`; see
     docs/algorithms.md.
 
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
-    `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they
-    learn from episodes that are not held out, and it is kept with the policy. A file says itself which pieces belong beside the
-    environment too; for Python objects `env_to_module` says it, which may be a file as well. `mapping` may be a dict.
+    `pipeline`: a file, pieces, or a builder `lambda obs_space, act_space: pieces`. Its pieces learn from training episodes
+    only, and their state is saved with the policy. A file declares which pieces also work in playing; for Python objects pass
+    `env_to_module`, which may also be a file. `mapping` may be a dict.
 
-    With `resume`, the configuration of the run in `out` stands for options that are None; where there is no checkpoint yet, a
-    run begins. Only the bound, `updates` or `epochs`, may be another: the result is that of a run which had it from the start.
-    With a bound that is reached already no update follows, and one below the updates made is refused. A finished run within its
-    bound stays as it is. What is not kept in the configuration is to be named again: `pipeline`, `env_to_module`, `module_id`,
-    `weight`, `mapping` with the other options of tables, and an `env` that is code, `module:EnvId` or `python:...`.
+    With `resume`, options that are None come from the configuration of the run in `out`; without a checkpoint a new run starts.
+    Only the bound, `updates` or `epochs`, may change: the result equals a run with that bound from the start. A bound that is
+    already reached adds no update; a bound below the updates already made is refused. Options that are not in the configuration
+    must be repeated: `pipeline`, `env_to_module`, `module_id`, `weight`, `mapping` with the other options for tables, and an
+    `env` that is code, `module:EnvId` or `python:...`.
 
-    In a game of several agents `agent` learns, from its own episodes, and is checked beside others that play by `policy`, texts
-    `AGENT=POLICY`, else at random; returns are its own, and `until_return` may say so: "hunter=3". `track`: names of trackers
-    that get each row of metrics.jsonl. `compile`: compute losses by torch.compile.
+    With several agents, `agent` learns from its own episodes, and plays in checks with the others by `policy`, strings
+    `AGENT=POLICY`, default random; returns are the agent's own, and `until_return` may name it: "hunter=3". `track`: names of
+    trackers that log each row of metrics.jsonl. `compile`: compile losses with torch.compile.
 
-    With `streaming`, steps are kept on disk, in `temp_dir`; their order is the same. What `config` or
-    `pipeline` names is imported without `plugins`. `command`: not used here.
+    With `streaming`, steps are kept on disk, in `temp_dir`, in the same order. Code named by `config` or `pipeline` needs no
+    `plugins`. `command`: unused.
 
-    Raises OutputExists, UsageError; Locked where another process trains in `out`; BadConfig (every mistake at once; Box
-    actions of unknown scale; episodes of several modules, none of `module_id`, or none of `agent`; resuming with other
-    settings, data or pipelines), and before any data is read for pipelines that are wrong or do not fit; SpaceMismatch;
-    UnknownEnvironment; MissingPackage; MissingDevice; what `read_episodes` raises for the data; BadPiece where a piece raises
-    on the data; BadData where the environment raises, or a piece beside it; Diverged; Interrupted, with all saved and a policy
-    to play; StorageError, which says from where `resume` continues; TargetNotMet where `until_return` was not confirmed within
-    the bound, or the kept policy's held-out loss or accuracy is beyond `max_val_loss` or `min_accuracy` (the best policy is
-    kept all the same).
+    Raises OutputExists, UsageError; Locked if another process trains in `out`; BadConfig (all mistakes at once; Box actions of
+    unknown scale; episodes of several modules, none of `module_id`, or none of `agent`; resuming with other settings, data or
+    pipelines), for invalid pipelines before any data is read; SpaceMismatch; UnknownEnvironment; MissingPackage; MissingDevice;
+    for the data like `read_episodes`; BadPiece if a piece raises on the data; BadData if the environment or a piece raises in a
+    check; Diverged; Interrupted, after saving everything and a playable policy; StorageError, which names `resume`;
+    TargetNotMet if `until_return` was not confirmed within the bound, or the kept policy's held-out loss or accuracy is beyond
+    `max_val_loss` or `min_accuracy` (the best policy is kept).
     """
     options = dict(locals())
     if "name" in (set or {}):
-        raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
+        raise UsageError("the algorithm's name is not one of its options", where="--set name", fix="use --algorithm NAME")
     options["algorithm"] = {**(set or {}), **({"name": algorithm} if algorithm else {})}
     options["init_from"] = init_from and place_named(init_from)
     return learn(sources, out, options, on_progress)
@@ -189,8 +188,8 @@ def train_bc(
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> TrainResult:
-    """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or the one of `config`.
+    """Fit a policy to the actions in `sources` by maximum likelihood: `train` with the algorithm `bc`, or that of `config`.
 
-    Options and what is raised: see `train`.
+    Options and errors: see `train`.
     """
     return train(**locals())

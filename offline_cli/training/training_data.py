@@ -1,20 +1,18 @@
-"""What a run learns from: sources, checked and put through the learner pipeline, as steps in memory or in files.
+"""TrainingData: sources, validated and passed through the learner pipeline, as steps in memory or in files.
 
     sources -> chosen episodes -> checked -> learner pipeline -> Steps
 
 In memory all episodes go through the pipeline at once. With `--streaming` they go through in parts, and the sources are read
-once for each thing that has to be known of all episodes beforehand: which are chosen, which are held out, what each piece
-learns. `--streaming` is never chosen by itself: what a run holds should follow from the command.
+once more for each fact about all episodes: the selection, the held-out split, and the state of each piece. `--streaming` is
+never automatic: the command alone determines the content of a run.
 
-Decisions:
+Rules:
 
-* NaN and infinity are refused in actions and in observations that were acted on; the observation after the last action is never
-  learned from, and may be anything. They are refused in rewards by algorithms that learn from these, and so are steps for which
-  0 stands because no reward was recorded.
-* Extra model outputs that nothing uses are left out before sources are compared: without a pipeline of the user's all but those
-  that the algorithm learns from, and `loss_mask`. Pieces of a pipeline may use any output, so all sources must have the same
-  ones there.
-* Held-out episodes teach no piece anything.
+* NaN and infinity are refused in actions and in observations acted on; the final observation is not learned from, and may be
+  anything. Algorithms that use rewards refuse non-finite rewards, and steps whose reward is 0 because none was recorded.
+* Unused extra model outputs are dropped before sources are compared: without a user pipeline all but those that the algorithm
+  uses, and `loss_mask`. Pieces of a user pipeline may use any output, so then all sources must have the same ones.
+* Pieces do not learn from held-out episodes.
 """
 
 from __future__ import annotations
@@ -73,11 +71,11 @@ __all__ = ["DataFacts", "TrainingData", "load_data"]
 
 PLACE: Final = "learner pipeline"
 MiB: Final = 1 << 20
-PROGRAM: Final = {"cpu": 352 * MiB, "cuda": 2560 * MiB}  # torch and the other libraries, on a GPU with its context
-LEAST_ROOM: Final = 160 * MiB  # of a limit for streaming, beside the program
+PROGRAM: Final = {"cpu": 352 * MiB, "cuda": 2560 * MiB}  # libraries, on a GPU with the CUDA context
+LEAST_ROOM: Final = 160 * MiB  # minimum for data when streaming, besides the program
 DEFAULT: Final = {"cpu": 1024 * MiB, "cuda": 4096 * MiB}  # limits for streaming
-COPIES: Final = 5  # of episodes while they are put together in memory: 515 MB were seen to take 2.3 GB
-TIDY: Final = 16  # parts after which free memory is returned to the system: else it becomes twice what is in use
+COPIES: Final = 5  # peak memory relative to the episodes while concatenating: 515 MB took 2.3 GB
+TIDY: Final = 16  # parts between two returns of free memory to the system, which halve the peak
 
 
 def load_data(
@@ -96,17 +94,16 @@ def load_data(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress,
 ) -> TrainingData:
-    """Read `sources` whole, and put them through the learner pipeline: it learns from training episodes only.
+    """Read all `sources` and pass them through the learner pipeline, whose pieces learn from training episodes only.
 
-    `setup`: the algorithm and network of the configuration; None: they are looked up. With `config.streaming` the steps go to
-    files in the `temp_dir` of `tables`, which `TrainingData.close` ends; `device` is where training will run: its libraries
-    take memory.
+    `setup`: algorithm and network; None: from the configuration. With `config.streaming` the steps go to temporary files in the
+    `temp_dir` of `tables`, which `TrainingData.close` deletes. `device`: of the training, whose libraries take memory.
 
-    Raises what `read_episodes` raises, NoData where no episode has steps, BadData outside the spaces; BadConfig for an unknown
-    scale of Box actions, where the memory limit does not do, for episodes of several modules of which `module_id` names none,
-    and for none of the agent. Before the data is read: SpaceMismatch where the policy could not play in `environment` or a
-    piece cannot take the spaces, BadConfig where either pipeline is wrong, or cannot stream; after that BadPiece for what a
-    piece raises, or a state that cannot be saved; StorageError where the disk is full.
+    Raises like `read_episodes`, NoData if no episode has steps, BadData for values outside the spaces; BadConfig for an unknown
+    scale of Box actions, a memory limit that is too small, episodes of several modules without `module_id`, and no episodes of
+    the agent. Before reading data: SpaceMismatch if the policy cannot play in `environment` or a piece cannot take the spaces,
+    BadConfig if a pipeline is invalid or cannot stream; afterwards BadPiece if a piece raises or its state cannot be saved;
+    StorageError for a full disk.
     """
     setup, temp_dir, episode_limit = setup or Setup.of(config), tables.temp_dir, None
     limit = config.memory_limit or (DEFAULT[device] if config.streaming else None)
@@ -114,7 +111,9 @@ def load_data(
     if room is not None and config.streaming:
         if room < LEAST_ROOM:
             what = f"--memory-limit is too small: torch alone needs {PROGRAM[device] // MiB:,} MiB on this device"
-            raise BadConfig(what, where="--memory-limit", fix=f"give at least {(PROGRAM[device] + LEAST_ROOM) // MiB:,} MiB")
+            raise BadConfig(
+                what, where="--memory-limit", fix=f"set it to at least {(PROGRAM[device] + LEAST_ROOM) // MiB:,} MiB"
+            )
         tables, episode_limit = replace(tables, memory_limit=LEAST_MEMORY + room // 4), EpisodeLimit(room // COPIES)
     elif limit is not None:
         tables = replace(tables, memory_limit=max(MEMORY_LIMIT, limit))
@@ -138,8 +137,8 @@ def load_data(
         stream = scope.enter(open_stream())
         data = TrainingData(stream, config, setup, given, beside, environment)
         if weights is not None and data.learner.is_stateful:
-            fix = "leave out the weights, or the memory"
-            raise BadConfig("weights draw single steps, and the network has a memory", where="--weight", fix=fix)
+            fix = "leave out --weight, or use a network without memory"
+            raise BadConfig("--weight does not support recurrent networks", where="--weight", fix=fix)
         recorded = Recorded(scope, [stream], open_stream, data, module_id, weights, room)
         if config.top_fraction is not None:
             recorded.chosen, data.facts.chosen, notes = best_episodes(recorded.once(), config.top_fraction, data.where)
@@ -152,7 +151,7 @@ def load_data(
         data.learn_pieces(recorded, held_out)
         data.train, data.val = (Steps(on_disk=config.streaming, temp_dir=temp_dir) for _ in range(2))
         unfinished.callback(data.close)
-        with use_threads(1) if config.streaming else nullcontext():  # parts are small: more threads would wait for each other
+        with use_threads(1) if config.streaming else nullcontext():  # more threads do not help on small parts
             _fill(data, recorded, held_out, weights)
         unfinished.pop_all()  # the owner of the data closes it
         data.val = None if held_out is None else data.val
@@ -160,14 +159,14 @@ def load_data(
         data.facts.notes += stream.incomplete
         data.facts.invented = data.facts.invented if bootstraps(setup.algorithm) else 0
     if config.streaming:
-        give_back()  # before the order of an epoch is drawn, which may take as much
+        give_back()  # the epoch order may need as much memory
     return data
 
 
 def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weights: Weights | None) -> None:
-    """Read all episodes, and put their columns into both stores: `val` takes those that are held out.
+    """Read all episodes, and add their columns to the stores: held-out ones to `val`, others to `train`.
 
-    Raises NoData where nothing is left of them, and what reading and the pieces raise.
+    Raises NoData if no step is left, and what reading and the pieces raise.
     """
     stores = [store for store in (data.train, None if held_out is None else data.val) if store is not None]
     counts, of_rows = [0] * len(stores), list[Tensor]()
@@ -188,13 +187,13 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
             if columns and weights is not None and store is data.train:
                 rows = len(leaves(next(iter(columns.values())))[0])
                 of_rows.append(_sources_of_rows(rows, part, recorded.sources_of(part)))
-        if data.learner.algorithm.refresh_every is not None:  # which does not stream: this is all there is
+        if data.learner.algorithm.refresh_every is not None:  # not streaming: this is the only part
             data.columns_anew = lambda parts=parts: [data.columns(part) for part in parts]
     if 0 in counts:
-        what = "no step, or none to validate on, leads to an observation that was recorded"
-        raise NoData(what, where=data.where, fix="record new_obs too, or --keep-invented to learn from copies of obs")
+        what = "no training or held-out step has a recorded next observation"
+        raise NoData(what, where=data.where, fix="record new_obs, or use --keep-invented to learn from copies of obs")
     if not all(map(len, stores)):
-        raise BadConfig(f"{Columns.LOSS_MASK!r} leaves no row to learn from", where=PLACE, fix="mask fewer rows")
+        raise BadConfig(f"{Columns.LOSS_MASK!r} masks all rows", where=PLACE, fix="mask fewer rows")
     if weights is not None:
         data.train.sources = torch.cat(of_rows)
         steps = data.train.sources.bincount(minlength=len(weights.names)).tolist()
@@ -202,41 +201,40 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
 
 
 def _sources_of_rows(rows: int, episodes: EpisodeBatch, of_episodes: Any) -> Tensor:
-    """(rows,) the source of each row of columns that were made of `episodes`. Raises BadConfig where they are not its steps."""
-    found = np.repeat(of_episodes, episodes.lengths)
+    """(rows,) source index of each row made from `episodes`. Raises BadConfig if rows do not correspond to steps."""
+    of_steps = np.repeat(of_episodes, episodes.lengths)
     mask = episodes.extra.get(Columns.LOSS_MASK)
-    if mask is not None and rows != len(found):
-        found = found[np.asarray(mask).astype(np.bool_)]
-    if rows != len(found):
-        what = f"the learner pipeline makes {rows:,} rows of {episodes.num_steps:,} steps: the source of each is not known"
-        raise BadConfig(what, where="--weight", fix="leave out the pieces that add or leave out steps, or the weights")
-    return torch.from_numpy(found)
+    if mask is not None and rows != len(of_steps):
+        of_steps = of_steps[np.asarray(mask).astype(np.bool_)]
+    if rows != len(of_steps):
+        what = f"the learner pipeline makes {rows:,} rows of {episodes.num_steps:,} steps, so their sources are unknown"
+        raise BadConfig(what, where="--weight", fix="leave out pieces that add or remove steps, or --weight")
+    return torch.from_numpy(of_steps)
 
 
 @dataclass(slots=True, eq=False)
 class Recorded:
-    """The episodes of the module that learns, as they were recorded: those that have a step, and are chosen.
+    """The selected, non-empty episodes of the learning module, as recorded.
 
-    In memory they are read once; streaming, each reading opens the sources anew.
+    In memory they are read once; when streaming, each pass opens the sources again.
     """
 
     scope: Scope
-    opened: list[EpisodeStream]  # what the first reading takes
+    opened: list[EpisodeStream]  # the open stream for the first pass
     open_stream: Callable[[], EpisodeStream]
     data: TrainingData
     module_id: str | None
     weights: Weights | None
-    room: int | None  # bytes for what is held in memory; None: any
-    chosen: set[tuple[str, str | None]] | None = None  # ids with agents; None: all
-    modules: Counter[str] = field(default_factory=Counter)  # episodes of each, once they were read
+    room: int | None  # memory limit for episodes in bytes; None: no limit
+    chosen: set[tuple[str, str | None]] | None = None  # (id, agent) of selected episodes; None: all
+    modules: Counter[str] = field(default_factory=Counter)  # episodes by module, after reading
     _whole: EpisodeBatch | None = None
-    _count: int | None = None  # all episodes, once they have been read
-    _sources: dict[str, int] = field(default_factory=dict)  # of each episode by id, where sources have weights
+    _count: int | None = None  # number of episodes, after reading
+    _sources: dict[str, int] = field(default_factory=dict)  # source index by episode id, if sources have weights
 
     def once(self) -> Iterator[EpisodeBatch]:
-        """All of them. Raises what reading raises, NoData; BadConfig at the end of the data where it holds several modules or
-        not the one wanted, and where it does not fit into memory; BadData where the source has changed since an earlier
-        reading.
+        """One pass over all episodes. Raises what reading raises, NoData; BadConfig at the end of the data for several modules
+        or a missing one, and if it exceeds the memory limit; BadData if the source changed since an earlier pass.
         """
         if self.data.config.streaming:
             yield from filter(len, map(self._only_chosen, self._read()))
@@ -249,7 +247,7 @@ class Recorded:
         yield self._only_chosen(self._whole)
 
     def parts(self) -> Iterator[EpisodeBatch]:
-        """All of them, for the last time, as many at a time as go through the pipeline together."""
+        """The last pass over all episodes, in parts for the pipeline."""
         if not self.data.config.streaming:
             (whole,) = self.once()
             self._whole = None
@@ -261,7 +259,7 @@ class Recorded:
             yield part
 
     def sources_of(self, episodes: EpisodeBatch) -> Any:
-        """(E,) int32: the source of each episode, where sources have weights."""
+        """(E,) int32: source index of each episode, if sources have weights."""
         return np.array([self._sources[id_] for id_ in episodes.ids], np.int32)
 
     def _only_chosen(self, batch: EpisodeBatch) -> EpisodeBatch:
@@ -281,32 +279,32 @@ class Recorded:
                 self.data.check_recorded_rewards(stream)
                 count, size, steps = count + len(batch), size + batch.nbytes, steps + batch.num_steps
                 if not config.streaming and self.room is not None and COPIES * size > self.room:
-                    what = f"the first {steps:,} steps take {size // MiB:,} MiB, several times while they are put together"
-                    fix = "--streaming, which keeps them on disk; or a larger --memory-limit"
-                    raise BadConfig(f"{what}: too much for the memory limit", where=where, fix=fix)
+                    what = f"the first {steps:,} steps take {size // MiB:,} MiB, and {COPIES} times that while loading"
+                    fix = "use --streaming, which keeps them on disk, or a larger --memory-limit"
+                    raise BadConfig(f"{what}, which exceeds the memory limit", where=where, fix=fix)
                 if self.weights is not None:
                     self._sources |= dict.fromkeys(batch.ids, numbers[stream.drawn_from()])
                 yield batch
                 del batch
         if self._count not in (None, count):
-            what = f"the source changed while it was read: {count:,} episodes, and {self._count:,} before"
-            raise BadData(what, where=where, fix="train on a copy of it")
+            what = f"the source changed while reading: {count:,} episodes, but {self._count:,} before"
+            raise BadData(what, where=where, fix="train on a copy")
         self._count = count
         if not count:
             raise NoData("no episode has any steps", where=where, fix="record again")
 
 
 class TrainingData:
-    """What an algorithm learns from, and what makes columns of episodes: spaces, pipeline, and the modules of the algorithm.
+    """The training data of a run, with its spaces, learner pipeline, and the algorithm's modules.
 
-    All but the steps is made, and checked, before an episode is read. A run holds `train`, and `val` where episodes are held
-    out, until `close`.
+    Everything except the steps is built and checked before an episode is read. `train`, and `val` for held-out episodes, exist
+    until `close`.
     """
 
     train: Steps
-    val: Steps | None = None  # None: nothing was held out
-    trained: PipelineSpec | None = None  # what playing the policy takes, with its state; None: no pieces
-    columns_anew: Callable[[], Sequence[Mapping[str, Any]]] | None = None  # of both stores, by the modules as they are then
+    val: Steps | None = None  # None: no held-out episodes
+    trained: PipelineSpec | None = None  # trained pipeline for playing; None: no pieces
+    columns_anew: Callable[[], Sequence[Mapping[str, Any]]] | None = None  # recompute both stores with the current modules
 
     def __init__(
         self,
@@ -317,23 +315,23 @@ class TrainingData:
         beside: PipelineSpec,
         environment: Environment | None,
     ) -> None:
-        """Build the pipeline for an open stream, and the modules for what comes out of it. Raises: see `load_data`."""
+        """Build the pipeline for an open stream, and the modules for its output spaces. Raises: see `load_data`."""
         self.where = ", ".join(stream.locations)  # for messages
         self.action_scale = stream.action_scale  # "env" | "normalized"; "unknown" only where no action is a Box
-        self.recorded_in = stream.recorded_in  # None: the environment is not known, or there are several
+        self.recorded_in = stream.recorded_in  # None: unknown, or several
         self.pipeline = given.name + ("" if beside.is_default else f"; beside the environment {beside.name}")  # empty: default
-        self.code = [*given.code(), *beside.code()]  # what makes the pieces that the user gave
+        self.code = [*given.code(), *beside.code()]  # classes and functions of the user's pieces
         self.config, self.meanings = config, stream.meanings
         self._given, self._environment, self._algorithm = given, environment, setup.algorithm
         self.spaces = learner_spaces(stream, environment)
         self._setting = Setting(*self.spaces)
         self._made = given.build(self._setting)
-        self.observation_space: Space = self._made.observation_space or self.spaces[0]  # what the policy sees
+        self.observation_space: Space = self._made.observation_space or self.spaces[0]  # the policy's input
         self.action_space: Space = self._made.action_space or self.spaces[1]
         announced = self.observation_space, self.action_space
         check_supported(self.observation_space, where="observations after the learner pipeline")
         self._alone = beside.is_default and given.plays_alone(self._made.pieces())
-        self.play = None if environment is None or self._alone else beside_learner(given, beside)  # in the environment
+        self.play = None if environment is None or self._alone else beside_learner(given, beside)  # for checks
         if environment is not None and self.play is not None:
             self.play.check(environment, *announced, where=PLACE)
         setup.algorithm.extend(self._made)
@@ -343,45 +341,45 @@ class TrainingData:
         self.learner = setup.learner(*announced, stream.action_scale, "" if self._alone else given.in_words)
         learned = setup.learned or {}
         for name, piece in self._made.named():
-            if name in learned:  # else, with another pipeline, a resumed run is refused later
+            if name in learned:  # resuming with another pipeline is refused later
                 piece.set_state(learned[name])
                 freeze(piece)
         if self.learner.is_stateful:
-            self.play = self.play or (None if environment is None else PlaySpec())  # the default pieces give it states
+            self.play = self.play or (None if environment is None else PlaySpec())  # the default pieces handle its state
         elif Columns.OBS in setup.algorithm.columns:
             stack_by_rows(self._made)
         self.facts = DataFacts(not given.is_default or not {Columns.OBS, Columns.ACTIONS}.issuperset(setup.algorithm.columns))
         self.facts.sources = self.where
         if assumed := stream.tally.assumptions["meaning-assumed"]:
-            self.facts.notes.append(f"{assumed} columns of sources are taken to mean what another source alone says of them")
+            self.facts.notes.append(f"{assumed} columns take their meaning from another source")
         if not self._alone:
             self.facts.notes += notes_on_export(given, self._setting)
 
     def close(self) -> None:
-        """Release what it holds on disk."""
+        """Delete temporary files."""
         for steps in (self.train, self.val):
             if steps is not None:
                 steps.close()
 
     @property
     def pieces(self) -> list[Any]:
-        """Of the pipeline that the episodes go through."""
+        """Pieces of the learner pipeline."""
         return list(self._made.pieces())
 
     def check_recorded_rewards(self, stream: EpisodeStream) -> None:
-        """Raise BadData for steps without reward, as far as they are known now, where they are learned from, or chosen by."""
+        """Raise BadData if rewards are needed, and steps read so far have none."""
         needed = uses_rewards(self._algorithm)
         if (needed or self.config.top_fraction is not None) and (found := stream.without_rewards) is not None:
             where, count = found
-            why = f"{type(self._algorithm).__name__} learns from rewards" if needed else "--top-fraction chooses by rewards"
-            what = f"steps without a reward ({count:,} so far), for which 0 was taken: {why}"
+            why = f"{type(self._algorithm).__name__} learns from rewards" if needed else "--top-fraction needs rewards"
+            what = f"{why}, but {count:,} steps so far have none (0 was assumed)"
             without = UNREWARDED if needed else "or leave out --top-fraction"
-            fix = f"map the column of rewards, and convert again if this is a dataset; {without}"
+            fix = f"map the reward column (a dataset must be converted again); {without}"
             raise BadData(what, where=where, fix=fix)
 
     def checked(self, episodes: EpisodeBatch) -> EpisodeBatch:
-        """`episodes`, with actions as a network learns them, and none of the steps that it is not to learn from. Raises BadData
-        for values outside the spaces, and rewards that are not finite where they are learned from.
+        """`episodes` with actions in network units, without steps that must not be learned from. Raises BadData for values
+        outside the spaces, and for non-finite rewards if they are used.
         """
         if bootstraps(self._algorithm) and not self.config.keep_invented:
             episodes = episodes.without_invented()
@@ -389,22 +387,21 @@ class TrainingData:
             check_rewards(episodes, self.where)
         for name, space in zip(("observations", "actions"), self.spaces, strict=True):
             check_values(episodes, space, name, self.where, self.meanings)
-        if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # of the network that played
+        if self.learner.is_stateful and Columns.STATE_OUT in episodes.extra:  # recorded states belong to another network
             extra = {name: tree for name, tree in episodes.extra.items() if name != Columns.STATE_OUT}
             episodes = replace(episodes, extra=extra)
         return in_learner_units(episodes, self.spaces[1], self.action_scale)
 
     def columns(self, episodes: EpisodeBatch) -> dict[str, Any]:
-        """What the pipeline makes of checked episodes, which may be no rows: see `learner_columns`."""
+        """The pipeline's columns for checked episodes, possibly without rows: see `learner_columns`."""
         announced, asked = (self.observation_space, self.action_space), self._algorithm.columns
         module = self._algorithm.rl_module(self.learner.modules)
         return learner_columns(self._made, with_steps(episodes), announced, where=self.where, asked=asked, rl_module=module)
 
     def learn_pieces(self, recorded: Recorded, held_out: HeldOut | None) -> None:
-        """Have the pieces learn what they learn from the episodes that are not held out, and nothing afterwards.
+        """Learn the states of the pieces from training episodes, then freeze them.
 
-        Raises what `learned_pieces.learn` raises; BadPiece for a state that cannot be saved, and whatever keeps the policy from
-        playing in the environment.
+        Raises like `pipeline_run.learn`; BadPiece for a state that cannot be saved, and like `PlaySpec.check`.
         """
 
         def learned_from() -> Iterator[EpisodeBatch]:
@@ -422,34 +419,34 @@ class TrainingData:
         if not self._alone:
             self.trained = self._given.trained(self._made)
         if self._environment is not None and self.play is not None:
-            self.play = replace(self.play, trained=self.trained)  # learned states have to find their pieces now, not later
+            self.play = replace(self.play, trained=self.trained)  # check now that every state has its piece
             self.play.check(self._environment, self.observation_space, self.action_space, where=PLACE)
 
 
 @dataclass(slots=True, eq=False)
 class DataFacts:
-    """Counts, faults of rewards, notes, and the digest by which a resumed run knows its data again.
+    """Counts, reward faults, notes, and the digest that identifies the data of a resumed run.
 
-    Collected batch by batch over all episodes that are learned from, held-out ones included.
+    Collected batch by batch over all episodes, including held-out ones.
     """
 
-    every_leaf: bool = False  # the digest is of all that pieces may read, rewards for instance, not of obs and actions alone
+    every_leaf: bool = False  # the digest covers everything that pieces may read, not only obs and actions
     episodes: int = 0
     steps: int = 0
-    invented: int = 0  # episodes that do not end at an observation that was recorded
-    faults: Counter[str] = field(default_factory=Counter)  # rewards that are not finite, by kind as `validate` calls it
-    all_zero: bool = True  # all rewards
-    sources: str = ""  # where the episodes are from
-    module: str | None = None  # whose episodes they are
-    chosen: Mapping[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, of how many, and their least return
-    weights: Mapping[str, Any] = field(default_factory=dict)  # by source: weight, steps, and steps of it in an epoch
+    invented: int = 0  # episodes without a recorded final observation
+    faults: Counter[str] = field(default_factory=Counter)  # non-finite rewards by `validate`'s code
+    all_zero: bool = True  # all rewards are 0
+    sources: str = ""  # locations of the episodes
+    module: str | None = None  # module of the episodes
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, total, and lowest selected return
+    weights: Mapping[str, Any] = field(default_factory=dict)  # by source: weight, steps, and expected steps per epoch
     notes: list[str] = field(default_factory=list)
-    _first_fault: str = ""  # episode and step of the first reward that is not finite
-    _agents: Counter[str] = field(default_factory=Counter)  # episodes of each
-    _hashes: dict[str, Any] = field(default_factory=dict)  # a running hash of ids and each leaf, whatever parts they come in
+    _first_fault: str = ""  # episode and step of the first non-finite reward
+    _agents: Counter[str] = field(default_factory=Counter)  # episodes by agent
+    _hashes: dict[str, Any] = field(default_factory=dict)  # running hash of ids and of each leaf, independent of batches
 
     def see(self, episodes: EpisodeBatch) -> None:
-        """Take more episodes into account, each once."""
+        """Add episodes, each once."""
         self.episodes, self.steps = self.episodes + len(episodes), self.steps + episodes.num_steps
         self.invented += int(np.count_nonzero(episodes.invented_ends))
         self._agents.update(filter(None, episodes.agent_ids or ()))
@@ -471,22 +468,22 @@ class DataFacts:
 
     @property
     def digest(self) -> str:
-        """Hex; the same for the same episodes in the same order, drawn in the same shares."""
+        """Hex digest; equal for equal episodes in the same order with the same weights."""
         lines = [f"{name} {one.hexdigest()}" for name, one in sorted(self._hashes.items())]
         lines += [json.dumps(self.weights)] if self.weights else []
         return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
     def figures(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the digest, by which a difference can be said in words: JSON values."""
-        told = {"sources": self.sources, "module": self.module, "episodes": self.episodes, "steps": self.steps}
-        return told | {"weights": {name: one["weight"] for name, one in self.weights.items()}}
+        """JSON values that checkpoints store with the digest, to explain a difference."""
+        figures = {"sources": self.sources, "module": self.module, "episodes": self.episodes, "steps": self.steps}
+        return figures | {"weights": {name: one["weight"] for name, one in self.weights.items()}}
 
     def own_notes(self, config: BCConfig, *, uses_rewards: bool) -> list[str]:
-        """On last observations and rewards, and on agents that share the module that learns."""
+        """Notes on final observations, rewards, and agents that share the learning module."""
         notes, algorithm = list[str](), config.algorithm["name"]
         if self.invented:
-            left_out = f"the last step of each is left out, as {algorithm} bootstraps; --keep-invented takes them"
-            how = f"{algorithm} bootstraps from copies of the ones before" if config.keep_invented else left_out
+            left_out = f"their last steps are left out, because {algorithm} bootstraps; --keep-invented keeps them"
+            how = f"{algorithm} bootstraps from a copy of the previous one" if config.keep_invented else left_out
             notes.append(f"{self.invented:,} truncated episodes have no recorded last observation: {how}")
         if len(self._agents) > 1:
             named = ", ".join(f"{name} ({count:,} episodes)" for name, count in self._agents.most_common(8))
@@ -494,7 +491,7 @@ class DataFacts:
         if self.faults:
             named = ", ".join(f"{kind} {count:,}" for kind, count in self.faults.items())
             why = "" if uses_rewards else f"; {algorithm} does not use them"
-            notes.append(f"rewards that are not finite, first in {self._first_fault}: {named}{why}")
+            notes.append(f"non-finite rewards, first in {self._first_fault}: {named}{why}")
         if uses_rewards and self.all_zero:
-            notes.append("all rewards are 0: by them no action is better than another")
+            notes.append("all rewards are 0, so no action is better than another")
         return notes

@@ -59,7 +59,7 @@ def test_resuming_wants_the_pipeline_named_again(run: Path, tmp_path: Path, call
         ('kind = "learner"\n[[pieces]]\nname = "frame_stak"\n[[pieces]]\nname = "one_hat"', 4, "2 mistakes"),
         ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:LearnerRaises"', 4, "piece LearnerRaises raised ZeroDivisionError"),
         ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:RaisesOn"\nsteps = 4', 3, "piece RaisesOn raised"),
-        ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:Lies"', 3, "for the policy, which takes (4,)"),
+        ('kind = "learner"\n[[pieces]]\nuse = "odd_pieces:Lies"', 3, ", but takes (4,)"),
     ],
 )
 def test_what_is_wrong_with_a_pipeline_ends_training_with_its_name(

@@ -58,9 +58,9 @@ def test_a_run_resumes_with_its_own_algorithm_alone(call_json: Call, recording: 
     run = ("train", recording, "--out", tmp_path / "run", "--batch-size", "8")
     assert call_json(*run, "--updates", "2", "--algorithm", "valued_cloning", "--set", "tau=0.5")[0] == 0
     code, told = call_json(*run, "--updates", "4", "--resume", "--algorithm", "bc")
-    assert (code, "algorithm.name: the run has valued_cloning, this call asks for bc" in told["error"]["what"]) == (4, True)
+    assert (code, "algorithm.name: the run has valued_cloning, this call bc" in told["error"]["what"]) == (4, True)
     code, told = call_json(*run, "--updates", "4", "--resume", "--plugin", "valued_cloning", "--set", "tau=0.25")
-    assert (code, "algorithm.tau: the run has 0.5, this call asks for 0.25" in told["error"]["what"]) == (4, True)
+    assert (code, "algorithm.tau: the run has 0.5, this call 0.25" in told["error"]["what"]) == (4, True)
     code, told = call_json(*run, "--updates", "4", "--resume", "--algorithm", "valued_cloning")
     assert (code, told.get("updates")) == (0, 4)
 
@@ -77,6 +77,6 @@ def test_a_run_with_a_falling_rate_resumes_to_the_same_bytes_and_with_its_bound_
     parts = ("train", recording, "--out", tmp_path / "parts", "--updates", "6", *config)
     assert call_json(*parts, *options)[0] == 0
     code, told = call_json("train", recording, "--out", tmp_path / "parts", "--resume", "--updates", "9")
-    assert (code, "updates: the run has 6, this call asks for 9" in told["error"]["what"]) == (4, True)
+    assert (code, "updates: the run has 6, this call 9" in told["error"]["what"]) == (4, True)
     policies = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("whole", "parts")]
     assert policies[0] == policies[1]

@@ -42,7 +42,7 @@ def test_the_module_that_is_named_is_trained_and_an_unknown_one_exits_4(
     assert (code, told["episodes"], told["notes"]) == (0, 4, [])
     done = call("train-bc", teams, "--out", tmp_path / "other", *OPTIONS, "--module-id", "defence")
     assert done.exit_code == 4
-    assert "no episode is of module 'defence': the data holds attacker (4), defender (4)" in done.stderr
+    assert "no episodes of module 'defence': the data holds attacker (4), defender (4)" in done.stderr
 
 
 def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
@@ -53,5 +53,5 @@ def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
     done = call("train-bc", data, "--out", tmp_path / "run", *OPTIONS, "--json")
     assert done.exit_code == 0, done.stderr
     (note,) = json.loads(done.stdout)["notes"]
-    assert note.startswith("observations.camera, Box(32x32x3, uint8), are flattened to 3072 numbers for the MLP")
+    assert note.startswith("observations.camera, Box(32x32x3, uint8), is flattened to 3072 numbers for the MLP")
     assert f"note: {note}" in caplog.messages  # on stderr, as all that is logged

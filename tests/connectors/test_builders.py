@@ -60,11 +60,11 @@ def test_one_piece_several_and_pipelines_need_no_builder() -> None:
     ("custom", "said"),
     [
         (NumpyToTensor, "NumpyToTensor is a class"),
-        (lambda env: NumpyToTensor, "gave the class NumpyToTensor, not a ConnectorV2"),
-        (lambda env: None, "gave NoneType, not a ConnectorV2"),
-        (lambda env: "FrameStacking", "gave str, not a ConnectorV2"),
-        ("FrameStacking", "gave str, not a ConnectorV2"),
-        (lambda a, b, c, d: NumpyToTensor(), "wants 4 arguments"),
+        (lambda env: NumpyToTensor, "returned the class NumpyToTensor, not a ConnectorV2"),
+        (lambda env: None, "returned NoneType, not a ConnectorV2"),
+        (lambda env: "FrameStacking", "returned str, not a ConnectorV2"),
+        ("FrameStacking", "returned str, not a ConnectorV2"),
+        (lambda a, b, c, d: NumpyToTensor(), "needs 4 arguments"),
     ],
 )
 def test_what_is_no_piece_and_builds_none_is_refused_as_a_mistake_in_the_config(custom: Any, said: str) -> None:

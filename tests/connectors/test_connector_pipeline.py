@@ -88,7 +88,7 @@ def test_a_piece_that_gives_no_batch_is_named_as_a_mistake_of_the_pipeline() -> 
         def __call__(self, **_: Any) -> Batch:
             return None  # type: ignore[return-value]
 
-    with pytest.raises(BadPiece, match="piece Forgets_2 gave NoneType, not the batch") as caught:
+    with pytest.raises(BadPiece, match="piece Forgets_2 returned NoneType, not the batch") as caught:
         nested = ConnectorPipelineV2(connectors=[Piece(), ConnectorPipelineV2(connectors=[Piece()])])
         nested.append(type("Forgets", (Piece,), {})())
         nested.append(Forgets())
@@ -155,7 +155,7 @@ def test_a_piece_that_cannot_take_the_spaces_before_it_is_named_before_any_data(
 
 
 def test_our_own_pieces_say_what_they_got_and_wanted() -> None:
-    with pytest.raises(SpaceMismatch, match=r"FrameStacking got observations of Discrete\(2\), and wants Box") as caught:
+    with pytest.raises(SpaceMismatch, match=r"FrameStacking got observations of Discrete\(2\), but needs Box") as caught:
         ConnectorPipelineV2(spaces.Discrete(2), ACTIONS, connectors=[Piece(), FrameStacking(num_frames=2)])
     assert caught.value.where == "piece FrameStacking"
 

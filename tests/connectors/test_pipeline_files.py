@@ -213,7 +213,7 @@ def test_all_mistakes_of_a_file_are_said_at_once_with_what_was_nearly_meant(writ
     assert "pieces[1] (frame_stacking): unknown option 'num_frame', did you mean 'num_frames'?" in said
     assert 'pieces[2]: give either name = "..." or use = ' in said
     assert "pieces[3] (no_such_module_anywhere:Piece): there is no module 'no_such_module_anywhere'" in said
-    assert "pieces[4] (frame_stacking): before and after: give one of the two" in said
+    assert "pieces[4] (frame_stacking): before and after are mutually exclusive" in said
     assert len(said.splitlines()) == 7
 
 
@@ -224,14 +224,14 @@ def test_pieces_of_another_kind_of_pipeline_are_refused(write: Write) -> None:
         pieces = [{ name = "get_actions" }, { name = "clip_rewards" }]
     """)
     said = problems(path)
-    assert said[0] == "normalize_actions: belongs to pipelines of kind 'module_to_env'"
-    assert said[1].endswith("belongs to pipelines of kind 'module_to_env', this is one of kind 'env_to_module'")
-    assert said[2].endswith("belongs to pipelines of kind 'learner', this is one of kind 'env_to_module'")
+    assert said[0] == "normalize_actions: only for pipelines of kind 'module_to_env'"
+    assert said[1].endswith("belongs to pipelines of kind 'module_to_env', but this pipeline is of kind 'env_to_module'")
+    assert said[2].endswith("belongs to pipelines of kind 'learner', but this pipeline is of kind 'env_to_module'")
 
 
 def test_a_file_of_another_kind_than_is_needed_is_refused(write: Write) -> None:
     assert problems(write('kind = "learner"'), kind="env_to_module") == [
-        "kind: this is a pipeline of kind 'learner', and 'env_to_module' is needed here"
+        "kind: this pipeline is of kind 'learner', but 'env_to_module' is needed here"
     ]
 
 
@@ -240,7 +240,7 @@ def test_shapes_that_do_not_fit_name_the_piece_what_it_got_and_what_it_wanted(wr
     with pytest.raises(SpaceMismatch) as caught:
         load(path)
     assert "OneHot got observations of Box(" in caught.value.what
-    assert "wants Discrete or MultiDiscrete" in caught.value.what
+    assert "needs Discrete or MultiDiscrete" in caught.value.what
     assert caught.value.where == f"{path}, piece OneHot"
 
 
@@ -256,7 +256,7 @@ def test_files_that_are_not_there_or_no_toml_are_refused(write: Write, tmp_path:
 
 def test_a_document_that_the_user_has_not_named_imports_no_code(my_pieces: None) -> None:
     document = {"kind": "learner", "pieces": [{"use": "my_pieces:Plain"}, {"name": "frame_stacking"}]}
-    with pytest.raises(BadConfig, match="only imported where your own file or option names it"):
+    with pytest.raises(BadConfig, match="from a run folder is not imported"):
         PipelineSpec.from_document(document, where="run/pipeline.toml", plugins=())
     assert "my_pieces" not in sys.modules
     own = {"kind": "learner", "pieces": [{"name": "frame_stacking"}]}

@@ -118,7 +118,9 @@ def test_a_chunk_whose_state_is_not_known_is_refused_by_name(module: Any) -> Non
     (episode,) = batch_of(5, states=True)
     chunk = episode.slice(slice(3, None), len_lookback_buffer=0)
     for episodes in ([chunk], EpisodeBatch.from_episodes([chunk])):
-        with pytest.raises(BadEpisode, match="a chunk from timestep 3 on, with state_outs, but without the one before it"):
+        with pytest.raises(
+            BadEpisode, match="the chunk from timestep 3 has state_out, but lacks the one before its first step"
+        ):
             learner_pipeline(OBS, ACT)(rl_module=module, episodes=episodes)
 
 
@@ -139,7 +141,7 @@ def test_a_column_with_too_few_items_is_named(module: Any) -> None:
             return batch
 
     pipeline = learner_pipeline(OBS, ACT, custom=lambda obs, act: OnePerEpisode())
-    with pytest.raises(BadPiece, match="column 'obs' has 1 rows, and the episodes 4 timesteps"):
+    with pytest.raises(BadPiece, match="column 'obs' has 1 rows, but the episodes have 4 timesteps"):
         pipeline(rl_module=module, episodes=batch_of(4, 2))
     with pytest.raises(BadPiece, match=r"columns of different lengths: \{'obs': 2, 'actions': 6"):
         pipeline(episodes=batch_of(4, 2))

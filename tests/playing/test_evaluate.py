@@ -43,7 +43,7 @@ def test_it_gives_mean_spread_and_interval_of_exactly_n_episodes(run: Path) -> N
 
 def test_code_that_a_run_folder_names_is_not_imported(run: Path) -> None:
     tell(run / "policy.json", {**told_in(run / "policy.json"), "environment": "python:os:getcwd"})
-    with pytest.raises(BadConfig, match="no environment to play in"):
+    with pytest.raises(BadConfig, match="no environment is given"):
         evaluate(run)
 
 
@@ -98,4 +98,4 @@ def test_observations_that_are_not_finite_are_counted_and_noted(
         del gym.registry["Blind-v0"]
     size = int(np.prod(gym.make("Sign-v0").observation_space.shape or ()))
     assert result.as_dict()["observations_not_finite"] == {"nan-in-observations": round(5 * result.length_mean * size)}
-    assert "the policy acted on observations that are not finite: nan-in-observations" in caplog.text
+    assert "the policy acted on non-finite observations: nan-in-observations" in caplog.text

@@ -69,7 +69,7 @@ def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
     [
         ({"env": "CartPole-v1", "policy": ["left=random"]}, BadConfig, "for several agents"),
         ({"env": HEAP}, SpaceMismatch, r"the policy has Box\(3, float32\)"),
-        ({"policy": ["up=random"]}, BadConfig, "no agent is called so"),
+        ({"policy": ["up=random"]}, BadConfig, "no agent has this name"),
         ({"env_to_module": [{"name": "mean_std_filter"}]}, OfflineCliError, "pieces"),
     ],
 )

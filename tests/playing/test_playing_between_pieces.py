@@ -54,7 +54,7 @@ def policy_for(name: str, scale: str = "env") -> RLModule:
 
 def test_a_filter_that_has_learned_nothing_is_refused_and_one_with_a_state_learns_nothing_while_it_plays() -> None:
     module = policy_for("Sign-v0")
-    with pytest.raises(BadConfig, match="MeanStdFilter has learned nothing"):
+    with pytest.raises(BadConfig, match="MeanStdFilter has no trained state"):
         played(module, "Sign-v0", PlaySpec(file_of(FILTER)), 1)
     piece = MeanStdFilter()
     piece.set_state({"obs": {"count": 9, "mean": np.ones(3), "m2": np.ones(3)}})
@@ -199,7 +199,7 @@ def test_code_that_a_run_folder_names_is_imported_only_where_the_user_names_it(
     assert no_import.exists()
     no_import.unlink()
     del sys.modules["bomb"]
-    with pytest.raises(BadConfig, match="code is only imported where your own file or option names it") as caught:
+    with pytest.raises(BadConfig, match="code from a run folder is not imported") as caught:
         evaluate(tmp_path / "run", env="Sign-v0")
     assert not no_import.exists()
     assert "--env-to-module" in caught.value.fix

@@ -74,8 +74,8 @@ def objects(run: Path) -> None:
 @pytest.mark.parametrize(
     ("breaking", "match"),
     [
-        (taken_away, "connectors.msgpack is missing"),
-        (of_another_run, "connectors.msgpack is not the one"),
+        (taken_away, "connectors.msgpack, the learned state of its connector pieces, is missing"),
+        (of_another_run, "connectors.msgpack does not belong"),
         (described_as(document=[1]), "describes no pipeline"),
         (told(version=6), "version"),
         (told(gaussian={"mean": "sinh", "log_std": [-5, 2]}), "gaussian"),

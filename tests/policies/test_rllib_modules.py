@@ -45,11 +45,11 @@ def test_a_class_that_puts_out_actions_or_names_its_distribution_plays(name: str
 @pytest.mark.parametrize(
     ("name", "kind", "said"),
     [
-        ("Silent", BadConfig, "Silent does not say what it puts out"),
-        ("WantsCatalog", BadConfig, "WantsCatalog wants a catalog"),
-        ("TakesName", BadConfig, r"TakesName.setup\(\) makes a network called action_head"),
+        ("Silent", BadConfig, "Silent defines no _forward method"),
+        ("WantsCatalog", BadConfig, "WantsCatalog needs a catalog"),
+        ("TakesName", BadConfig, r"TakesName.setup\(\) assigns a network to action_head"),
         ("Wordless", BadData, r"no actions among the columns \['thoughts'\]"),
-        ("Wide", BadConfig, "Wide puts out 'action_dist_inputs' of width 7.* takes width 3"),
+        ("Wide", BadConfig, "Wide returns 'action_dist_inputs' of width 7.* needs width 3"),
     ],
 )
 def test_a_class_that_cannot_play_is_refused_by_what_it_lacks_before_anything_is_played(

@@ -125,8 +125,8 @@ def test_a_finished_recording_is_left_alone_by_resume_and_kept_from_another(tmp_
         ({}, "one of --episodes and --steps"),
         ({"episodes": 1, "steps": 1}, "one of --episodes and --steps"),
         ({"episodes": 0, "num_envs": 0}, "--episodes should be greater than or equal to 1, not 0; --num-envs"),
-        ({"episodes": 1, "engine": "processes", "num_env_runners": 2}, "give --workers"),
-        ({"episodes": 1, "step_timeout": 2.0}, "--step-timeout is for --vectorize async"),
+        ({"episodes": 1, "engine": "processes", "num_env_runners": 2}, "use --workers"),
+        ({"episodes": 1, "step_timeout": 2.0}, "--step-timeout needs --vectorize async"),
         ({"episodes": 1, "vectorize": "quickly"}, "--vectorize should be .sync. or .async."),
     ],
 )

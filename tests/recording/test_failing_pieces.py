@@ -35,13 +35,13 @@ def test_a_piece_that_raises_is_named_with_its_episodes_and_seed_and_whole_episo
     assert caught.value.exit_code == 3
     name, episodes = caught.value.where.split(", ")
     first = int(episodes.split()[1])
-    assert (name, f"seed was {environment_seed(0, first)}" in caught.value.fix) == (ENV, True)
+    assert (name, f"reset seed is {environment_seed(0, first)}" in caught.value.fix) == (ENV, True)
     assert 0 < open_dataset(str(out)).manifest.counts.episodes <= first
     with pytest.raises(BadData, match="cannot see") as caught:
         record(ENV, tmp_path / "E", **{**options, "num_envs": 1}, episodes=150)
     name, episode, step = caught.value.where.split(", ")
     assert (name, step) == (ENV, "step 2")
-    assert f"seed was {environment_seed(0, int(episode.removeprefix('episode ')))}" in caught.value.fix
+    assert f"reset seed is {environment_seed(0, int(episode.removeprefix('episode ')))}" in caught.value.fix
     kept, again = read(out), read(recorded(**{**OPTIONS, side: file}, episodes=open_dataset(str(out)).manifest.counts.episodes))
     np.testing.assert_array_equal(kept.actions, again.actions)
 
@@ -49,13 +49,13 @@ def test_a_piece_that_raises_is_named_with_its_episodes_and_seed_and_whole_episo
 @pytest.mark.parametrize(
     ("side", "piece", "told"),
     [
-        ("env_to_module", "Forgetful", "piece Forgetful gave NoneType, not the batch"),
-        ("module_to_env", "Forgetful", "piece Forgetful gave NoneType, not the batch"),
-        ("module_to_env", "Doubling", r"actions of the shapes \(2,\), and the environment takes \(\)"),
-        ("module_to_env", "Wordy", "model outputs that are not numbers: word"),
-        ("module_to_env", "Fickle", "in another form than in the steps before"),
+        ("env_to_module", "Forgetful", "piece Forgetful returned NoneType, not the batch"),
+        ("module_to_env", "Forgetful", "piece Forgetful returned NoneType, not the batch"),
+        ("module_to_env", "Doubling", r"the actions have the shapes \(2,\), but the environment takes \(\)"),
+        ("module_to_env", "Wordy", "the model outputs word are not numbers"),
+        ("module_to_env", "Fickle", "dtypes or shapes of the model outputs changed"),
         ("module_to_env", "Uneven", r"column 'number' has items that differ .* shape \(2,\), the first \(1,\)"),
-        ("env_to_module", "Lying", r"observations of \(2,\) for the policy, which takes \(3,\)"),
+        ("env_to_module", "Lying", r"observations of \(2,\), but takes \(3,\)"),
         ("env_to_module", "Exiting", r"SystemExit\(3\)"),
     ],
 )

@@ -124,7 +124,7 @@ def test_an_interrupted_recording_is_resumed_to_the_same_data(
 def test_what_is_whole_is_kept_where_the_environment_raises(tmp_path: Path, read: Read) -> None:
     with pytest.raises(BadData, match=r"the field is flooded.*whole episodes") as caught:
         played(tmp_path / "D", env_kwargs={"fail_at": 17}, num_envs=1, games=40, seed=1)
-    assert "its seed was" in caught.value.fix
+    assert "reset seed" in caught.value.fix
     assert open_dataset(str(tmp_path / "D")).manifest.complete is False
     for found, wanted in zip(by_game(read(tmp_path / "D")), own_loop(WALKERS, 7, seed=1), strict=True):
         assert found == pytest.approx(wanted)
@@ -141,9 +141,9 @@ def test_an_environment_that_breaks_a_rule_of_pettingzoo_is_named(rule: str, sai
 @pytest.mark.parametrize(
     ("env", "policy", "said"),
     [
-        (WALKERS, ["left=random"], "nothing is given for right, helper"),
-        (WALKERS, ["left=random", "up=random", "right=random"], "no agent is called so; the agents are left, right, helper"),
-        ("CartPole-v1", ["a=random", "b=random"], "not an environment of several agents"),
+        (WALKERS, ["left=random"], "no policy for right, helper"),
+        (WALKERS, ["left=random", "up=random", "right=random"], "no agent has this name; the agents are left, right, helper"),
+        ("CartPole-v1", ["a=random", "b=random"], "has a single agent"),
     ],
 )
 def test_policies_that_do_not_fit_the_agents_are_a_mistake(env: str, policy: Any, said: str, tmp_path: Path) -> None:

@@ -19,4 +19,4 @@ def test_a_column_that_a_piece_takes_out_is_named() -> None:
     ]
     headings, rows = pieces_grid({"start": [], "pieces": pieces}, traced=False)
     told = [tuple(row[headings.index(name)] for name in ("after piece", "column", "holds")) for row in rows]
-    assert told[-2:] == [("Drops", "rewards", "taken out"), ("Leaves", "as before", None)]
+    assert told[-2:] == [("Drops", "rewards", "removed"), ("Leaves", "unchanged", None)]

@@ -104,6 +104,6 @@ def test_what_is_no_run_and_the_run_itself_are_refused(write_dataset: Write, tmp
     with pytest.raises(NoData, match="not a run folder"):
         train(data, tmp_path / "run", init_from=data, **OPTIONS)
     train(data, tmp_path / "run", **OPTIONS)
-    with pytest.raises(UsageError, match="cannot begin with what it replaces"):
+    with pytest.raises(UsageError, match="cannot start from the run that it replaces"):
         train(data, tmp_path / "run", init_from=tmp_path / "run", overwrite=True, **OPTIONS)
     assert (tmp_path / "run" / "result.json").exists()

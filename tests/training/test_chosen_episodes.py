@@ -76,9 +76,9 @@ def test_episodes_whose_return_is_not_a_number_are_not_chosen_and_named(
     batch.rewards[batch.starts[2]] = np.nan
     result = train(write_dataset(batch), tmp_path / "run", top_fraction=0.99, **OPTIONS)
     assert (result.chosen["episodes"], result.rewards_not_finite) == (11, {})
-    assert result.notes[0] == "1 episodes have rewards that are NaN: --top-fraction takes none of them"
+    assert result.notes[0] == "--top-fraction leaves out 1 episodes with NaN rewards"
     batch.rewards[:] = np.nan
-    with pytest.raises(NoData, match="no episode has a return that is a number"):
+    with pytest.raises(NoData, match="no episode has a numeric return"):
         train(write_dataset(batch, name="none"), tmp_path / "none-run", top_fraction=0.5, **OPTIONS)
 
 

@@ -39,11 +39,11 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
 def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, tmp_path: Path, manner: dict[str, Any]) -> None:
-    with pytest.raises(BadData, match=r"steps without a reward \(30 so far\).*MARWIL learns from rewards") as caught:
+    with pytest.raises(BadData, match=r"MARWIL learns from rewards, but 30 steps so far have none") as caught:
         train_bc(table, tmp_path / "run", config=marwil, mapping=MAPPED, **OPTIONS, **manner)
     assert caught.value.exit_code == 3
     assert "arm.csv" in caught.value.where
-    assert "map the column of rewards" in caught.value.fix
+    assert "map the reward column" in caught.value.fix
     assert "train-bc" in caught.value.fix
     assert not (tmp_path / "run").exists()
     assert train_bc(table, tmp_path / "bc", mapping=MAPPED, **OPTIONS, **manner).updates == 2
@@ -68,7 +68,7 @@ def test_rewards_that_are_all_0_are_noted_where_they_are_learned_from(
     batch = make_batch()
     data = write_dataset(replace(batch, rewards=np.zeros(len(batch.rewards))))
     found = train_bc(data, tmp_path / "run", config=marwil, **OPTIONS, **manner)
-    assert found.notes == ["all rewards are 0: by them no action is better than another"]
+    assert found.notes == ["all rewards are 0, so no action is better than another"]
     assert train_bc(data, tmp_path / "bc", **OPTIONS, **manner).notes == []
     batch.rewards[-1] = 0.5
     assert train_bc(write_dataset(batch, name="one"), tmp_path / "other", config=marwil, **OPTIONS, **manner).notes == []

@@ -81,14 +81,14 @@ def test_agent_and_module_name_one_selection(make_batch: Make, write_dataset: Wr
     with pytest.raises(BadConfig, match=r"old \(4\), new \(4\)"):
         train(data, tmp_path / "run", agent="red", updates=2, **SMALL)
     assert train(data, tmp_path / "run", agent="red", module_id="new", updates=2, **SMALL).episodes == 4
-    with pytest.raises(BadConfig, match=r"no episode is of module 'old': the data holds new \(4\)"):
+    with pytest.raises(BadConfig, match=r"no episodes of module 'old': the data holds new \(4\)"):
         train(data, tmp_path / "other", agent="blue", module_id="old", updates=2, **SMALL)
 
 
 def test_a_resumed_run_keeps_its_agent_and_takes_no_other(teams: EpisodeBatch, write_dataset: Write, tmp_path: Path) -> None:
     data = write_dataset(teams)
     train_bc(data, tmp_path / "run", agent="red", updates=4, **SMALL)
-    with pytest.raises(BadConfig, match="agent: the run has red, this call asks for blue"):
+    with pytest.raises(BadConfig, match="agent: the run has red, this call blue"):
         train_bc(data, tmp_path / "run", agent="blue", resume=True, updates=8)
     assert train_bc(data, tmp_path / "run", resume=True, updates=8).episodes == 6
 
@@ -158,13 +158,13 @@ def test_games_that_the_learned_agent_took_no_part_in_do_not_count(tmp_path: Pat
     [
         ({}, BadConfig, "--env", "several agents"),
         ({"agent": "nobody"}, BadConfig, "--agent", "none is called 'nobody'"),
-        ({"agent": "rider", "policy": ["up=random"]}, BadConfig, "--policy", "no agent is called so"),
-        ({"agent": "rider", "policy": ["rider=random"]}, BadConfig, "--policy", "no agent is called so"),
+        ({"agent": "rider", "policy": ["up=random"]}, BadConfig, "--policy", "no agent has this name"),
+        ({"agent": "rider", "policy": ["rider=random"]}, BadConfig, "--policy", "no agent has this name"),
         ({"agent": "rider", "policy": ["mate=nowhere"]}, StorageNotFound, "nowhere", "nothing|no such|not"),
         ({"agent": "rider", "policy": ["mate=rllib:x"]}, UsageError, "--policy", "pickles"),
-        ({"agent": "rider", "until_return": "mate=3"}, BadConfig, "--until-return", "agent mate, and rider learns"),
-        ({"agent": "rider", "until_return": "rider=much"}, UsageError, "--until-return", "'much' is no number"),
-        ({"agent": "rider", "env": "CartPole-v1", "policy": [PUSH]}, BadConfig, "--policy", "is of one"),
+        ({"agent": "rider", "until_return": "mate=3"}, BadConfig, "--until-return", "agent mate, but rider learns"),
+        ({"agent": "rider", "until_return": "rider=much"}, UsageError, "--until-return", "'much' is not a number"),
+        ({"agent": "rider", "env": "CartPole-v1", "policy": [PUSH]}, BadConfig, "--policy", "but CartPole-v1 has one"),
         ({"policy": [PUSH]}, UsageError, "options", "needs --agent"),
     ],
     ids=str,

@@ -156,7 +156,7 @@ def test_a_run_its_checks_evaluate_and_load_policy_play_by_what_was_learned_and_
         ("Nameless", "Nameless changes top"),
         ("Stateless", "Stateless changes top"),
         ("Deaf", "Deaf changes its state"),
-        ("OneWay", "OneWay has a state, and no set_state"),
+        ("OneWay", "OneWay has a state, but no set_state"),
         ("Caching", "Caching changes tables"),
     ],
 )

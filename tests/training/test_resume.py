@@ -95,7 +95,7 @@ def test_an_interrupted_run_leaves_the_policy_of_its_last_checkpoint(
     write_dataset: Write, config: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     data, run = write_dataset(), tmp_path / "run"
-    with pytest.raises(Interrupted, match="the policy of this last checkpoint can be played") as caught:
+    with pytest.raises(Interrupted, match="the policy of this checkpoint can be played") as caught:
         train_bc(data, run, config=config, on_progress=signal_at(35, signal.SIGTERM), **OPTIONS)
     made = caught.value.details["policy_update"]
     assert made == caught.value.details["updates"]
@@ -106,7 +106,7 @@ def test_an_interrupted_run_leaves_the_policy_of_its_last_checkpoint(
     assert all(torch.equal(tensor, kept[name]) for name, tensor in load_policy(run).module.state_dict().items())
     caplog.clear()
     assert evaluate(run, env="Sign-v0", episodes=2).checkpoint == made
-    assert [f"not finished: the policy is that of its last checkpoint, of update {made}" in line for line in caplog.messages]
+    assert [f"unfinished: using the policy of its last checkpoint, update {made}" in line for line in caplog.messages]
     train_bc(data, run, resume=True)
     assert evaluate(run, env="Sign-v0", episodes=2).checkpoint is None
 
@@ -137,7 +137,7 @@ def test_fewer_updates_than_are_made_are_refused(write_dataset: Write, config: P
     data = write_dataset()
     train_bc(data, tmp_path / "run", config=config, updates=5)
     before = comparable(tmp_path / "run")
-    with pytest.raises(BadConfig, match="5 updates are made already, and only 4 asked for"):
+    with pytest.raises(BadConfig, match="the run already has 5 updates, more than the bound 4"):
         train_bc(data, tmp_path / "run", resume=True, updates=4)
     assert comparable(tmp_path / "run") == before
 
@@ -149,8 +149,8 @@ def test_resuming_with_other_options_is_refused_by_name(write_dataset: Write, co
     with pytest.raises(BadConfig) as caught:
         train_bc(data, tmp_path / "run", resume=True, lr=0.5, seed=9)
     assert caught.value.details["problems"] == [
-        "lr: the run has 0.01, this call asks for 0.5",
-        "seed: the run has 4, this call asks for 9",
+        "lr: the run has 0.01, this call 0.5",
+        "seed: the run has 4, this call 9",
     ]
 
 

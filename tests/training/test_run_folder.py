@@ -148,7 +148,7 @@ def test_a_run_is_replaced_by_overwrite_alone_and_the_users_own_files_stay(write
     train_bc(data, run, updates=4)
     (run / "notes.txt").write_text("mine")
     (run / "_part-0123abcd-state.json").write_bytes(b'{"sha2')  # of a killed trainer
-    with pytest.raises(OutputExists, match="a run is there already"):
+    with pytest.raises(OutputExists, match="a run already exists there"):
         train_bc(data, run, updates=3)
     assert train_bc(data, run, updates=3, overwrite=True).updates == 3
     assert (run / "notes.txt").read_text() == "mine"

@@ -1,4 +1,4 @@
-"""Pieces that make columns of a batch: one row for each step, stacked items, agents regrouped by module, arrays as tensors."""
+"""Pieces that build batch columns: one row per step, stacked items, agents grouped by module, arrays as tensors."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 
 
 def stacked(entries: Iterable[Any]) -> Tree:
-    """One tree of leaves (N, ...) of items and `Items`. Raises ValueError where they do not stack, or there are none."""
+    """Stack items and `Items` into one tree of leaves (N, ...). Raises ValueError if they do not stack, or there are none."""
     parts: list[Tree] = []
     for already, group in groupby(entries, lambda entry: isinstance(entry, Items)):
         run = list(group)
         parts += [entry.tree for entry in run] if already else [map_leaves(_stack, *run)]
     if not parts:
         raise ValueError("no items")
-    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)  # a copy: what `Items` show may be an episode's own
+    return map_leaves(lambda *leaves: np.concatenate(leaves), *parts)  # a copy: `Items` may be views of an episode
 
 
 def _stack(*leaves: Any) -> Any:
@@ -52,11 +52,11 @@ def _stack(*leaves: Any) -> Any:
 
 
 class BatchIndividualItems(ConnectorV2):
-    """Stacks the items of each column into arrays (N, ...); stacked columns and `infos` stay as they are.
+    """Stack the items of each column into arrays (N, ...); stacked columns and `infos` stay unchanged.
 
-    With `multi_agent`, that happens to the columns of each module, after AgentToModuleMapping. For a single agent of several
-    modules (RLlib's learners have it) the columns end up under the default module's id. Which episode each single item of
-    `obs` is from is noted in `shared_data["memorized_map_structure"]` (RLlib's name), for module-to-env.
+    With `multi_agent`, stack the columns of each module, after AgentToModuleMapping. With a single agent and several modules
+    (as in RLlib's learners) the columns go under the default module's id. The episode of each single item of `obs` is stored
+    in `shared_data["memorized_map_structure"]` (RLlib's key), for module-to-env.
     """
 
     whole_arrays = True
@@ -67,7 +67,7 @@ class BatchIndividualItems(ConnectorV2):
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, shared_data: dict[str, Any] | None = None, **_: Any) -> Batch:
-        """The batch. Raises BadPiece, naming the column, where items do not stack."""
+        """The batch. Raises BadPiece, naming the column, if items do not stack."""
         if self._multi_agent:
             by_module = batch.items()
             return {
@@ -76,7 +76,9 @@ class BatchIndividualItems(ConnectorV2):
         observations = batch.get(Columns.OBS)
         if shared_data is not None and is_filed(observations):
             entries = [(key[0], item) for key, items in observations.items() for item in items]  # type: ignore[union-attr]
-            if not any(isinstance(item, Items) for _, item in entries):  # those are train batches, never taken apart again
+            if not any(
+                isinstance(item, Items) for _, item in entries
+            ):  # `Items` are in train batches only, which are never unbatched
                 shared_data["memorized_map_structure"] = [id_ for id_, _ in entries]
         if not is_multi(rl_module):
             return self._columns(batch)
@@ -94,20 +96,22 @@ class BatchIndividualItems(ConnectorV2):
         try:
             return stacked(entries)
         except ValueError as err:
-            raise self.bad(f"column {column!r}: {err}", fix="items of one structure, shape and type in each column") from err
+            raise self.bad(
+                f"column {column!r}: {err}", fix="give all items of a column the same structure, shape and dtype"
+            ) from err
 
 
 class AgentToModuleMapping(TwoSidedPiece):
-    """Regroups `{column: {(episode, agent, module): items}}` as `{module: {column: items}}`; spaces become Dicts by module.
+    """Regroup `{column: {(episode, agent, module): items}}` as `{module: {column: items}}`; spaces become Dicts by module.
 
     Agents of one module must have the same spaces, and every module must have an agent.
 
     Args:
-        rl_module_specs: Ids of modules, or anything with `observation_space` and `action_space` (which may be None) by id.
-        agent_to_module_mapping_fn: `fn(agent_id, episode)` gives a module's id. Batches follow the episodes' own mapping; this
-            one is asked for spaces alone.
-        as_learner_connector: All agents' items; otherwise only those of agents that have to act, and whose rows they are is
-            noted in `shared_data["memorized_map_structure"]` (RLlib's name) for module-to-env.
+        rl_module_specs: Module ids, or a mapping by id to objects with `observation_space` and `action_space` (may be None).
+        agent_to_module_mapping_fn: `fn(agent_id, episode)` returns a module id. It is used for spaces only; batches follow the
+            episodes' own mapping.
+        as_learner_connector: Take all agents' items; otherwise only those of agents that must act, and store the agent of each
+            row in `shared_data["memorized_map_structure"]` (RLlib's key) for module-to-env.
     """
 
     whole_arrays = True
@@ -127,16 +131,16 @@ class AgentToModuleMapping(TwoSidedPiece):
     # ---- spaces ----
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be determined."""
+        """A Dict by module id. Raises SpaceMismatch if a module's space cannot be determined."""
         return self._by_module(input_observation_space, "observation_space")
 
     def recompute_output_action_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """A Dict by module id. Raises SpaceMismatch where a module's space cannot be determined."""
+        """A Dict by module id. Raises SpaceMismatch if a module's space cannot be determined."""
         return self._by_module(input_action_space, "action_space")
 
     def _by_module(self, space: Space, which: str) -> Space:
         if not isinstance(space, spaces.Dict):
-            raise self.misfit(f"{which} {space}", "a Dict by agent", fix="leave the piece out where there is a single agent")
+            raise self.misfit(f"{which} {space}", "a Dict by agent", fix="remove the piece for a single agent")
         if set(space.spaces) == set(self._specs):
             return space
         return spaces.Dict({module_id: self._of_module(module_id, space, which) for module_id in self._specs})
@@ -150,11 +154,11 @@ class AgentToModuleMapping(TwoSidedPiece):
             return every[0]
         agents = [agent for agent in by_agent.spaces if self._mapping_fn(agent, MultiAgentEpisode()) == module_id]
         if not agents:
-            what = f"no agent among {list(by_agent.spaces)} that is mapped to module {module_id!r}"
-            raise self.misfit(what, f"an {which} for it", fix=f"give the module's {which} in rl_module_specs")
+            what = f"no agent among {list(by_agent.spaces)} for module {module_id!r}"
+            raise self.misfit(what, f"an {which} for it", fix=f"set the module's {which} in rl_module_specs")
         if any(by_agent[agent] != by_agent[agents[0]] for agent in agents):
             what = f"agents {agents} of module {module_id!r} with different spaces"
-            raise self.misfit(what, f"one {which}", fix="map them to modules of their own")
+            raise self.misfit(what, f"one {which}", fix="map them to separate modules")
         return by_agent[agents[0]]
 
     # ---- batches ----
@@ -162,18 +166,18 @@ class AgentToModuleMapping(TwoSidedPiece):
     def __call__(
         self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
     ) -> Batch:
-        """The batch by module. Raises BadPiece for a column that is not filed by agent."""
-        whole: Any = episodes  # multi-agent ones: others have no keys of three parts
+        """The batch by module. Raises BadPiece for a column that is not grouped by agent."""
+        whole: Any = episodes  # multi-agent episodes: only these have keys of three parts
         acting = None if self._as_learner_connector else {(e.id_, agent) for e in whole for agent in e.get_agents_to_act()}
         by_module: Batch = {}
         first: dict[Any, list[tuple[Any, Any]]] | None = None  # (episode, agent) of each row of the first column, by module
         for column, held in batch.items():
-            if rl_module is not None and column in rl_module:  # a custom piece has filed something by module already
+            if rl_module is not None and column in rl_module:  # a custom piece has already grouped it by module
                 by_module.setdefault(column, {}).update(held)
                 continue
             if held and not (is_filed(held) and all(len(key) == 3 for key in held)):
                 fix = "add items with add_batch_item(..., single_agent_episode)"
-                raise self.bad(f"column {column!r} is not filed by (episode, agent, module)", fix=fix)
+                raise self.bad(f"column {column!r} is not grouped by (episode, agent, module)", fix=fix)
             rows: dict[Any, list[tuple[Any, Any]]] = {}
             for (episode_id, agent_id, module_id), items in held.items():
                 if acting is None or (episode_id, agent_id) in acting:
@@ -186,17 +190,17 @@ class AgentToModuleMapping(TwoSidedPiece):
 
 
 class ModuleToAgentUnmapping(ConnectorV2):
-    """Regroups `{module: {column: {key: items}}}` as `{column: {key: items}}`; keys are (episode id, agent id, module id)."""
+    """Regroup `{module: {column: {key: items}}}` as `{column: {key: items}}`; keys are (episode id, agent id, module id)."""
 
     whole_arrays = True
 
     def __call__(self, *, batch: Batch, **_: Any) -> Batch:
-        """The batch by column. Raises BadPiece for a column that UnBatchToIndividualItems has not taken apart."""
+        """The batch by column. Raises BadPiece for a column that UnBatchToIndividualItems has not split."""
         columns: Batch = {}
         for module_id, part in batch.items():
             for column, filed in part.items():
                 if filed and not is_filed(filed):
-                    what = f"column {column!r} of module {module_id!r} is not filed by agent"
+                    what = f"column {column!r} of module {module_id!r} is not grouped by agent"
                     raise self.bad(what, fix="put UnBatchToIndividualItems before it")
                 columns.setdefault(column, {}).update(filed)
         return columns
@@ -209,15 +213,14 @@ CPU: Final = torch.device("cpu")
 
 
 class StepColumns(ConnectorV2):
-    """Adds columns with a row for each step of the episodes; those that are in the batch stay. Subclasses say once how arrays
-    give these rows."""
+    """Add columns with one row per step; existing columns stay. Subclasses define `columns` for arrays only."""
 
     whole_arrays = True
-    column: ClassVar[str] = ""  # with it in the batch there is nothing to do
+    column: ClassVar[str] = ""  # if it is in the batch, do nothing
 
     @abstractmethod
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """Leaves (N, ...) that nobody else holds, or lists of N items, by name of column, for N steps."""
+        """For N steps, by column name: leaves (N, ...) that share no memory with the episodes, or lists of N items."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
         """The batch with these columns."""
@@ -225,18 +228,18 @@ class StepColumns(ConnectorV2):
             return batch
         if isinstance(episodes, EpisodeBatch):
             return batch | {name: rows for name, rows in self.columns(episodes, batch).items() if name not in batch}
-        there = frozenset(batch)
+        existing = frozenset(batch)
         for episode in self.single_agent_episode_iterator(episodes, False):
-            found = self.columns(EpisodeBatch.from_episodes([episode]), batch) if len(episode) else {}
-            for name, rows in found.items():
-                if name not in there:
+            columns = self.columns(EpisodeBatch.from_episodes([episode]), batch) if len(episode) else {}
+            for name, rows in columns.items():
+                if name not in existing:
                     items = rows if episode.is_numpy or isinstance(rows, list) else unstack(rows)
                     self.add_n_batch_items(batch, name, items, len(episode), episode)
         return batch
 
 
 class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
-    """Adds `obs`: the T observations acted on in a learner pipeline, the last one of each episode elsewhere."""
+    """Add `obs`: in a learner pipeline the T observations acted on, otherwise the last one of each episode."""
 
     column = Columns.OBS
 
@@ -253,10 +256,10 @@ class AddObservationsFromEpisodesToBatch(StepColumns, TwoSidedPiece):
 
 
 class NumpyToTensor(ConnectorV2):
-    """Turns arrays into tensors on `device` (None: the CPU), float64 into float32; `infos` stay lists.
+    """Turn arrays into tensors on `device` (None: the CPU), float64 into float32; `infos` stay lists.
 
-    Memory is shared with the array where nothing has to change and the array may be written to. Unsigned integers above
-    uint8, which torch can hardly count with, become int64. `pin_memory` is for a device that is not the CPU.
+    Tensors share memory with writable arrays that need no conversion. Unsigned integers wider than uint8, which torch barely
+    supports, become int64. `pin_memory` applies to devices other than the CPU.
     """
 
     whole_arrays = True
@@ -269,7 +272,7 @@ class NumpyToTensor(ConnectorV2):
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, **_: Any) -> Batch:
-        """The batch with tensors; raises BadPiece, naming the column, for arrays of text or objects."""
+        """The batch with tensors. Raises BadPiece, naming the column, for arrays of strings or objects."""
         by_module = is_multi(rl_module) and bool(batch) and all(name in rl_module for name in batch)
         for part in batch.values() if by_module else [batch]:
             for column, tree in part.items():
@@ -279,26 +282,26 @@ class NumpyToTensor(ConnectorV2):
 
 
 def as_tensors(column: str, tree: Tree, device: torch.device = CPU, *, pin: bool = False) -> Tree:
-    """The leaves of a column as tensors on `device`; `pin`: through pinned memory. Raises BadPiece for text and objects."""
+    """The leaves of a column as tensors on `device`; `pin`: via pinned memory. Raises BadPiece for strings and objects."""
 
     def tensor(leaf: Any) -> Tensor | None:
         if leaf is None:
             return None
-        found = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
-        found = found.pin_memory() if pin else found
-        return found if found.device == device else found.to(device, non_blocking=pin)
+        source = leaf if isinstance(leaf, Tensor) else _from_array(np.asarray(leaf, order="C"))
+        source = source.pin_memory() if pin else source
+        return source if source.device == device else source.to(device, non_blocking=pin)
 
     try:
         return map_leaves(tensor, tree)
     except TypeError as err:
-        fix = "leave the column out, or encode it as numbers"
+        fix = "remove the column, or encode it as numbers"
         raise BadPiece(f"column {column!r}: {err}", where="NumpyToTensor", fix=fix) from err
 
 
 def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf":
-        raise TypeError(f"no tensor type for {array.dtype}")
+        raise TypeError(f"torch has no dtype for {array.dtype}")
     if kind == "f" and size > 4:
         array = array.astype(np.float32)
     elif kind == "u" and size > 1:
@@ -309,7 +312,7 @@ def _from_array(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 class TensorToNumpy(ConnectorV2):
-    """Turns tensors into arrays; arrays of CPU tensors share their memory."""
+    """Turn tensors into arrays; arrays of CPU tensors share their memory."""
 
     whole_arrays = True
 

@@ -1,12 +1,12 @@
-"""Flattening: values of any space as one vector of numbers, and the pieces that turn observations into such vectors.
+"""Pieces that transform observations, and flattening of values of any space to one vector.
 
-The order is that of dm_tree, which RLlib's modules are trained in: Dict leaves by sorted key, Tuple leaves by place.
+The order is that of dm_tree, which RLlib's modules use: Dict leaves by sorted key, Tuple leaves by position.
 
-`ObservationTransform` is the base class of pieces that replace the observations of episodes. In an env-to-module pipeline the
-last observation of each episode is overwritten, as in RLlib. Recordings hold raw observations, so a learner pipeline needs the
-same piece with `as_learner_connector=True`: there every observation of each episode changes, the last one and the lookback
-buffer included, so that all pieces after it (frame stacking, next observations) see one kind. With an `EpisodeBatch` the batch
-stays as it is, and the pieces after this one get a changed one.
+`ObservationTransform` is the base class of pieces that replace the observations of episodes. In an env-to-module pipeline it
+overwrites the last observation of each episode, as in RLlib. Recordings hold raw observations, so a learner pipeline needs the
+same piece with `as_learner_connector=True`: there it replaces every observation of each episode, the last one and the lookback
+buffer included, so that later pieces (frame stacking, next observations) see transformed observations only. An `EpisodeBatch`
+is not changed; later pieces get a transformed copy.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ __all__ = [
 
 
 class ObservationTransform(TwoSidedPiece):
-    """Subclasses say how rows of observations change (`transform`), and to which space (`transformed_space`).
+    """Base class: subclasses define how rows of observations change (`transform`) and their new space (`transformed_space`).
 
-    `multi_agent`: the spaces are Dicts by agent, and each agent's observations are changed by its own.
+    `multi_agent`: the spaces are Dicts by agent; each agent's observations are transformed by its own space.
     """
 
     whole_arrays = True
@@ -59,23 +59,23 @@ class ObservationTransform(TwoSidedPiece):
 
     @abstractmethod
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """Leaves (N, ...) for observations (N, ...) of `space`, those of one agent."""
+        """Leaves (N, ...) for one agent's observations (N, ...) of `space`."""
 
     @abstractmethod
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """The space of one agent's observations after this piece. Raises SpaceMismatch."""
 
     def takes_arrays(self) -> bool:
-        """For learners of one agent."""
+        """True in single-agent learner pipelines."""
         return self._as_learner_connector and not self._multi_agent
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """The changed space, agent by agent where there are several."""
+        """The transformed space; a Dict by agent with `multi_agent`."""
         if not self._multi_agent:
             return self.transformed_space(input_observation_space, input_action_space)
         if not isinstance(input_observation_space, spaces.Dict):
             got = f"observations of {input_observation_space}"
-            raise self.misfit(got, "a Dict by agent", fix="multi_agent=False where there is a single agent")
+            raise self.misfit(got, "a Dict by agent", fix="set multi_agent=False for a single agent")
         actions = input_action_space.spaces if isinstance(input_action_space, spaces.Dict) else {}
         every = input_observation_space.spaces.items()
         return spaces.Dict({agent: self.transformed_space(space, actions.get(agent)) for agent, space in every})  # type: ignore[arg-type]
@@ -83,21 +83,21 @@ class ObservationTransform(TwoSidedPiece):
     # ---- arrays ----
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
-        """The batch as it is, and the episodes with all observations changed. Raises BadPiece as `__call__` does."""
+        """The unchanged batch, and episodes with transformed observations. Raises BadPiece like `__call__`."""
         check_no_obs(self, batch)
         return batch, replace(episodes, obs=self.transformed_batch(episodes), observation_space=self.observation_space)
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
-        """Leaves (N+E, ...) for the observations of a batch of episodes of a single agent."""
+        """Transformed observations (N+E, ...) of a batch of single-agent episodes."""
         return self.transform(episodes.obs, self.space_before(None), None)
 
     # ---- a list of episodes ----
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is; the episodes have other observations. Raises BadPiece where the batch has `obs` already."""
+        """Transform the episodes in place and return the unchanged batch. Raises BadPiece if the batch already has `obs`."""
         check_no_obs(self, batch)
         assert not isinstance(episodes, EpisodeBatch), "arrays are read-only: call on_episode_batch, or a pipeline"
-        groups: dict[Any, list[SingleAgentEpisode]] = {}  # changed together: all of them, or each agent's
+        groups: dict[Any, list[SingleAgentEpisode]] = {}  # transformed together: all episodes, or each agent's
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             groups.setdefault(episode.agent_id if self._multi_agent else None, []).append(episode)
         for agent_id, own in groups.items():
@@ -105,16 +105,18 @@ class ObservationTransform(TwoSidedPiece):
         return batch
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Overwrite the last observation of each."""
+        """Overwrite the last observation of each episode."""
         space = self.space_before(agent_id)
         rows = stack([episode.get_observations(-1) for episode in episodes], space)
         changed = unstack(self.transform(rows, space, agent_id))
         for episode, observation in zip(episodes, changed, strict=True):
-            episode.observation_space = self.space_after(agent_id)  # first: the old space need not contain the new observation
+            episode.observation_space = self.space_after(
+                agent_id
+            )  # first, because the old space may not contain the new observation
             episode.set_observations(at_indices=-1, new_data=observation)
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Overwrite all observations of each."""
+        """Overwrite all observations of each episode."""
         before, after = self.space_before(agent_id), self.space_after(agent_id)
         for episode in episodes:
             change_observations(episode, lambda rows: self.transform(rows, before, agent_id), after)
@@ -122,46 +124,46 @@ class ObservationTransform(TwoSidedPiece):
     # ---- spaces ----
 
     def space_before(self, agent_id: Any) -> Any:
-        """The space of one agent's observations before this piece; the whole one for a single agent."""
+        """The space of one agent's observations before this piece; for a single agent the whole space."""
         return self._of_agent(self.input_observation_space, agent_id)
 
     def space_after(self, agent_id: Any) -> Any:
-        """The space of one agent's observations after this piece; the whole one for a single agent."""
+        """The space of one agent's observations after this piece; for a single agent the whole space."""
         return self._of_agent(self.observation_space, agent_id)
 
     def _of_agent(self, space: Any, agent_id: Any) -> Any:
         if space is None:
-            fix = "put it in a pipeline, or give it its input spaces"
-            raise self.misfit("no spaces", "to know them before any data", fix=fix)
+            fix = "put the piece in a pipeline, or set its input spaces"
+            raise self.misfit("no spaces", "its input spaces before any data", fix=fix)
         if not self._multi_agent:
             return space
         if agent_id not in space.spaces:
-            raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(space.spaces)}", fix="another space")
+            raise self.misfit(f"an observation of agent {agent_id!r}", f"one of {list(space.spaces)}", fix="correct the space")
         return space[agent_id]
 
 
 def check_no_obs(piece: ConnectorV2, batch: Batch) -> None:
-    """Raise BadPiece where `piece`, which changes episodes, comes after one that put their observations into the batch."""
+    """Raise BadPiece if a piece before `piece`, which changes episodes, has already added `obs` to the batch."""
     if Columns.OBS in batch:
         fix = f"put {type(piece).__name__} before pieces that fill obs, such as FrameStacking"
-        raise piece.bad("obs are in the batch already, and would not change", fix=fix)
+        raise piece.bad("the batch already has obs, which this piece would not change", fix=fix)
 
 
 def change_observations(episode: SingleAgentEpisode, change: Callable[[Tree], Tree], space: Space | None) -> None:
-    """Put `change(rows)` in the place of all observations (N, ...) of an episode, lookback buffer included."""
+    """Replace all observations (N, ...) of an episode, lookback buffer included, by `change(rows)`."""
     held = episode.observations
     if held.len_incl_lookback():
         rows = change(held.shared() if held.finalized else stack(held.data, held.space))
         if held.finalized:
             held.replace(rows)
-            held.shared()  # leaves that did not change are still held elsewhere
+            held.shared()  # unchanged leaves are still shared
         else:
             held.data = unstack(rows)
     episode.observation_space = space
 
 
 def flat_rows(rows: Tree, space: Space) -> NDArray[np.float32]:
-    """(N, size) of leaves (N, ...): Discrete and MultiDiscrete one-hot (`start` honoured), other numbers as they are.
+    """Flatten leaves (N, ...) to (N, size): Discrete and MultiDiscrete one-hot (counted from `start`), other numbers unchanged.
 
     Raises BadEpisode for a choice outside the space.
     """
@@ -171,7 +173,7 @@ def flat_rows(rows: Tree, space: Space) -> NDArray[np.float32]:
 
 
 def flat_size(space: Space) -> int:
-    """How many numbers a row has."""
+    """The width of a row of `flat_rows`."""
     return sum(map(columns_of, leaf_spaces(space).values()))
 
 
@@ -182,11 +184,11 @@ def _in_order(tree: Tree) -> list[Any]:
 
 
 class FlattenObservations(ObservationTransform):
-    """Flattens observations to (size,) float32: Dict leaves by sorted key, Discrete and MultiDiscrete one-hot.
+    """Flatten observations to (size,) float32: Dict leaves by sorted key, Discrete and MultiDiscrete one-hot.
 
     Args:
-        keys_to_remove: Keys of a Dict space that are left out; with several agents, of those whose space is a Dict.
-        agent_ids: With `multi_agent`, the agents whose observations are flattened; None: all of them.
+        keys_to_remove: Keys of a Dict space to drop; with several agents, only from spaces that are a Dict.
+        agent_ids: With `multi_agent`, the agents whose observations are flattened; None: all.
         multi_agent, as_learner_connector: As in ObservationTransform.
     """
 
@@ -202,7 +204,7 @@ class FlattenObservations(ObservationTransform):
         super().__init__(*spaces, **kwargs)
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """Box(size,). Raises SpaceMismatch where keys to remove do not exist."""
+        """Box(size,). Raises SpaceMismatch if a key to remove does not exist."""
         flat = super().recompute_output_observation_space(input_observation_space, input_action_space)
         if not self._multi_agent or self._agent_ids is None or not isinstance(flat, spaces.Dict):
             return flat
@@ -235,16 +237,16 @@ class FlattenObservations(ObservationTransform):
 
 
 Steps = tuple[Tree | None, NDArray[np.int64], NDArray[np.int64] | int]
-"""Actions or rewards (A, ...), None for none; (K,) which of them comes right before each of K observations; and where the
-episode of each observation begins."""
+"""Actions or rewards (A, ...), or None; the index (K,) of the one right before each of K observations; and the index of the
+first one of each observation's episode."""
 
 
 class PrevActionsPrevRewards(ObservationTransform):
-    """Adds the last n actions and rewards to observations: a Dict of `_orig_obs`, `prev_n_actions` (n * size,) and
+    """Add the last n actions and rewards to observations: a Dict of `_orig_obs`, `prev_n_actions` (n * size,) and
     `prev_n_rewards` (n,), float32, oldest first.
 
-    Actions of any space are one row of `size` numbers each, Discrete and MultiDiscrete one-hot. Before the first step there are
-    zeros. With n = 0 the key is left out.
+    Each action is flattened to `size` numbers, Discrete and MultiDiscrete one-hot. Zeros stand in before the first step. With
+    n = 0 the key is omitted.
     """
 
     ORIG_OBS_KEY: ClassVar[str] = "_orig_obs"
@@ -260,7 +262,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         return max(self.n_prev_actions, self.n_prev_rewards)
 
     def to_torch(self) -> Any:
-        """See ConnectorV2. Integer boxes have other units in networks, and no form."""
+        """See ConnectorV2. None for integer boxes, because networks use other units for them."""
         actions = self._of_agent(self.input_action_space, None)
         boxes = [leaf for leaf in leaf_spaces(actions).values() if isinstance(leaf, spaces.Box)]
         if self.n_prev_actions and any(np.dtype(leaf.dtype).kind in "iu" for leaf in boxes):
@@ -269,11 +271,11 @@ class PrevActionsPrevRewards(ObservationTransform):
         return Previous(actions, flat_size(actions), self.n_prev_actions, self.n_prev_rewards, keys)
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
-        """A Dict of the three. Raises SpaceMismatch where the action space is not known."""
+        """A Dict of the three keys. Raises SpaceMismatch if the action space is unknown."""
         sizes = {self.PREV_REWARDS_KEY: self.n_prev_rewards}
         if self.n_prev_actions:
             if actions is None:
-                raise self.misfit("no action space", "to know how long an action is", fix="give the pipeline its action space")
+                raise self.misfit("no action space", "the size of an action", fix="set the pipeline's action space")
             sizes = {self.PREV_ACTIONS_KEY: flat_size(actions) * self.n_prev_actions, **sizes}
         parts: dict[str, Space] = {self.ORIG_OBS_KEY: observations}
         for key, size in sizes.items():
@@ -282,11 +284,11 @@ class PrevActionsPrevRewards(ObservationTransform):
         return spaces.Dict(parts)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """Not for observations alone. Raises TypeError."""
-        raise TypeError("actions and rewards are in episodes, not in rows of observations")
+        """Raises TypeError: rows of observations contain no actions or rewards."""
+        raise TypeError("rows of observations contain no actions or rewards")
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Overwrite the last observation of each."""
+        """Overwrite the last observation of each episode."""
         recent = slice(-self.looks_back, None)
         for episode in episodes:
             done, paid = (_rows_of(data) for data in (episode.get_actions(recent), episode.get_rewards(recent)))
@@ -297,11 +299,11 @@ class PrevActionsPrevRewards(ObservationTransform):
             episode.set_observations(at_indices=-1, new_data=map_leaves(lambda leaf: leaf[0], changed))
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Overwrite all observations of each."""
+        """Overwrite all observations of each episode."""
         for episode in episodes:
             seen = episode.observations
             ends = np.arange(seen.len_incl_lookback()) - seen.lookback - 1
-            # Lookback buffers may differ in length: what counts is where the first step after them is.
+            # Lookback buffers may differ in length, so indices count from the first step after each.
             both = (episode.actions, episode.rewards)
             steps: list[Steps] = [(_rows_of(one.shared()), ends + one.lookback, 0) for one in both]
             joined = partial(self._joined, actions=steps[0], rewards=steps[1], agent_id=agent_id)
@@ -315,7 +317,7 @@ class PrevActionsPrevRewards(ObservationTransform):
         return self._joined(episodes.obs, (episodes.actions, ends, firsts), (episodes.rewards, ends, firsts), None)
 
     def _joined(self, observations: Tree, actions: Steps, rewards: Steps, agent_id: Any) -> Tree:
-        """Observations (K, ...) with the actions and rewards before each."""
+        """Join observations (K, ...) with the actions and rewards before each."""
         joined = {self.ORIG_OBS_KEY: observations}
         if self.n_prev_actions:
             space, (rows, ends, firsts) = self._of_agent(self.input_action_space, agent_id), actions
@@ -331,6 +333,6 @@ class PrevActionsPrevRewards(ObservationTransform):
 
 
 def _rows_of(data: Any) -> Tree | None:
-    """One episode's data, a list of steps or arrays, as arrays; None where there are no steps."""
+    """One episode's data, a list of steps or arrays, as arrays; None without steps."""
     count = len(data) if isinstance(data, list) else row_count(data)
     return (stack(data) if isinstance(data, list) else data) if count else None

@@ -1,7 +1,7 @@
-"""Stacks the last N observations into one; observations have to be arrays (no choices, no text).
+"""FrameStacking: stack the last N observations into one; observations must be Box.
 
-Episodes keep their single observations, so the same piece is needed on both sides: beside the environment, and with
-`as_learner_connector=True` in the learner pipeline.
+Episodes keep single observations, so both sides need the piece: the env-to-module pipeline, and the learner pipeline with
+`as_learner_connector=True`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ AGES: Final = "obs_ages"
 
 
 class FrameStacking(TwoSidedPiece):
-    """Observations (..., C) become (..., N * C), the oldest first: images (H, W, 1) become (H, W, N), vectors (C,) (N * C,).
+    """Stack observations (..., C) to (..., N * C), oldest first: images (H, W, 1) to (H, W, N), vectors (C,) to (N * C,).
 
-    `add_channel_axis`: images (H, W) are taken for (H, W, 1), and become (H, W, N) and not (H, N * W).
+    `add_channel_axis`: treat images (H, W) as (H, W, 1), so that they become (H, W, N) and not (H, N * W).
 
-    Before the first observation there are zeros; the lookback buffer is looked at. Leaves of Dict and Tuple are stacked each on
-    their own. `multi_agent`: the spaces are Dicts by agent.
+    Zeros stand in before the first observation; frames in the lookback buffer are used. Leaves of Dict and Tuple are stacked
+    separately. `multi_agent`: the spaces are Dicts by agent.
 
-    `by_rows`, set by a learner that gathers stacks itself (`applying/learner_batches.py`): of an `EpisodeBatch`, `obs` (T,) are
-    the rows in FRAMES of the newest frame of each step, and AGES (T,) how many before it are its episode's, at most N - 1.
+    `by_rows`, set by a learner that gathers stacks itself (`applying/learner_batches.py`): for an `EpisodeBatch`, `obs` (T,) is
+    the row in FRAMES of each step's newest frame, and AGES (T,) the number of frames before it in its episode, at most N - 1.
     """
 
     whole_arrays = True
@@ -51,7 +51,7 @@ class FrameStacking(TwoSidedPiece):
         **kwargs: Any,
     ) -> None:
         if num_frames < 1:
-            raise self.bad(f"num_frames={num_frames}", fix="a number from 1 on")
+            raise self.bad(f"num_frames is {num_frames}", fix="set num_frames to at least 1")
         self.num_frames = num_frames
         self._add_channel_axis = add_channel_axis
         self._multi_agent = multi_agent
@@ -66,35 +66,35 @@ class FrameStacking(TwoSidedPiece):
 
     @property
     def may_give_rows(self) -> bool:
-        """Whether it is a learner's, of one agent."""
+        """Whether `by_rows` is possible: in single-agent learner pipelines."""
         return self._as_learner_connector and not self._multi_agent
 
     def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves that are not a Box."""
+        """The same space with N times as many entries on the last axis. Raises SpaceMismatch for leaves other than Box."""
         return map_space(self._leaf_space, input_observation_space)
 
     def _leaf_space(self, space: Space) -> Space:
         if not isinstance(space, spaces.Box):
-            raise self.misfit(f"observations of {space}", "Box, or Dict and Tuple of Box", fix="OneHot before it")
+            raise self.misfit(f"observations of {space}", "Box, or Dict and Tuple of Box", fix="put OneHot before it")
         self.check_size((self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
 
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
             frame = np.atleast_1d(self._with_channel(bound[None])[0].astype(space.dtype))
             return np.concatenate([frame] * self.num_frames, axis=-1)
 
-        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)  # zeros stand where there was nothing yet
+        low, high = np.minimum(space.low, 0), np.maximum(space.high, 0)  # zeros fill the time before the first observation
         return spaces.Box(tiled(low), tiled(high), dtype=space.dtype)  # type: ignore[arg-type]
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """`obs` with N rows (a learner pipeline), or one per episode. Raises BadPiece where the batch has `obs` already."""
+        """Add `obs` with N rows in a learner pipeline, else one per episode. Raises BadPiece if the batch already has `obs`."""
         if Columns.OBS in batch:
-            fix = "put it before other pieces that fill obs, and only once"
-            raise self.bad("obs are in the batch already", fix=fix)
+            fix = "put it once, before other pieces that add obs"
+            raise self.bad("the batch already has obs", fix=fix)
         if self._as_learner_connector and isinstance(episodes, EpisodeBatch):
             return batch | self._of_arrays(episodes)
         for episode in self.single_agent_episode_iterator(episodes, not self._as_learner_connector):
             held, count = episode.observations, len(episode)
-            if self._as_learner_connector:  # for each observation that was acted on
+            if self._as_learner_connector:  # one stack for each observation acted on
                 rows = held.data if held.finalized else stack(held.data, held.space)
                 found = self._stacked(rows, held.lookback + np.arange(count), 0)
                 self.add_n_batch_items(batch, Columns.OBS, found, count, episode)
@@ -116,7 +116,7 @@ class FrameStacking(TwoSidedPiece):
         return map_leaves(_joined, windows(map_leaves(self._with_channel, rows), ends, firsts, self.num_frames))
 
     def _with_channel(self, leaf: NDArray[Any]) -> NDArray[Any]:
-        """Values (N, *shape); images (H, W) as (H, W, 1) where that was asked for."""
+        """Values (N, *shape); with `add_channel_axis`, images (H, W) as (H, W, 1)."""
         return leaf[..., None] if self._add_channel_axis and leaf.ndim == 3 else leaf
 
 
@@ -132,7 +132,7 @@ def _joined(frames: NDArray[Any]) -> NDArray[Any]:
 
 
 def windows(rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int, size: int) -> Tree:
-    """Leaves (K, size, ...) of rows (R, ...): for each k those up to `ends[k]`, the oldest first, zeros before `firsts[k]`."""
+    """Windows (K, size, ...) over rows (R, ...): the rows up to `ends[k]`, oldest first, zeros before `firsts[k]`."""
     wanted = ends[:, None] + np.arange(1 - size, 1)
     there = wanted >= (firsts if isinstance(firsts, int) else firsts[:, None])
     safe = np.where(there, wanted, 0)
@@ -140,7 +140,7 @@ def windows(rows: Tree, ends: NDArray[np.int64], firsts: NDArray[np.int64] | int
 
 
 def taken(leaf: NDArray[Any], rows: NDArray[np.int64], there: NDArray[np.bool_]) -> NDArray[Any]:
-    """(*rows.shape, ...): the `rows` of `leaf` (R, ...) that are `there`, zeros for others."""
+    """(*rows.shape, ...): the `rows` of `leaf` (R, ...), and zeros where `there` is False."""
     if not (len(leaf) and rows.size):
         return np.zeros((*rows.shape, *leaf.shape[1:]), leaf.dtype)
     found = leaf.take(rows, axis=0)

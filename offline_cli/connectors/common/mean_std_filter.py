@@ -1,6 +1,6 @@
-"""MeanStdFilter: normalizes observations by the running mean and standard deviation.
+"""MeanStdFilter: normalize observations by their running mean and standard deviation.
 
-Its state is the moments of every Box leaf, in float64: count, mean, and sum of squares about it.
+Its state holds the moments of every Box leaf, in float64: count, mean, and sum of squared deviations from the mean.
 
 Source: Chan, Golub, LeVeque 1979 (updating formulae for sums of squares about the mean).
 """
@@ -27,7 +27,7 @@ from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["MeanStdFilter", "Moments"]
 
-SMALL: Final = 1e-6  # RLlib's: keeps a dimension that never changes from dividing by zero
+SMALL: Final = 1e-6  # RLlib's constant: avoids division by zero in constant dimensions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +40,14 @@ class Moments:
 
     @classmethod
     def of(cls, rows: NDArray[Any]) -> Moments:
-        """Of rows (N, *shape), in two passes."""
+        """The moments of rows (N, *shape), in two passes."""
         if not len(rows):
             return cls(0, np.zeros(rows.shape[1:]), np.zeros(rows.shape[1:]))
         mean = np.add.reduce(rows, 0, dtype=np.float64) / len(rows)
         return cls(len(rows), mean, np.add.reduce(np.square(rows - mean), 0))
 
     def with_(self, other: Moments) -> Moments:
-        """Of the rows of both."""
+        """The moments of both sets of rows together."""
         if not other.count or not self.count:
             return self if self.count else other
         count = self.count + other.count
@@ -57,22 +57,22 @@ class Moments:
 
     @property
     def divisor(self) -> NDArray[np.float64]:
-        """The sample standard deviation (N - 1) plus a small constant; just the constant for fewer than two rows."""
-        found: NDArray[np.float64] = np.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else np.zeros_like(self.m2)
-        return found + SMALL
+        """The sample standard deviation (N - 1) plus SMALL; only SMALL for fewer than two rows."""
+        std: NDArray[np.float64] = np.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else np.zeros_like(self.m2)
+        return std + SMALL
 
 
 class MeanStdFilter(ObservationTransform):
-    """(x - mean) / std of each Box leaf, clipped; choices (Discrete, MultiDiscrete, MultiBinary) stay. Integers become float32.
+    """Replace each Box leaf by (x - mean) / std, clipped. Integers become float32; Discrete, MultiDiscrete, MultiBinary stay.
 
-    Beside an environment each new observation is counted first, then changed by all so far, itself included. In a learner
-    pipeline (`as_learner_connector`) the observations that were acted on are counted, all episodes of a call, and then all are
-    changed by the result: call `freeze` before held-out data come through. Training freezes it after one pass.
+    In an env-to-module pipeline each new observation updates the statistics, then is normalized by them. In a learner pipeline
+    (`as_learner_connector`) the observations acted on, of all episodes of a call, update the statistics before all are
+    normalized: call `freeze` before held-out data. Training freezes the filter after one pass.
 
     Args:
-        de_mean_to_zero, de_std_to_one: Subtract the mean; divide by the standard deviation (of a sample, plus 1e-6).
-        clip_by_value: Limit to [-c, c]; None: no limit.
-        update_stats: Whether observations are counted at all.
+        de_mean_to_zero, de_std_to_one: Subtract the mean; divide by the sample standard deviation plus 1e-6.
+        clip_by_value: Clip to [-c, c]; None: no clipping.
+        update_stats: Whether observations update the statistics at all.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MeanStdFilter(ObservationTransform):
     # ---- spaces ----
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
-        """Every Box with the bounds of the clipping."""
+        """The space with every Box bounded by `clip_by_value`."""
         return map_space(self._leaf_space, observations)
 
     def _leaf_space(self, leaf: Space) -> Space:
@@ -102,7 +102,7 @@ class MeanStdFilter(ObservationTransform):
         return spaces.Box(-bound, bound, leaf.shape, leaf.dtype if np.dtype(leaf.dtype).kind == "f" else np.float32)  # type: ignore[arg-type]
 
     def _boxes(self, agent_id: Any) -> dict[str, Space]:
-        """The leaves that are filtered, by name."""
+        """The Box leaves by name."""
         leaves = leaf_spaces(self.space_before(agent_id), self._prefix(agent_id))
         return {path: leaf for path, leaf in leaves.items() if isinstance(leaf, spaces.Box)}
 
@@ -113,26 +113,26 @@ class MeanStdFilter(ObservationTransform):
 
     @property
     def counts(self) -> bool:
-        """Whether observations are counted."""
+        """Whether observations update the statistics."""
         return self.update_stats and not self.frozen
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """Leaves (N, ...), all by what is known now."""
+        """Leaves (N, ...), normalized by the current statistics."""
         boxes = self._boxes(agent_id)
         leaves = flatten(rows, self._prefix(agent_id))
         return unflatten_like(rows, [self._filtered(path, leaf) if path in boxes else leaf for path, leaf in leaves])
 
     def _filtered(self, path: str, leaf: NDArray[Any]) -> NDArray[Any]:
-        known, dtype = self._moments.get(path), leaf.dtype if leaf.dtype.kind == "f" else np.float32
-        if known is None or not known.count:
+        moments, dtype = self._moments.get(path), leaf.dtype if leaf.dtype.kind == "f" else np.float32
+        if moments is None or not moments.count:
             return leaf.astype(dtype, copy=False)
-        values = leaf - known.mean if self.de_mean_to_zero else leaf
-        values = values / known.divisor if self.de_std_to_one else values
-        bound = self.clip_by_value  # at every step of playing, where np.clip takes longer than both of these
+        values = leaf - moments.mean if self.de_mean_to_zero else leaf
+        values = values / moments.divisor if self.de_std_to_one else values
+        bound = self.clip_by_value  # np.clip is slower than minimum and maximum on the small arrays of playing
         return (np.minimum(np.maximum(values, -bound), bound) if bound else values).astype(dtype, copy=False)
 
     def change_last(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Count the last observation of each, one after the other, and overwrite it before the next is counted."""
+        """For each episode in turn: count its last observation, then overwrite it."""
         if not self.counts:
             super().change_last(episodes, agent_id)
             return
@@ -141,14 +141,14 @@ class MeanStdFilter(ObservationTransform):
             super().change_last([episode], agent_id)
 
     def change_all(self, episodes: list[SingleAgentEpisode], agent_id: Any) -> None:
-        """Count all observations that were acted on, then write over all."""
+        """Count all observations acted on, then overwrite all."""
         for episode in episodes if self.counts else []:
             if len(episode):
                 self._count(episode.get_observations(slice(0, len(episode))), agent_id)
         super().change_all(episodes, agent_id)
 
     def transformed_batch(self, episodes: EpisodeBatch) -> Tree:
-        """Leaves (N+E, ...); those acted on are counted first."""
+        """Leaves (N+E, ...), after counting the observations acted on."""
         if self.counts:
             self._count(episodes.acted_obs(), None)
         return super().transformed_batch(episodes)
@@ -158,27 +158,27 @@ class MeanStdFilter(ObservationTransform):
         boxes = self._boxes(agent_id)
         for path, leaf in flatten(rows, self._prefix(agent_id)):
             if path in boxes:
-                found = Moments.of(leaf)
-                self._moments[path] = self._moments[path].with_(found) if path in self._moments else found
+                new = Moments.of(leaf)
+                self._moments[path] = self._moments[path].with_(new) if path in self._moments else new
 
     def to_torch(self) -> nn.Module:
         parts: list[tuple[Any, Any, torch.dtype | None]] = []
         boxes = self._boxes(None)
         for path in leaf_spaces(self.space_before(None), "obs"):
-            known, after = self._moments.get(path), self._leaf_space(boxes[path]) if path in boxes else None
-            mean = known.mean if known is not None and self.de_mean_to_zero else 0.0
-            divisor = known.divisor if known is not None and self.de_std_to_one else 1.0
+            moments, after = self._moments.get(path), self._leaf_space(boxes[path]) if path in boxes else None
+            mean = moments.mean if moments is not None and self.de_mean_to_zero else 0.0
+            divisor = moments.divisor if moments is not None and self.de_std_to_one else 1.0
             parts.append((mean, divisor, None if after is None else getattr(torch, str(after.dtype))))
         return Standardized(parts, self.clip_by_value or np.inf)
 
     # ---- state ----
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        """Moments by leaf, as numbers and arrays; empty before any."""
-        return {name: asdict(one) for name, one in self._moments.items()}
+        """Moments by leaf, as numbers and arrays; empty before the first observation."""
+        return {name: asdict(moments) for name, moments in self._moments.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `get_state` gave. Raises BadPiece for another piece's state, or one of other observations."""
+        """Restore a state of `get_state`. Raises BadPiece for another piece's state, or one of other observations."""
         space = self.input_observation_space
         shapes = (
             {}
@@ -186,21 +186,21 @@ class MeanStdFilter(ObservationTransform):
             else {path: leaf.shape for path, leaf in leaf_spaces(space, "" if self._multi_agent else "obs").items()}
         )
         try:  # states come from files
-            found = {
+            restored = {
                 str(name): Moments(int(part["count"]), np.array(part["mean"], np.float64), np.array(part["m2"], np.float64))
                 for name, part in state.items()
             }
-            for name, one in found.items():
+            for name, one in restored.items():
                 wanted = shapes.get(name, one.mean.shape)
-                if not one.mean.shape == one.m2.shape == wanted:  # numpy would stretch one to the other
+                if not one.mean.shape == one.m2.shape == wanted:  # numpy would broadcast them
                     raise ValueError(f"shapes {one.mean.shape} and {one.m2.shape} for {name[:80]}, which has shape {wanted}")
                 if one.count < 0 or np.any(one.m2 < 0):
-                    raise ValueError(f"a count of {one.count}, or squares, below zero for {name[:80]}")
+                    raise ValueError(f"negative count ({one.count}) or sum of squares for {name[:80]}")
         except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as err:
-            what = f"no means and squares of such observations: {err!r}"[:300]
-            raise self.bad(what, fix="the state of a MeanStdFilter that was learned from these observations") from err
-        self._moments = found
+            what = f"the state does not fit these observations: {err!r}"[:300]
+            raise self.bad(what, fix="use the state of a MeanStdFilter with the same observation space") from err
+        self._moments = restored
 
     def reset_state(self) -> None:
-        """Forget all that was seen."""
+        """Forget all statistics."""
         self._moments = {}

@@ -1,4 +1,4 @@
-"""The states and the time axis that stateful modules need: train rows cut into sequences of one length."""
+"""States and the time axis for stateful modules: train rows are cut into sequences of one length."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ __all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
-    """N timesteps of episodes cut into B sequences of T; each episode begins a new one, and its last is zero-padded."""
+    """Cut N timesteps of episodes into B sequences of T; each episode starts a new sequence, its last one is zero-padded."""
 
-    rows: NDArray[np.int64]  # (B, T) which timestep; 0 where there is none
-    there: NDArray[np.bool_]  # (B, T) whether there is one
-    own: NDArray[np.bool_]  # (B, T) whether it is this sequence's: each timestep is in one, and may lead in to another
-    seq_lens: NDArray[np.int64]  # (B,) timesteps that are there
+    rows: NDArray[np.int64]  # (B, T) index of the timestep; 0 for padding
+    there: NDArray[np.bool_]  # (B, T) False for padding
+    own: NDArray[np.bool_]  # (B, T) False for padding and burn-in; each timestep is the own step of one sequence
+    seq_lens: NDArray[np.int64]  # (B,) timesteps without padding
     timesteps: int  # N
 
     @classmethod
     def of(cls, lengths: Sequence[int] | NDArray[np.int64], max_seq_len: int, burn_in: int = 0) -> Cut:
-        """For episodes of these lengths, one after the other; an episode without a step makes no sequence.
+        """Cut episodes of these lengths, one after the other; an empty episode gives no sequence.
 
-        `burn_in`: timesteps before its own that lead in to a sequence, as far as the episode has them; T is longer by as many.
+        `burn_in`: timesteps put before a sequence's own, as far as the episode has them; T is longer by as many.
         """
         steps = np.asarray(lengths, np.int64)
         counts = -(-steps // max_seq_len)
@@ -53,24 +53,24 @@ class Cut:
 
     @classmethod
     def for_module(cls, lengths: Sequence[int] | NDArray[np.int64], module: Any) -> Cut:
-        """As a stateful module wants it. Raises BadConfig where it does not say how long sequences are."""
+        """Cut as a stateful module's `model_config` says. Raises BadConfig if it sets no `max_seq_len`."""
         return cls.of(lengths, max_seq_len(module), burn_in(module))
 
     def __len__(self) -> int:
-        """B."""
+        """Number of sequences, B."""
         return len(self.seq_lens)
 
     def check(self, column: str, rows: int) -> None:
         """Raise BadPiece, naming the column, unless it has a row for each timestep."""
         if rows != self.timesteps:
             raise BadPiece(
-                f"column {column!r} has {rows} rows, and the episodes {self.timesteps} timesteps",
+                f"column {column!r} has {rows} rows, but the episodes have {self.timesteps} timesteps",
                 where="AddTimeDimToBatchAndZeroPad",
                 fix="add one row per timestep of every episode, or add the column after the default pieces",
             )
 
     def pad(self, column: str, tree: Tree) -> Tree:
-        """Leaves (B, T, ...) of leaves (N, ...); a `loss_mask` masks what leads in, too. Raises BadPiece, naming the column,
+        """Cut leaves (N, ...) into leaves (B, T, ...); a `loss_mask` also masks burn-in. Raises BadPiece, naming the column,
         for another number of rows.
         """
         for _, leaf in flatten(tree):
@@ -79,22 +79,22 @@ class Cut:
         return padded & self.own if column == Columns.LOSS_MASK else padded
 
     def unpad(self, rows: NDArray[Any]) -> NDArray[Any]:
-        """(N, ...) of (B, T, ...)."""
+        """The inverse: (B, T, ...) to (N, ...)."""
         return rows[self.own]
 
 
 class AddStatesFromEpisodesToBatch(TwoSidedPiece):
-    """Adds `state_in`, without a time axis, for stateful modules; does nothing where the batch has it.
+    """Add `state_in`, without a time axis, for stateful modules; do nothing if the batch has it.
 
-    In a learner pipeline (B, ...): the state that each sequence begins with, which is the module's initial one at the start
-    of an episode, and everywhere where the episodes hold no `state_out`. Where the batch has `new_obs`, `next_state_in` is the
-    state after the first step of each sequence. Otherwise one per episode: the last `state_out`.
+    In a learner pipeline (B, ...): the state before each sequence, which is the module's initial state at the start of an
+    episode and wherever episodes hold no `state_out`. If the batch has `new_obs`, `next_state_in` is the state after the first
+    step of each sequence. In an env-to-module pipeline: the last `state_out` of each episode.
     """
 
     whole_arrays = True
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch. Raises BadEpisode for a chunk with `state_out`s but without the one before its first step."""
+        """The batch. Raises BadEpisode for a chunk with `state_out` that lacks the one before its first step."""
         if not is_stateful(rl_module) or Columns.STATE_IN in batch:
             return batch
         with_next = Columns.NEXT_OBS in batch
@@ -119,7 +119,7 @@ class AddStatesFromEpisodesToBatch(TwoSidedPiece):
 
 
 def _before(module: Any, episode: SingleAgentEpisode, of_first: bool) -> Tree:
-    """The state before the next step of an episode; `of_first`: before the first, which a chunk has in its lookback buffer."""
+    """The state before the next step of an episode; `of_first`: before the first step, from the chunk's lookback buffer."""
     begins = episode.t_started == 0 and (of_first or len(episode) == 0)
     if begins or Columns.STATE_OUT not in episode.extra_model_outputs:
         return initial_state(module)
@@ -131,14 +131,14 @@ def _before(module: Any, episode: SingleAgentEpisode, of_first: bool) -> Tree:
 
 def _unknown(id_: str, t_started: int) -> BadEpisode:
     return BadEpisode(
-        f"a chunk from timestep {t_started} on, with state_outs, but without the one before it",
+        f"the chunk from timestep {t_started} has state_out, but lacks the one before its first step",
         where=f"episode {id_}",
-        fix="give whole episodes, or cut them with len_lookback_buffer=1 or more",
+        fix="pass whole episodes, or cut them with len_lookback_buffer=1 or more",
     )
 
 
 def _states(module: Any, episodes: EpisodeBatch, before: Tree, with_next: bool) -> dict[str, Tree]:
-    """`state_in`, and `next_state_in` if asked for: leaves (B, ...). `before`: the state where an episode starts."""
+    """`state_in` and, with `with_next`, `next_state_in`: leaves (B, ...). `before`: the state at the start of an episode."""
     cut = Cut.for_module(episodes.lengths, module)
     outs, firsts = episodes.extra.get(Columns.STATE_OUT), cut.rows[:, 0]
     if outs is None:
@@ -156,12 +156,12 @@ def _states(module: Any, episodes: EpisodeBatch, before: Tree, with_next: bool) 
 
 
 class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
-    """Gives all columns but `infos` a time axis for stateful modules; does nothing where the batch has `state_in`.
+    """Add a time axis to all columns but `infos` for stateful modules; do nothing if the batch has `state_in`.
 
-    In a learner pipeline rows (N, ...) become sequences (B, T, ...) with T the module's `max_seq_len`, filled up with zeros;
-    `seq_lens` (B,) and, unless there, `loss_mask` (B, T) say what is real. A module with `burn_in` gets so many timesteps of
-    the episode in front of each sequence, by which T is longer, and which are masked (Kapturowski et al. 2019). Otherwise the
-    time axis is of one step, noted in `shared_data["_added_single_ts_time_rank"]` (RLlib's name) for module-to-env.
+    In a learner pipeline rows (N, ...) become zero-padded sequences (B, T, ...) with T the module's `max_seq_len`; `seq_lens`
+    (B,) and `loss_mask` (B, T), unless it exists, mark the real steps. With `burn_in`, so many earlier timesteps of the episode
+    precede each sequence; they lengthen T and are masked (Kapturowski et al. 2019). In an env-to-module pipeline the time axis
+    has one step, which `shared_data["_added_single_ts_time_rank"]` (RLlib's key) tells module-to-env.
     """
 
     whole_arrays = True
@@ -169,7 +169,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     def __call__(
         self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
     ) -> Batch:
-        """The batch. Raises BadPiece for columns that do not fit the episodes, BadConfig for a module without max_seq_len."""
+        """The batch. Raises BadPiece if columns do not fit the episodes, BadConfig for a module without `max_seq_len`."""
         if not is_stateful(rl_module) or Columns.STATE_IN in batch:
             return batch
         if self._as_learner_connector:
@@ -190,7 +190,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
                 batch[column] = whole.pad(column, stacked(rows) if isinstance(rows, list) else rows)
             if not filed:
                 return batch | {Columns.SEQ_LENS: whole.seq_lens} | dict.fromkeys(new_mask, whole.own)
-        own: dict[tuple[Any, ...], tuple[Any, list[int]]] = {}  # by key the stateful module, and the lengths of the episodes
+        own: dict[tuple[Any, ...], tuple[Any, list[int]]] = {}  # stateful module and episode lengths by key
         for episode in self.single_agent_episode_iterator(episodes, False):
             module = module_of(rl_module, episode.module_id)
             if module.is_stateful():

@@ -1,17 +1,16 @@
-"""Pieces that turn one observation into another: a single method, one of gymnasium's wrappers, or RLlib's built-in ones.
+"""Observation preprocessors (user-defined, gymnasium's wrappers, RLlib's built-in ones) and the default env-to-module pipeline.
 
-What a preprocessor returns replaces the observation in the episode, so that every piece after it, and the module, sees nothing
-else. In an env-to-module pipeline that is the last observation of each episode, as in RLlib. Recordings hold raw observations,
-and so a learner pipeline needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each
-episode, lookback buffer included.
+The result of a preprocessor replaces the observation in the episode, for all later pieces and the module. In an env-to-module
+pipeline it takes the last observation of each episode, as in RLlib. Recordings hold raw observations, so a learner pipeline
+needs the same preprocessor with `as_learner_connector=True`: there it takes all observations of each episode, lookback buffer
+included.
 
-`built_in_preprocessing` gives the piece that a space calls for, or none, by the rules of RLlib (`preprocessor_pref="rllib"`):
-`AtariImages`, `AtariRam`, `OneHot`, `FlattenObservations`. Everything else goes to the module as it is.
+`built_in_preprocessing` returns RLlib's preprocessor for a space (`preprocessor_pref="rllib"`): `AtariImages`, `AtariRam`,
+`OneHot`, `FlattenObservations`, or none.
 
-`env_to_module_pipeline` is the default pipeline. Custom pieces come first, in the order given, and must be connectors. Then, as
-documented by RLlib: the last observations, for stateful modules a time axis of one step and the states, for several agents the
-mapping to modules, stacking, tensors. The pieces for stateful modules are always there and do nothing for others, so that one
-pipeline serves any module.
+`env_to_module_pipeline` builds the default pipeline. Custom pieces come first, in the given order. Then, as in RLlib: the last
+observations, a time axis of one step and states for stateful modules, the mapping to modules for several agents, stacking,
+tensors. The pieces for stateful modules are always present and do nothing for others, so one pipeline serves any module.
 """
 
 from __future__ import annotations
@@ -69,21 +68,21 @@ __all__ = [
 
 
 IMAGE_SHAPE, RAM_SHAPE = (210, 160, 3), (128,)
-MIDDLE = np.float32(128)  # of a byte, and what zero-mean numbers are counted from
+MIDDLE = np.float32(128)  # midpoint of a byte
 NOT_USABLE = (TransformObservation, AddRenderObservation)
 
 
 class _Preprocessor(ConnectorV2):
-    """Calls `preprocess`, which subclasses define."""
+    """Base class: call `preprocess`, which subclasses define."""
 
     writes_episodes = True
 
     @abstractmethod
     def preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: what comes in its place."""
+        """`preprocess(self, observation)` or `preprocess(self, observation, episode)`: the new observation."""
 
     def _preprocessing(self) -> Callable[[Any, Any], Any]:
-        """`preprocess` of (observation, episode): it gets the latter where it has a parameter of that name, or a second one."""
+        """`preprocess` as a function of (observation, episode); it gets the episode if it has a second parameter."""
         parameters = inspect.signature(self.preprocess).parameters.values()
         if any(p.name == "episode" and p.kind is p.KEYWORD_ONLY for p in parameters):
             return lambda observation, episode: self.preprocess(observation, episode=episode)
@@ -92,20 +91,20 @@ class _Preprocessor(ConnectorV2):
         return self.preprocess if takes_two else lambda observation, _: self.preprocess(observation)
 
     def _own_space(self, agent_id: Any) -> Space | None:
-        """The space of one episode's observations after this piece: its agent's part, where the space is a Dict by agent."""
+        """The observation space of one episode after this piece: its agent's part if the space is a Dict by agent."""
         space: Any = self.observation_space
         part: Space | None = space[agent_id] if isinstance(space, spaces.Dict) and agent_id in space.spaces else space
         return part
 
 
 class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
-    """Calls `preprocess` with an observation, of every agent on its own. Subclasses define that, and the space it leads to.
+    """Call `preprocess` with each observation of each agent. Subclasses define it, and the resulting space.
 
-    It is called once per observation. What works on whole arrays derives from `ObservationTransform` instead.
+    For whole arrays, derive from `ObservationTransform` instead.
     """
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is; the episodes have other observations. Raises BadPiece where the batch has `obs` already."""
+        """Change the episodes in place and return the unchanged batch. Raises BadPiece if the batch already has `obs`."""
         check_no_obs(self, batch)
         preprocess = self._preprocessing()
 
@@ -118,24 +117,24 @@ class SingleAgentObservationPreprocessor(_Preprocessor, TwoSidedPiece):
                 change_observations(episode, partial(each, episode, space), space)
             else:
                 changed = preprocess(episode.get_observations(-1), episode)
-                episode.observation_space = space  # first: the new observation may lie outside the old one
+                episode.observation_space = space  # first, because the old space may not contain the new observation
                 episode.set_observations(at_indices=-1, new_data=changed)
         return batch
 
 
 class MultiAgentObservationPreprocessor(_Preprocessor):
-    """Calls `preprocess` with the last observations of all agents that stepped, as a dict by agent; it gives such a dict."""
+    """Call `preprocess` with the last observations of all agents that stepped, a dict by agent; it returns such a dict."""
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is. Raises BadPiece for an agent that the episode does not have, and where the batch has `obs`."""
+        """The unchanged batch. Raises BadPiece for an agent that is not in the episode, and if the batch already has `obs`."""
         check_no_obs(self, batch)
         for episode in episodes:
             given: Any = episode
             for agent_id, observation in self._preprocessing()(given.get_observations(-1), given).items():
                 agent = given.agent_episodes.get(agent_id)
                 if agent is None:
-                    what = f"an observation for {agent_id!r}, who is not in episode {given.id_}"
-                    raise self.bad(what, fix="give observations of the agents that it was called with")
+                    what = f"preprocess returned an observation for {agent_id!r}, which is not in episode {given.id_}"
+                    raise self.bad(what, fix="return observations only for the agents in its argument")
                 if self.observation_space is not None:
                     agent.observation_space = self._own_space(agent_id)
                 agent.set_observations(at_indices=-1, new_data=observation)
@@ -146,24 +145,24 @@ ObservationPreprocessor = SingleAgentObservationPreprocessor
 
 
 class _Observed(gym.Env[Any, Any]):
-    """An environment that declares the space of its observations and nothing else."""
+    """An environment that only declares its observation space."""
 
     def __init__(self, space: Space) -> None:
         self.observation_space, self.action_space = space, gym.spaces.Discrete(1)
 
 
 class _Wrapping(ObservationTransform):
-    """Gymnasium's observation wrappers, one around the other. They take one observation at a time, in learner pipelines too."""
+    """Nested observation wrappers of gymnasium, applied to one observation at a time."""
 
     wrappers: Sequence[tuple[type[Any], Mapping[str, Any]]] = ()  # each with its options
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
-        """The last one's own. Raises SpaceMismatch where one does not take the space, MissingPackage."""
-        found: Space = self._around(observations)[-1].observation_space
-        return found
+        """The last wrapper's space. Raises SpaceMismatch if a wrapper does not take the space, MissingPackage."""
+        outer: Space = self._around(observations)[-1].observation_space
+        return outer
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
-        """Each observation through all of them."""
+        """Each observation after all wrappers."""
         made = self._around(space)
         found = [reduce(lambda seen, wrapper: wrapper.observation(seen), made, row) for row in unstack(rows)]
         return stack(found, made[-1].observation_space)
@@ -179,19 +178,19 @@ class _Wrapping(ObservationTransform):
                 fix = "pip install 'offline-cli[atari]'"
                 raise MissingPackage(f"{wrapper.__name__} needs a package: {err}", where="pipeline", fix=fix) from err
             except (AssertionError, TypeError, ValueError) as err:
-                needs = f"what gymnasium's {wrapper.__name__} takes: {what_it_wants(err)}"
+                needs = f"input for gymnasium's {wrapper.__name__}: {what_it_wants(err)}"
                 raise self.misfit(f"observations of {describe(space)}", needs, fix="see the wrapper's documentation") from err
         return made
 
 
 class GymnasiumWrapper(_Wrapping):
-    """Applies a wrapper of gymnasium: `GymnasiumWrapper(wrapper="ResizeObservation", options={"shape": (84, 84)})`."""
+    """Apply a wrapper of gymnasium: `GymnasiumWrapper(wrapper="ResizeObservation", options={"shape": (84, 84)})`."""
 
     def __init__(self, *spaces: Space | None, wrapper: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """`options` are the wrapper's. Raises BadConfig for one that there is not, or that needs more than an observation."""
+        """`options`: the wrapper's. Raises BadConfig for an unknown wrapper, or one that needs more than an observation."""
         found = getattr(gymnasium.wrappers, wrapper, None)
         if not (inspect.isclass(found) and issubclass(found, TransformObservation)) or found in NOT_USABLE:
-            what = f"gymnasium has no wrapper {wrapper!r} of single observations"
+            what = f"gymnasium has no wrapper {wrapper!r} that works on single observations"
             raise BadConfig(what, where="option wrapper", fix="see gymnasium's page on observation wrappers")
         given = {name: tuple(value) if isinstance(value, list) else value for name, value in (options or {}).items()}
         self.wrappers = [(found, given)]  # TOML has no tuples
@@ -202,13 +201,13 @@ class GymnasiumWrapper(_Wrapping):
 
 
 class AtariImages(_Wrapping):
-    """(210, 160, 3) uint8 to (dim, dim, 3 or 1) float32, by gymnasium's ResizeObservation and GrayscaleObservation."""
+    """Atari images (210, 160, 3) uint8 to (dim, dim, 3 or 1) float32, by ResizeObservation and GrayscaleObservation."""
 
     def __init__(
         self, *spaces: Space | None, dim: int = 84, grayscale: bool = False, zero_mean: bool = False, **kwargs: Any
     ) -> None:
         self._zero_mean = zero_mean
-        self.wrappers = [(ResizeObservation, {"shape": (dim, dim)})]  # first: OpenCV drops an axis of one channel
+        self.wrappers = [(ResizeObservation, {"shape": (dim, dim)})]  # resize first: OpenCV drops an axis of one channel
         self.wrappers += [(GrayscaleObservation, {"keep_dim": True})] if grayscale else []
         super().__init__(*spaces, **kwargs)
 
@@ -216,7 +215,7 @@ class AtariImages(_Wrapping):
         """Box(0 or -1, 1). Raises SpaceMismatch for other observations, MissingPackage without OpenCV."""
         if not _is_bytes(observations, IMAGE_SHAPE):
             got = f"observations of {describe(observations)}"
-            raise self.misfit(got, f"Box{IMAGE_SHAPE} of uint8", fix="gymnasium_wrapper with ResizeObservation")
+            raise self.misfit(got, f"Box{IMAGE_SHAPE} of uint8", fix="use gymnasium_wrapper with ResizeObservation")
         shape = super().transformed_space(observations, actions).shape
         return spaces.Box(-1.0 if self._zero_mean else 0.0, 1.0, shape, np.float32)
 
@@ -227,7 +226,7 @@ class AtariImages(_Wrapping):
 
 
 class AtariRam(ObservationTransform):
-    """(128,) uint8 to float32 in [-1, 1)."""
+    """Atari RAM (128,) uint8 to float32 in [-1, 1)."""
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(-1, 1). Raises SpaceMismatch for other observations."""
@@ -237,7 +236,7 @@ class AtariRam(ObservationTransform):
         return spaces.Box(-1.0, 1.0, RAM_SHAPE, np.float32)
 
     def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
-        """(N, 128) for N memories."""
+        """(N, 128)."""
         return _around_zero(np.asarray(rows, np.float32))
 
     def to_torch(self) -> Any:
@@ -253,13 +252,13 @@ def _around_zero(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 class OneHot(ObservationTransform):
-    """Encodes Discrete and MultiDiscrete observations as one-hot vectors, float32; `start` is honoured.
+    """Encode Discrete and MultiDiscrete observations as one-hot vectors, float32, counted from `start`.
 
     Discrete(3), 1 -> [0, 1, 0]; MultiDiscrete([3, 4]), [1, 3] -> [0, 1, 0, 0, 0, 0, 1].
     """
 
     def transformed_space(self, observations: Space, actions: Space) -> Space:
-        """Box(0, 1). Raises SpaceMismatch for other spaces than Discrete and MultiDiscrete."""
+        """Box(0, 1). Raises SpaceMismatch for spaces other than Discrete and MultiDiscrete."""
         size = hot_size(self._counted(observations))
         self.check_size((size,))
         return spaces.Box(0.0, 1.0, (size,), np.float32)
@@ -267,21 +266,21 @@ class OneHot(ObservationTransform):
     def transform(self, rows: Any, space: Space, agent_id: Any) -> NDArray[np.float32]:
         """(N, size) for N observations. Raises BadEpisode for a value outside the space."""
         vectors = one_hot_leaf(rows, self._counted(space), where=f"piece {type(self).__name__}")
-        return vectors.reshape(len(vectors), -1)  # single choices may come as arrays of one
+        return vectors.reshape(len(vectors), -1)  # single choices may be arrays of length 1
 
     def to_torch(self) -> Any:
         return Flat(self.space_before(None))
 
     def _counted(self, space: Space) -> spaces.Discrete[Any] | spaces.MultiDiscrete:
-        """The space, which counts choices."""
+        """The space. Raises SpaceMismatch unless it is Discrete or MultiDiscrete."""
         if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
             return space
         got = f"observations of {describe(space)}"
-        raise self.misfit(got, "Discrete or MultiDiscrete", fix="flatten_observations takes any space apart")
+        raise self.misfit(got, "Discrete or MultiDiscrete", fix="use flatten_observations, which takes any space")
 
 
 def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bool = False, **images: Any) -> list[ConnectorV2]:
-    """RLlib's built-in preprocessing as a list of no piece or one, which goes first. `images`: options of AtariImages."""
+    """RLlib's built-in preprocessing: a list of at most one piece, which goes first. `images`: options of AtariImages."""
     side: dict[str, Any] = {"as_learner_connector": as_learner_connector}
     match observation_space:
         case spaces.Discrete() | spaces.MultiDiscrete():
@@ -297,26 +296,26 @@ def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bo
 
 
 class WriteObservationsToEpisodes(ConnectorV2):
-    """Writes the batch's observations back as the last observation of each episode. Only in env-to-module pipelines."""
+    """Write the batch's observations back as the last observation of each episode. Only for env-to-module pipelines."""
 
     writes_episodes = True
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch. Raises BadPiece without observations and for numpy'ized episodes, ValueError for too many or too few."""
+        """The batch. Raises BadPiece without observations and for numpy'ized episodes, ValueError for a wrong number."""
         if Columns.OBS not in batch:
             fix = "put AddObservationsFromEpisodesToBatch before it"
             raise self.bad(f"no column {Columns.OBS!r} among {sorted(batch)}", fix=fix)
         for episode, observation in self.single_agent_episode_iterator(episodes, zip_with_batch_column=batch[Columns.OBS]):
             if episode.is_numpy:
-                what = f"episode {episode.id_} is numpy'ized, and only one that goes on is written to"
-                raise self.bad(what, fix="keep it in env-to-module pipelines")
+                what = f"episode {episode.id_} is numpy'ized; only ongoing episodes can be changed"
+                raise self.bad(what, fix="use this piece in env-to-module pipelines only")
             episode.observation_space = self.observation_space
             episode.set_observations(at_indices=-1, new_data=observation)
         return batch
 
 
 class EnvToModulePipeline(ConnectorPipelineV2):
-    """From growing episodes to the batch of a forward pass, one row per episode or agent."""
+    """Pipeline from ongoing episodes to the batch of a forward pass, one row per episode or agent."""
 
 
 def env_to_module_pipeline(
@@ -330,10 +329,10 @@ def env_to_module_pipeline(
     num_envs: int = 1,
     add_default_connectors_to_env_to_module_pipeline: bool = True,
 ) -> EnvToModulePipeline:
-    """Custom pieces and, unless turned off, the default ones.
+    """Build a pipeline of custom pieces and, unless turned off, the default ones.
 
-    `mapping`: which module each agent plays with, for episodes of several agents. `device`: where tensors go, and what builders
-    get. Raises BadConfig as `custom_pieces` does, and what the pieces raise for spaces that do not fit.
+    `mapping`: the module of each agent, for several agents. `device`: of tensors, and passed to builders. Raises BadConfig like
+    `custom_pieces`, and what the pieces raise for spaces that do not fit.
     """
     pieces = custom_pieces(custom, "env_to_module", observation_space, action_space, env=env, device=device, num_envs=num_envs)
     if add_default_connectors_to_env_to_module_pipeline:

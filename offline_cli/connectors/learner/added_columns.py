@@ -1,9 +1,8 @@
 """The default learner pipeline, from episodes to a train batch, and the pieces that add columns to that batch.
 
-Pieces may write into episodes. Where one of ours does (`writes_episodes`), or two episodes share a name, all work on copies, so
-that a second call gives the same batch. What pieces of your own write into a list of episodes stays in it, as in RLlib, unless
-there are such copies. Each copy has a name of its own, because items are filed by name: two chunks of one episode in one call
-need two, so that sequences do not run from one chunk into another.
+If a piece declares `writes_episodes`, or two episodes share an id, the pipeline works on copies, so that a second call gives
+the same batch. Otherwise pieces change the caller's episodes, as in RLlib. Each copy has a unique id, because items are grouped
+by id: otherwise sequences would run from one chunk of an episode into another.
 """
 
 from __future__ import annotations
@@ -59,13 +58,14 @@ ENDS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 class AddColumnsFromEpisodesToBatch(StepColumns):
-    """Adds N rows of `actions`, `rewards`, `terminateds`, `truncateds` and each extra output; present columns stay."""
+    """Add N rows of `actions`, `rewards`, `terminateds`, `truncateds` and each extra model output; existing columns stay."""
 
-    aliases: ClassVar[tuple[str, ...]] = ("AddColumnsFromEpisodesToTrainBatch",)  # RLlib's class; its documents have ours
+    aliases: ClassVar[tuple[str, ...]] = (
+        "AddColumnsFromEpisodesToTrainBatch",
+    )  # RLlib's class name; its documentation uses ours
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
-        """The batch with these columns. Raises EpisodeKeyError for an extra output that an episode of a module lacks, while
-        others of that module have it."""
+        """The batch with these columns. Raises EpisodeKeyError if some episodes of a module lack an extra output of others."""
         if not isinstance(episodes, EpisodeBatch):
             moving = [one for one in self.single_agent_episode_iterator(episodes, False) if len(one)]
             for name, module_id in {(name, one.module_id) for one in moving for name in one.extra_model_outputs}:
@@ -75,7 +75,7 @@ class AddColumnsFromEpisodesToBatch(StepColumns):
         return super().__call__(batch=batch, episodes=episodes, **call)
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        columns = episodes.step_columns()  # of which the end flags are made for the caller
+        columns = episodes.step_columns()  # end flags are new arrays; other columns are views
         return {name: tree if name in ENDS else map_leaves(np.array, tree) for name, tree in columns.items()}
 
 
@@ -83,7 +83,7 @@ AddColumnsFromEpisodesToTrainBatch = AddColumnsFromEpisodesToBatch
 
 
 class AddInfosFromEpisodesToTrainBatch(StepColumns):
-    """Adds `infos`: a list of the N dicts that came with the observations acted on; it never gets a time axis."""
+    """Add `infos`: a list of the N dicts of the observations acted on; it never gets a time axis."""
 
     column = Columns.INFOS
 
@@ -93,7 +93,7 @@ class AddInfosFromEpisodesToTrainBatch(StepColumns):
 
 
 class AddNextObservationsFromEpisodesToTrainBatch(StepColumns):
-    """Adds `new_obs`, leaves (N, *obs_shape); `by_rows`: as in FrameStacking."""
+    """Add `new_obs`, leaves (N, *obs_shape); `by_rows`: as in FrameStacking."""
 
     column = Columns.NEXT_OBS
     by_rows: bool = False
@@ -104,7 +104,7 @@ class AddNextObservationsFromEpisodesToTrainBatch(StepColumns):
 
 
 class AddNextActionsFromEpisodesToTrainBatch(StepColumns):
-    """Adds `next_actions` (N, *action_shape) and `is_followed` (N,), False at last steps, whose own action is repeated."""
+    """Add `next_actions` (N, *action_shape) and `is_followed` (N,), which is False at last steps; they repeat their action."""
 
     column = NEXT_ACTIONS
 
@@ -116,18 +116,18 @@ class AddNextActionsFromEpisodesToTrainBatch(StepColumns):
 
 
 class AddOneTsToEpisodesAndTruncate(ConnectorV2):
-    """Appends an artificial step to each episode, so that a value function sees the last observation; truncates those not done.
+    """Append an artificial step to each episode, so that a value function sees the last observation; truncate ongoing episodes.
 
-    The artificial step repeats the last observation, info, action and extra outputs, with a reward of 0. It is never marked as
-    an end: the flags stay at the last real step. Adds `loss_mask`, which is False for it, `terminateds` and `truncateds`. An
-    episode without a step has nothing to repeat, and stays as it is.
+    The artificial step repeats the last observation, info, action and extra outputs, with reward 0. The end flags stay at the
+    last real step. Adds `loss_mask`, which is False for the artificial step, `terminateds` and `truncateds`. An empty episode
+    stays unchanged.
     """
 
     whole_arrays = True
     writes_episodes = True
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with the three columns; the episodes are longer."""
+        """Lengthen the episodes in place; return the batch with the three columns."""
         assert not isinstance(episodes, EpisodeBatch), "arrays are read-only: call on_episode_batch, or a pipeline"
         for episode in self.single_agent_episode_iterator(episodes, False):
             if len(episode):
@@ -138,7 +138,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
         return batch
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
-        """The batch with the three columns, and the longer episodes."""
+        """The batch with the three columns, and the lengthened episodes."""
         longer = _lengthened(episodes)
         return batch | _columns_of_longer(longer.lengths, longer.terminated, longer.truncated), longer
 
@@ -146,7 +146,7 @@ class AddOneTsToEpisodesAndTruncate(ConnectorV2):
 def _columns_of_longer(
     lengths: NDArray[np.int64], terminated: NDArray[Any], truncated: NDArray[Any]
 ) -> dict[str, NDArray[np.bool_]]:
-    """(N,) each, for episodes that are longer already; all have at least two steps, or none."""
+    """The three columns (N,) of lengthened episodes, which have at least two steps, or none."""
     ends = np.cumsum(lengths)[lengths > 0]
     mask = np.ones(int(lengths.sum()), np.bool_)
     mask[ends - 1] = False
@@ -156,8 +156,8 @@ def _columns_of_longer(
 
 
 def lengthen(episode: SingleAgentEpisode) -> None:
-    """Give one episode its artificial step, in place."""
-    infos = episode.infos  # first: where all are empty they are made to the number of observations
+    """Append the artificial step to one episode, in place."""
+    infos = episode.infos  # first: empty infos are filled up to the number of observations
     for buffer in (infos, episode.observations, episode.actions, *episode.extra_model_outputs.values()):
         buffer.append(buffer.get(-1))
     episode.rewards.append(0.0)
@@ -202,11 +202,10 @@ def learner_pipeline(
     device: Any = None,
     add_default_connectors_to_learner_pipeline: bool = True,
 ) -> LearnerConnectorPipeline:
-    """Custom pieces first (a builder: `lambda obs_space, act_space`), then, unless turned off, the default ones.
+    """Build a pipeline of custom pieces (builder: `lambda obs_space, act_space`) and, unless turned off, the default ones.
 
-    `mapping` (made with `as_learner_connector=True`): which module learns from each agent's data, for several agents. `device`:
-    where tensors go, the CPU by default. Raises BadPiece where `custom` gives something else than pieces, SpaceMismatch where
-    spaces do not fit.
+    `mapping` (with `as_learner_connector=True`): the module that learns from each agent's data, for several agents. `device`:
+    of tensors, default CPU. Raises BadPiece if `custom` contains anything but pieces, SpaceMismatch if spaces do not fit.
     """
     pieces = custom_pieces(custom, "learner", observation_space, action_space)
     if add_default_connectors_to_learner_pipeline:
@@ -217,7 +216,7 @@ def learner_pipeline(
 
 
 def default_pieces(mapping: AgentToModuleMapping | None = None, device: Any = None) -> list[ConnectorV2]:
-    """The default pieces, in order; those for stateful modules are always there, and do nothing for others."""
+    """The default pieces, in order; those for stateful modules are always present, and do nothing for others."""
     return [
         AddObservationsFromEpisodesToBatch(as_learner_connector=True),
         AddColumnsFromEpisodesToBatch(),
@@ -230,23 +229,23 @@ def default_pieces(mapping: AgentToModuleMapping | None = None, device: Any = No
 
 
 class LearnerConnectorPipeline(ConnectorPipelineV2):
-    """`pipeline(episodes=...)` gives the train batch of episodes: a list, or an `EpisodeBatch`, which is much faster."""
+    """`pipeline(episodes=...)` returns the train batch of a list of episodes, or of an `EpisodeBatch`, which is much faster."""
 
-    multi_agent: bool = False  # whether columns go by module in the end: agents' episodes are then taken one by one
+    multi_agent: bool = False  # columns end up grouped by module; agents' episodes are processed as a list
 
     def takes_arrays(self) -> bool:
-        """For a single agent, where each piece does."""
+        """True for a single agent if each piece takes arrays."""
         return not self.multi_agent and super().takes_arrays()
 
     def _prepared(self, episodes: Episodes) -> Episodes:
-        found = super()._prepared(episodes)
-        if isinstance(found, EpisodeBatch):
-            return found
-        writes = any(piece.writes_episodes for piece in self.pieces()) and found is episodes
-        return _copies(found) if writes or len(set(map(_name, found))) < len(found) else found
+        prepared = super()._prepared(episodes)
+        if isinstance(prepared, EpisodeBatch):
+            return prepared
+        writes = any(piece.writes_episodes for piece in self.pieces()) and prepared is episodes
+        return _copies(prepared) if writes or len(set(map(_name, prepared))) < len(prepared) else prepared
 
     def stepwise(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Iterator[tuple[str, Batch, Episodes]]:
-        """As of any pipeline; at the end columns that have a row per step have to have as many rows, else raises BadPiece."""
+        """Like any pipeline's; at the end raise BadPiece if the columns of steps differ in length."""
         after = {} if batch is None else batch
         for name, after, left in super().stepwise(episodes=episodes, batch=batch, **call):
             yield name, after, left
@@ -256,7 +255,7 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
             stacked = {column: tree for column, tree in held.items() if not (isinstance(tree, list) or is_filed(tree))}
             counts = {column: len(tree if hasattr(tree, "shape") else leaves(tree)[0]) for column, tree in stacked.items()}
             if len(set(counts.values())) > 1:
-                fix = "one item per timestep of every episode, in each column that a piece adds"
+                fix = "add one item per timestep of every episode to each column"
                 raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)
 
 
@@ -265,7 +264,7 @@ def _name(episode: Any) -> tuple[Any, Any]:
 
 
 def _copies(episodes: Sequence[Any]) -> list[Any]:
-    """A copy of each; where an id comes again, `_2`, `_3`, ... is added to it."""
+    """Copy each episode; `_2`, `_3`, ... is appended to repeated ids."""
     taken = {episode.id_ for episode in episodes}
     seen: Counter[Any] = Counter()
     copies = [copy.deepcopy(episode) for episode in episodes]
@@ -276,7 +275,7 @@ def _copies(episodes: Sequence[Any]) -> list[Any]:
             copied.id_ = next(new for n in count(2) if (new := f"{name[0]}_{n}") not in taken)
             taken.add(copied.id_)
             parts = [copied] if isinstance(copied, SingleAgentEpisode) else copied.agent_episodes.values()
-            for part in parts:  # the name under which their items are filed is the multi-agent episode's, where there is one
+            for part in parts:  # their items are grouped by the multi-agent episode's id
                 if part is not copied or part.multi_agent_episode_id is not None:
                     part.multi_agent_episode_id = copied.id_
     return copies

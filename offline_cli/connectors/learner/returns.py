@@ -1,7 +1,7 @@
 """Returns, advantages and clipped rewards of many episodes at once.
 
-Sums run from the right, y[t] = x[t] + factor[t] * y[t + 1], with a factor of 0 where an episode ends, in log2(longest run)
-passes over whole arrays. Source: Hillis, Steele 1986 (data parallel algorithms), for a linear recurrence.
+The recurrence y[t] = x[t] + factor[t] * y[t + 1], with factor 0 at the end of an episode, takes log2(longest episode) passes
+over whole arrays. Source: Hillis, Steele 1986 (data parallel algorithms), for a linear recurrence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENDS = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
 
 
 def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Discounted sums from the end: y[t] = values[t] + factors[t] * y[t + 1], all (N,); the last factor counts as 0."""
+    """Discounted sums y[t] = values[t] + factor[t] * y[t + 1], all (N,); the last factor counts as 0."""
     sums, reach = values.astype(np.float64), factor.astype(np.float64)
     if len(reach):
         reach[-1] = 0.0
@@ -44,14 +44,14 @@ def discounted(values: NDArray[np.float64], factor: NDArray[np.float64]) -> NDAr
 
 
 def factors(lengths: NDArray[np.int64], gamma: float) -> NDArray[np.float64]:
-    """Discount factors (N,): `gamma`, but 0 at the last step of each episode."""
+    """Discount factors (N,): `gamma`, and 0 at the last step of each episode."""
     steps = np.full(int(lengths.sum()), float(gamma))
     steps[np.cumsum(lengths)[lengths > 0] - 1] = 0.0
     return steps
 
 
 class ComputeReturnsToGo(StepColumns):
-    """Adds `returns_to_go` (N,) float64, in units of rewards: r[t] + gamma * r[t+1] + ... to the end of the chunk."""
+    """Add `returns_to_go` (N,) float64, in reward units: r[t] + gamma * r[t+1] + ... to the end of the chunk."""
 
     column = Columns.RETURNS_TO_GO
 
@@ -65,26 +65,26 @@ class ComputeReturnsToGo(StepColumns):
 
 
 class NStepReturns(StepColumns):
-    """With k = min(n_step, steps left): `rewards` r[t] + ... + gamma^(k-1) r[t+k-1], `new_obs` o[t+k], `n_step` k, end flags.
+    """Add n-step `rewards` r[t] + ... + gamma^(k-1) r[t+k-1], `new_obs` o[t+k], `n_step` k = min(n_step, steps left), flags.
 
     `terminateds` and `truncateds` are those of the last of the k steps. Bootstrap with gamma^`n_step` * value(`new_obs`).
     """
 
     def __init__(self, *spaces: Space | None, n_step: int, gamma: float, **kwargs: Any) -> None:
         if n_step < 1:
-            raise self.bad(f"n_step={n_step}", fix="a number from 1 on")
+            raise self.bad(f"n_step is {n_step}", fix="set n_step to at least 1")
         self.n_step, self.gamma = int(n_step), float(gamma)
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **call: Any) -> Batch:
-        """The batch with these columns. Raises BadPiece where one of them is there already."""
+        """The batch with these columns. Raises BadPiece if it already has one of them."""
         names = [Columns.REWARDS, Columns.NEXT_OBS, Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.N_STEP]
         if there := [name for name in names if name in batch]:
-            raise self.bad(f"{there} are in the batch already", fix="put it before the pieces that add them")
+            raise self.bad(f"the batch already has {there}", fix="put it before the pieces that add them")
         return super().__call__(batch=batch, episodes=episodes, **call)
 
     def columns(self, episodes: EpisodeBatch, batch: Batch) -> dict[str, Tree]:
-        """All five."""
+        """The five columns."""
         ends = np.repeat(episodes.starts[1:], episodes.lengths)
         steps = np.arange(episodes.num_steps)
         count = np.minimum(self.n_step, ends - steps)
@@ -107,15 +107,15 @@ class NStepReturns(StepColumns):
 
 
 class GeneralAdvantageEstimation(ConnectorV2):
-    """Adds `advantages` and `value_targets`, float32 and shaped as `rewards`, for modules that have `compute_values`.
+    """Add `advantages` and `value_targets`, float32 and shaped like `rewards`, for modules with `compute_values`.
 
-    It comes after the default pieces, and needs AddOneTsToEpisodesAndTruncate before them: at that step the value of the last
-    observation is computed. Source: Schulman et al. 2016 (high-dimensional continuous control using GAE).
+    Put it after the default pieces, and AddOneTsToEpisodesAndTruncate before them: the artificial step gives the value of the
+    last observation. Source: Schulman et al. 2016 (high-dimensional continuous control using GAE).
 
     Args:
-        gamma, lambda_: Discount, and how far rewards count before values do.
-        standardize: Which rows' mean and spread the advantages are standardised by: "all" as RLlib does, artificial steps
-            included; "real": those that the loss counts; "none": left as they are.
+        gamma, lambda_: Discount factor and GAE's lambda.
+        standardize: Rows whose mean and standard deviation standardize the advantages: "all", as in RLlib, artificial steps
+            included; "real": those in the loss; "none": do not standardize.
     """
 
     whole_arrays = True
@@ -125,21 +125,21 @@ class GeneralAdvantageEstimation(ConnectorV2):
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch with both columns. Raises BadPiece where no module has values, or episodes lack their artificial step."""
+        """The batch with both columns. Raises BadPiece if no module has `compute_values`, or artificial steps are missing."""
         by_module = is_multi(rl_module)
         parts = [(name, part) for name, part in batch.items() if name in rl_module] if by_module else [(None, batch)]
         asked = [
             (name, module, part) for name, part in parts if hasattr(module := module_of(rl_module, name), "compute_values")
         ]
         if not asked:
-            fix = "a module with compute_values(batch) -> (B,) or (B, T)"
-            raise self.bad("no module here has values", fix=fix)
+            fix = "use a module with compute_values(batch) -> (B,) or (B, T)"
+            raise self.bad("no module has compute_values", fix=fix)
         for name, module, part in asked:
             part.update(self._columns(module, part, self._lengths(episodes, name)))
         return batch
 
     def _lengths(self, episodes: Episodes, module_id: Any) -> NDArray[np.int64]:
-        """Timesteps of each episode that the module's rows are from, in order."""
+        """Lengths of the module's episodes, in order."""
         if isinstance(episodes, EpisodeBatch):
             return episodes.lengths
         singles = self.single_agent_episode_iterator(episodes, False)
@@ -159,9 +159,9 @@ class GeneralAdvantageEstimation(ConnectorV2):
         real = flat(part[Columns.LOSS_MASK]) if Columns.LOSS_MASK in part else np.ones(len(values), np.bool_)
         ends = np.cumsum(lengths)[lengths > 0] - 1
         if len(values) != int(lengths.sum()) or not (terminateds[ends].astype(np.bool_) | ~real[ends]).all():
-            what = "episodes without the artificial step that the value of their last observation is computed at"
+            what = "episodes lack the artificial step that gives the value of their last observation"
             raise self.bad(what, fix="put AddOneTsToEpisodesAndTruncate first in the pipeline")
-        goes_on = 1.0 - terminateds  # the value after a terminated step is 0, that after a truncated one counts
+        goes_on = 1.0 - terminateds  # 0 after termination; truncated episodes bootstrap
         residuals = rewards + self.gamma * goes_on * np.append(values[1:], 0.0) - values
         reach = self.gamma * self.lambda_ * goes_on * (1.0 - truncateds)
         targets = (discounted(residuals, reach) + values).astype(np.float32)
@@ -175,19 +175,19 @@ class GeneralAdvantageEstimation(ConnectorV2):
 
 
 class ClipRewards(ConnectorV2):
-    """Clips rewards of the episodes to [-bound, bound]. Source: Mnih et al. 2015, Methods."""
+    """Clip the episodes' rewards to [-bound, bound]. Source: Mnih et al. 2015, Methods."""
 
     whole_arrays = True
     writes_episodes = True
 
     def __init__(self, *spaces: Space | None, bound: float = 1.0, **kwargs: Any) -> None:
         if not bound > 0:
-            raise self.bad(f"bound={bound}", fix="a number above 0")
+            raise self.bad(f"bound is {bound}", fix="set bound to a number above 0")
         self.bound = float(bound)
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch as it is; the episodes have other rewards."""
+        """Clip rewards in place and return the unchanged batch."""
         for episode in self.single_agent_episode_iterator(episodes, False):
             if len(episode):
                 clipped = np.clip(np.asarray(episode.get_rewards(), np.float64), -self.bound, self.bound)
@@ -195,5 +195,5 @@ class ClipRewards(ConnectorV2):
         return batch
 
     def on_episode_batch(self, *, batch: Batch, episodes: EpisodeBatch, **_: Any) -> tuple[Batch, EpisodeBatch]:
-        """The batch as it is, and the episodes with other rewards."""
+        """The unchanged batch, and the episodes with clipped rewards."""
         return batch, replace(episodes, rewards=np.clip(episodes.rewards, -self.bound, self.bound))

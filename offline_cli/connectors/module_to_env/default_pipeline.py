@@ -1,13 +1,13 @@
-"""The module-to-env pipeline, from a module's stacked outputs to one action for each environment of a vector.
+"""The module-to-env pipeline: from a module's stacked outputs to one action for each environment of a vector.
 
-A single-agent batch is `batch[column]`. A multi-agent one, between the pieces that map agents to modules and back, is
-`batch[module id][column]`; before and after those, its columns are filed by (episode id, agent id, module id).
+A single-agent batch is `batch[column]`. A multi-agent batch is `batch[module id][column]` between the pieces that map agents to
+modules and back; before and after them, its columns are grouped by (episode id, agent id, module id).
 
-Custom pieces, which must be connectors, come where RLlib documents them: the module's outputs are items of episodes there, and
-actions are drawn, but not yet in the units of the environment. A piece that has to come before the drawing, to change logits,
-is put there by `pipeline.insert_before("GetActions", piece)`, or with `before = "GetActions"` in a pipeline file.
+Custom pieces come where RLlib documents them: outputs are items by episode there, and actions are sampled, but not yet in the
+environment's units. To change logits, put a piece before sampling with `pipeline.insert_before("GetActions", piece)`, or with
+`before = "GetActions"` in a pipeline file.
 
-`NormalizeAndClipActions` leaves `actions` themselves alone, because what the module put out is recorded.
+`NormalizeAndClipActions` does not change `actions`, because recordings keep the module's outputs.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ __all__ = [
 
 
 def _is_multi_agent(episodes: Episodes) -> bool:
-    """Whether these are episodes of several agents each."""
+    """Whether these are multi-agent episodes."""
     return not isinstance(episodes, EpisodeBatch) and bool(episodes) and hasattr(episodes[0], "agent_episodes")
 
 
 def _module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[tuple[str | None, Any, Batch]]:
-    """Each (module id, module, its columns); one, with the id None, where there is a single agent."""
+    """Each (module id, module, its columns); a single agent has the id None."""
     if not _is_multi_agent(episodes):
         yield None, rl_module, batch
         return
@@ -60,10 +60,10 @@ def _module_parts(batch: Batch, rl_module: Any, episodes: Episodes) -> Iterator[
 
 
 class GetActions(ConnectorV2):
-    """Computes `actions` (B, ...) from `action_dist_inputs` (B, n), and `action_logp` (B,) unless the module gives it.
+    """Compute `actions` (B, ...) from `action_dist_inputs` (B, n), and `action_logp` (B,) unless the module returns it.
 
-    Drawn where `explore`, else the likeliest, whose `action_logp` is 0: they are certain. Axes between the first and the last
-    of the inputs (time) are kept. What draws: `chance`, uniform numbers (B, k) per row, or `generator`, else torch's own.
+    Sampled with `explore`, else greedy with `action_logp` 0. Axes between the first and the last (time) are kept. The source of
+    randomness is `chance`, uniform numbers (B, k), or `generator`, else torch's default generator.
     """
 
     whole_arrays = True
@@ -71,7 +71,7 @@ class GetActions(ConnectorV2):
     def __call__(
         self, *, rl_module: Any, batch: Batch, episodes: Episodes, explore: bool | None = None, **drawing: Any
     ) -> Batch:
-        """The batch with actions. `drawing`: `chance`, for the rows of a single module, or `generator`."""
+        """The batch with actions. `drawing`: `chance` (a single module only) or `generator`."""
         for _module_id, module, part in _module_parts(batch, rl_module, episodes):
             if Columns.ACTIONS not in part and Columns.ACTION_DIST_INPUTS in part:
                 head, inputs = getattr(module, "action_head", None), part[Columns.ACTION_DIST_INPUTS]
@@ -84,7 +84,7 @@ class GetActions(ConnectorV2):
 
 
 def _from_head(head: ActionHead, inputs: Tensor, explore: bool, drawing: Mapping[str, Any]) -> tuple[Tree, Tensor]:
-    """Actions and their likelihood, from one of our action heads."""
+    """Actions and their log-likelihood from an ActionHead."""
     rows, axes, chance = inputs.reshape(-1, inputs.shape[-1]), inputs.shape[:-1], drawing.get("chance")
     if not explore:
         actions, logp = head.greedy(rows), torch.zeros(len(rows), device=rows.device)
@@ -95,7 +95,7 @@ def _from_head(head: ActionHead, inputs: Tensor, explore: bool, drawing: Mapping
 
 
 def _from_distribution(module: Any, inputs: Tensor, explore: bool) -> tuple[Tree, Any]:
-    """The same by the distribution class that an RLModule in RLlib's manner names, which draws from torch's own generator."""
+    """The same from an RLlib-style module's own distribution class, which samples with torch's default generator."""
     named = module.get_exploration_action_dist_cls() if explore else module.get_inference_action_dist_cls()
     distribution = named.from_logits(inputs)
     if not explore:
@@ -105,9 +105,9 @@ def _from_distribution(module: Any, inputs: Tensor, explore: bool) -> tuple[Tree
 
 
 class UnBatchToIndividualItems(ConnectorV2):
-    """Splits columns (B, ...) into items under the episode keys that they were stacked from.
+    """Split columns (B, ...) into items under the episode keys from which they were stacked.
 
-    Items are views of the rows. Columns that are made of items already stay as they are.
+    Items are views of the rows. Columns that already consist of items stay unchanged.
     """
 
     whole_arrays = True
@@ -115,7 +115,7 @@ class UnBatchToIndividualItems(ConnectorV2):
     def __call__(
         self, *, rl_module: Any = None, batch: Batch, episodes: Episodes, shared_data: SharedData = None, **_: Any
     ) -> Batch:
-        """The batch in items. Raises BadPiece where a column has another number of rows than were put in."""
+        """The batch in items. Raises BadPiece if a column's row count differs from the number of observations."""
         for module_id, _module, part in _module_parts(batch, rl_module, episodes):
             keys = self._keys(episodes, shared_data or {}, module_id)
             for column, held in part.items():
@@ -123,8 +123,8 @@ class UnBatchToIndividualItems(ConnectorV2):
                     continue
                 items = unstack(held)
                 if len(items) != len(keys):
-                    what = f"column {column!r} has {len(items)} rows, and {len(keys)} observations were put in"
-                    raise self.bad(what, fix="let the module put out one row per row put in")
+                    what = f"column {column!r} has {len(items)} rows for {len(keys)} observations"
+                    raise self.bad(what, fix="return one row per observation from the module")
                 filed: dict[tuple[Any, ...], list[Any]] = {}
                 for key, item in zip(keys, items, strict=True):
                     filed.setdefault(key, []).append(item)
@@ -132,25 +132,25 @@ class UnBatchToIndividualItems(ConnectorV2):
         return batch
 
     def _keys(self, episodes: Episodes, shared_data: Mapping[str, Any], module_id: str | None) -> list[tuple[Any, ...]]:
-        """The key under which each row of a stacked batch was filed, in order.
+        """The episode key of each row of a stacked batch, in order.
 
-        As the piece that stacked the rows noted it in `shared_data` (RLlib's name, `memorized_map_structure`); without that
-        note one row per episode. Raises BadPiece for a module that nothing was stacked for.
+        The stacking piece stored them in `shared_data["memorized_map_structure"]` (RLlib's key); without it, one row per
+        episode. Raises BadPiece for a module without stacked rows.
         """
         noted = shared_data.get("memorized_map_structure")
         if module_id is None:
             return [(id_,) for id_ in noted] if isinstance(noted, list) else [(episode.id_,) for episode in episodes]
         if not isinstance(noted, Mapping) or module_id not in noted:
-            what = f"module {module_id!r} put out rows, but none were put in (those were: {list(noted or {})})"
+            what = f"module {module_id!r} returned rows, but got no observations (these modules did: {list(noted or {})})"
             raise self.bad(what, fix="call env-to-module first, with the same shared_data")
         return [(episode_id, agent_id, module_id) for episode_id, agent_id in noted[module_id]]
 
 
 class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
-    """Removes the time axis of one step: (1, ...) to (...), in every column but `state_out`, which has none.
+    """Remove the time axis of one step: (1, ...) to (...), from every column but `state_out`, which has none.
 
-    Only where env-to-module noted in `shared_data` (RLlib's name, `_added_single_ts_time_rank`) that it had added one, and with
-    several modules only for the items of stateful ones.
+    Only if env-to-module set `shared_data["_added_single_ts_time_rank"]` (RLlib's key); with several modules only for items of
+    stateful ones.
     """
 
     def __call__(
@@ -173,21 +173,19 @@ class RemoveSingleTsTimeRankFromBatch(ConnectorV2):
     def _first(self, leaf: Any, column: str) -> Any:
         shape = getattr(leaf, "shape", ())
         if not shape or shape[0] != 1:
-            what = (
-                f"column {column!r} has items of shape {tuple(shape)}, and (1, ...) was wanted, with an axis of one time step"
-            )
-            raise self.bad(what, fix="let stateful modules keep the time axis")
+            what = f"column {column!r} has items of shape {tuple(shape)}; expected (1, ...), with a time axis of one step"
+            raise self.bad(what, fix="keep the time axis in outputs of stateful modules")
         return leaf[0]
 
 
 class ListifyDataForVectorEnv(ConnectorV2):
-    """Turns columns into lists with one item per episode, in the order of episodes; stacks `actions` and `actions_for_env`.
+    """Turn columns into lists with one item per episode, in episode order; stack `actions` and `actions_for_env`.
 
-    With several agents an entry is a dict by agent, in every column. Columns that are not filed by episode stay as they are.
+    With several agents every item is a dict by agent. Columns that are not grouped by episode stay unchanged.
     """
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch. Raises BadPiece where a column has an item too many, too few or for an unknown episode."""
+        """The batch. Raises BadPiece unless every column has exactly one item for each episode."""
         ids, by_agent = [episode.id_ for episode in episodes], _is_multi_agent(episodes)
         for column, held in batch.items():
             if not (is_filed(held) or (by_agent and held == {})):
@@ -209,18 +207,19 @@ class ListifyDataForVectorEnv(ConnectorV2):
 
     def _wrong(self, column: str, held: Mapping[Any, list[Any]], ids: list[str]) -> BadPiece:
         counts = {key: len(items) for key, items in held.items()}
-        what = f"column {column!r} has items {counts}, and one each was wanted for the episodes {ids}"
-        return self.bad(what, fix="give each episode, or agent that acts, one item per column")
+        what = f"column {column!r} has item counts {counts}; expected one for each of the episodes {ids}"
+        return self.bad(what, fix="add one item per column for each episode, or agent that acts")
 
 
 class NormalizeAndClipActions(ConnectorV2):
-    """Adds `actions_for_env`: `actions` rescaled or clipped to the action space; with neither setting, adds nothing.
+    """Add `actions_for_env`: `actions` stretched or clipped to the action space; nothing if both settings are off.
 
-    normalize_actions: Box actions of floats in about [-1, 1] are stretched to the bounds of the space, then clipped to them.
-    clip_actions: only clipped. A Box without bounds on both sides cannot be stretched to; other spaces get their dtype.
+    normalize_actions: stretch float Box actions from [-1, 1] to the bounds of the space, then clip them. A Box with an infinite
+    bound is not stretched.
+    clip_actions: only clip. Actions of other spaces are cast to the space's dtype.
 
-    `stretched_by`: a space of the same structure, to whose bounds actions are stretched in place of the action space's own:
-    those by which a policy's data was scaled down. Who plays the policy sets it.
+    `stretched_by`: a space of the same structure whose bounds replace those of the action space for stretching: the bounds that
+    scaled the policy's training data. The caller that plays the policy sets it.
     """
 
     def __init__(self, *spaces: Space | None, normalize_actions: bool, clip_actions: bool, **kwargs: Any) -> None:
@@ -229,12 +228,12 @@ class NormalizeAndClipActions(ConnectorV2):
         super().__init__(*spaces, **kwargs)
 
     def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
-        """The batch. Raises BadPiece without actions, and without an action space to fit them to."""
+        """The batch. Raises BadPiece without actions or an action space."""
         if not (self.normalize_actions or self.clip_actions):
             return batch
         space = self.input_action_space
         if space is None:
-            raise self.bad("no action space to fit actions to", fix="put it into a pipeline that has an input_action_space")
+            raise self.bad("the action space is unknown", fix="put it into a pipeline that has an input_action_space")
         if Columns.ACTIONS not in batch:
             raise self.bad(f"no actions among the columns {sorted(batch)}", fix="put GetActions before it")
         held = batch[Columns.ACTIONS]
@@ -242,7 +241,7 @@ class NormalizeAndClipActions(ConnectorV2):
             fit = ForEnvironment(space, self.stretched_by, normalized=self.normalize_actions)
             batch[Columns.ACTIONS_FOR_ENV] = _each(held, fit) if isinstance(held, list) else fit(held)
             return batch
-        by_agent: dict[Any, list[tuple[Any, ...]]] = {}  # a call for each of many environments would take longer than networks
+        by_agent: dict[Any, list[tuple[Any, ...]]] = {}  # one call per environment would be slower than the network
         for key in held:
             by_agent.setdefault(key[1] if len(key) > 1 and isinstance(space, spaces.Dict) else None, []).append(key)
         fitted: dict[tuple[Any, ...], list[Any]] = {key: [] for key in held}
@@ -261,7 +260,7 @@ def _each(items: list[Any], fit: ForEnvironment) -> list[Any]:
 
 
 class ModuleToEnvPipeline(ConnectorPipelineV2):
-    """From what a forward pass put out to actions that an environment takes."""
+    """Pipeline from the outputs of a forward pass to actions for environments."""
 
 
 def module_to_env_pipeline(
@@ -276,10 +275,10 @@ def module_to_env_pipeline(
     num_envs: int = 1,
     add_default_connectors_to_module_to_env_pipeline: bool = True,
 ) -> ModuleToEnvPipeline:
-    """Custom pieces and, unless turned off, the default ones around them.
+    """Build a pipeline of custom pieces and, unless turned off, the default ones around them.
 
-    `normalize_actions` (RLlib's default) fits modules that put out Box actions in [-1, 1]; for one that puts out the
-    environment's units say `normalize_actions=False, clip_actions=True`. Raises BadConfig as `custom_pieces` does.
+    `normalize_actions` (RLlib's default) is for modules with Box actions in [-1, 1]; for modules with actions in the
+    environment's units, set `normalize_actions=False, clip_actions=True`. Raises BadConfig like `custom_pieces`.
     """
     pieces = custom_pieces(custom, "module_to_env", observation_space, action_space, env=env, num_envs=num_envs)
     if add_default_connectors_to_module_to_env_pipeline:

@@ -1,4 +1,4 @@
-"""Ways of learning a policy from recordings, one file each; docs/algorithms.md says how to write one."""
+"""Algorithms that learn a policy from recordings, one file each; docs/algorithms.md explains how to write one."""
 
 from offline_cli.training.algorithms.algorithm import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
 

@@ -1,8 +1,8 @@
-"""Algorithm, what a run learns by: the columns it reads, the modules it makes, their losses, and what follows an update.
+"""Algorithm, the base class of learning algorithms: its columns, modules, losses, and callbacks after a step.
 
-An algorithm knows no loop, file or device. Whatever an update changes is a parameter or a (persistent) buffer of its modules:
-these are saved in checkpoints and moved to the device. Losses and what follows them never read a value back from the device,
-nor branch on one, so that nothing waits for it, and all shapes are static, as torch.compile likes them.
+An algorithm knows no loop, file or device. Everything that an update changes must be a parameter or a persistent buffer of its
+modules, which are saved in checkpoints and moved to the device. Losses and callbacks must not read values back from the device
+or branch on them, which would synchronize, and shapes must be static, for torch.compile.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = ["BC", "LOSS", "POLICY", "TD_COLUMNS", "TD_OPTIONS", "Algorithm", "Bat
 __all__ += ["algorithm_kind", "bootstraps", "cloning_scores", "each_value", "frozen_copy", "learned_steps", "move_towards"]
 __all__ += ["number", "of_steps", "own_algorithms", "step_rows", "td_targets", "uses_rewards"]
 
-AT_A_TIME: Final = 1 << 16  # observations whose values are computed together: each takes the widths of all layers
-CRITIC_WEIGHTS = 15  # sets these seeds apart from others drawn from the same run seed
+AT_A_TIME: Final = 1 << 16  # observations per forward pass of the value function, which bounds memory
+CRITIC_WEIGHTS = 15  # distinguishes these seeds from others of the same run seed
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 POLICY: Final = "policy"
 LOSS: Final = "loss"
-RESERVED: Final = frozenset(("", "val"))  # names that would give a column of metrics.jsonl a second meaning
+RESERVED: Final = frozenset(("", "val"))  # `loss` and `val_loss` are columns of metrics.jsonl
 
 Batch = Mapping[str, Any]
-"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, 0 in rows that pad.
+"""The algorithm's columns by name, each a tree of tensors (B, ...), and `weights` (B,) float32: sum 1, and 0 for padding.
 
-Of a policy with memory they are sequences (B, T, ...), `weights` (B * T,), and `state_in` and `loss_mask` are there besides.
+For a recurrent policy they are sequences (B, T, ...), `weights` is (B * T,), and there are also `state_in` and `loss_mask`.
 """
 
 Modules = Mapping[str, nn.Module]
@@ -63,7 +63,7 @@ OURS: Final = {
 
 
 def number(description: str, default: float | None = None, **limits: Any) -> dict[str, Any]:
-    """The schema of an option that is a number, from 0 on unless `limits` say otherwise."""
+    """The JSON Schema of a numeric option, at least 0 unless `limits` say otherwise."""
     low = {} if "exclusiveMinimum" in limits else {"minimum": 0}
     asked = {"description": description, "type": "number", **low, **limits}
     return asked if default is None else {**asked, "default": default}
@@ -71,39 +71,39 @@ def number(description: str, default: float | None = None, **limits: Any) -> dic
 
 TD_COLUMNS: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS, Columns.TERMINATEDS, Columns.NEXT_OBS)
 TD_OPTIONS: Final[Mapping[str, Any]] = {
-    "gamma": number("Discount.", 0.99, maximum=1),
-    "tau": number("Step of the target copies.", 0.005, maximum=1),
-    "reward_scale": number("Factor of rewards.", 1.0, exclusiveMinimum=0),
-    "reward_shift": {"description": "Added to rewards, once they are scaled.", "type": "number", "default": 0.0},
+    "gamma": number("Discount factor.", 0.99, maximum=1),
+    "tau": number("Step size of the target networks.", 0.005, maximum=1),
+    "reward_scale": number("Factor for rewards.", 1.0, exclusiveMinimum=0),
+    "reward_shift": {"description": "Added to rewards after scaling.", "type": "number", "default": 0.0},
     "actor_lr": number("Learning rate of the policy. Default: the run's.", exclusiveMinimum=0),
     "critic_lr": number("Learning rate of the critics. Default: the run's.", exclusiveMinimum=0),
 }
-"""Options of algorithms that learn from TD_COLUMNS by temporal differences."""
+"""Options of temporal-difference algorithms, which learn from TD_COLUMNS."""
 
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """Makes modules on the CPU; all weights follow from `seed`, and from the order in which modules are made."""
+    """Builds modules on the CPU; initial weights depend on `seed` and the order of calls only."""
 
-    observation_space: Space  # what the policy sees: after the learner pipeline
+    observation_space: Space  # after the learner pipeline
     action_space: Space
     action_scale: str  # "env" | "normalized"; "unknown" only where no action is a Box
     network: Network
     seed: int = 0
-    weights: Mapping[str, Tensor] | None = None  # that the policy begins with, and copies of it; None: fresh ones
-    log_std: tuple[float | None, float | None] = (None, None)  # limits in place of the algorithm's; None: that stays
-    made: RLModule | None = field(default=None, init=False)  # the policy, once it is there
+    weights: Mapping[str, Tensor] | None = None  # the policy's initial weights; None: random
+    log_std: tuple[float | None, float | None] = (None, None)  # overrides the algorithm's bounds of log σ
+    made: RLModule | None = field(default=None, init=False)  # the policy, once built
     _critics: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.network.action_space = self.action_space
 
     def policy(self, gaussian: GaussianForm = CLONING) -> RLModule:
-        """A policy over the spaces; `gaussian`: of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown
-        scale, and where `log_std` limits nothing.
+        """Build the policy; `gaussian`: form of Box actions. Raises UnsupportedSpace, and BadConfig for an unknown scale, and
+        if `log_std` has no effect.
         """
         gaussian = self._limited(gaussian)
-        form = {} if gaussian == CLONING else {"gaussian": gaussian}  # networks of packages need not know of others
+        form = {} if gaussian == CLONING else {"gaussian": gaussian}  # other packages' networks need not support it
         with _seeded(self.seed):
             self.made = self.network.policy(
                 self.observation_space,
@@ -116,21 +116,21 @@ class Task:
         return self.made
 
     def _limited(self, form: GaussianForm) -> GaussianForm:
-        """`form` with the log standard deviation between `log_std`."""
+        """`form` with the bounds `log_std`."""
         if self.log_std == (None, None):
             return form
         low, high = (own if asked is None else asked for asked, own in zip(self.log_std, form.log_std, strict=True))
         has_boxes = any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(self.action_space).values())
         if not has_boxes or form.log_std[0] == form.log_std[1] or low > high:
-            what = f"log_std_min, log_std_max: actions are {describe(self.action_space)}"
-            what += ", and the algorithm learns their log σ between {:g} and {:g}".format(*form.log_std) * has_boxes
+            what = f"log_std_min and log_std_max do not apply: actions are {describe(self.action_space)}"
+            what += ", and the algorithm's bounds on log σ are {:g} and {:g}".format(*form.log_std) * has_boxes
             raise BadConfig(what, where="the policy", fix="leave them out, or change them")
         return replace(form, log_std=(low, high))
 
     def critic(self, *, of_actions: bool = False, outputs: int = 1, layer_norm: bool = False) -> Critic:
-        """V(s), or Q(s, a) of actions in the units of networks: (B, outputs) float32. Each call gives other weights.
+        """Build V(s), or Q(s, a) for actions in network units: (B, outputs) float32. Each call has other initial weights.
 
-        `layer_norm`: whatever the network says; raises BadConfig for one without.
+        `layer_norm`: add layer norm; raises BadConfig if the network does not support it.
         """
         network = self.network.with_layer_norm() if layer_norm else self.network
         self._critics += 1
@@ -153,7 +153,7 @@ def frozen_copy(module: AnyModule) -> AnyModule:
 
 @torch.no_grad()
 def move_towards(target: nn.Module, source: nn.Module, step: float) -> None:
-    """Move each parameter of `target` by `step`, from 0 to 1, of the way to that of `source`; buffers are copied."""
+    """Polyak update: target += step * (source - target) for each parameter; buffers are copied."""
     for mine, theirs in zip(target.parameters(), source.parameters(), strict=True):
         mine.lerp_(theirs, step)
     for held, shown in zip(target.buffers(), source.buffers(), strict=True):
@@ -161,9 +161,9 @@ def move_towards(target: nn.Module, source: nn.Module, step: float) -> None:
 
 
 def td_targets(batch: Batch, next_values: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """(B,) what Q(s, a) is fitted to: the reward, plus gamma times `next_values` (B,) of `new_obs`.
+    """(B,) targets of Q(s, a): reward plus gamma times `next_values` (B,) of `new_obs`.
 
-    Only a terminated step has no value after it: after a truncated one the episode would have gone on.
+    Terminated steps do not bootstrap; truncated steps do.
     """
     rewards = batch[Columns.REWARDS].float() * options["reward_scale"] + options["reward_shift"]
     goes_on = 1.0 - batch[Columns.TERMINATEDS].float()
@@ -172,148 +172,146 @@ def td_targets(batch: Batch, next_values: Tensor, options: Mapping[str, Any]) ->
 
 
 def each_value(critics: nn.Module, observations: Any, actions: Any) -> list[Tensor]:
-    """(B,) of each critic in a ModuleList."""
+    """The value (B,) of each critic in a ModuleList."""
     return [critic(observations, actions)[:, 0] for critic in critics.children()]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Modules whose parameters are stepped together, by one Adam; groups are stepped one after the other, in their order."""
+    """Modules trained by one Adam optimizer; groups step in order."""
 
     modules: tuple[str, ...]
-    losses: tuple[str, ...]  # the names of what `loss` gives; metrics.jsonl has each as `NAME_loss` where there are several
+    losses: tuple[str, ...]  # names of the losses; with several, metrics.jsonl has each as `NAME_loss`
     loss: Callable[[Batch], Mapping[str, Tensor]]  # () each; their sum is minimised
-    every: int = 1  # stepped in each `every`-th update: 2 in updates 2, 4, 6, ...
+    every: int = 1  # step in each `every`-th update: 2 for updates 2, 4, 6, ...
     lr: float | None = None  # None: the run's
-    then: Callable[[], None] | None = None  # follows each step, without gradients: moves target copies, for example
+    then: Callable[[], None] | None = None  # callback after each step, without gradients, such as target updates
 
     def __post_init__(self) -> None:
         wrong = [name for name in self.losses if name in RESERVED]
         if wrong or not (self.modules and self.losses and self.every > 0):
-            raise ValueError(f"a group of modules {self.modules}, with losses {self.losses}, every {self.every} updates")
+            raise ValueError(f"invalid group: modules {self.modules}, losses {self.losses}, every {self.every}")
 
 
 class Algorithm(ABC):
-    """One way of learning. An object holds the run's options; modules come from `modules` and are passed back in."""
+    """A learning algorithm. It holds the run's options; `modules` builds its modules, which are passed to the other methods."""
 
     schema: ClassVar[Mapping[str, Any]] = {"properties": {}}  # a JSON Schema; `properties` are the options of the table
 
-    settings: ClassVar[Mapping[str, Any]] = {}  # keys of the configuration that it sets, where nothing else says them
-    columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # that it learns from, of those the learner pipeline gives
-    refresh_every: int | None = None  # updates after which the pipeline computes all columns anew; None: they stay
-    needs_rewards: bool = False  # whether it learns from rewards, in whatever column; so it does if `columns` has them
-    learns_sequences: bool = False  # whether its losses take a policy with memory, whose columns are (B, T, ...)
+    settings: ClassVar[Mapping[str, Any]] = {}  # its defaults for keys of the configuration
+    columns: tuple[str, ...] = (Columns.OBS, Columns.ACTIONS)  # columns of the learner pipeline that it learns from
+    refresh_every: int | None = None  # updates between two recomputations of all columns; None: never
+    needs_rewards: bool = False  # rewards are required, also without a column for them
+    learns_sequences: bool = False  # supports recurrent policies, with columns (B, T, ...)
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        """`options`: checked by the schema, its defaults filled in."""
+        """`options`: validated by the schema, defaults filled in."""
         self.options = dict(options)
 
-    def check(self, observation_space: Space, action_space: Space) -> None:  # noqa: B027  most algorithms learn in any
-        """Raise BadConfig for spaces that the algorithm cannot learn in; called before any data is read."""
+    def check(self, observation_space: Space, action_space: Space) -> None:  # noqa: B027  most algorithms support all spaces
+        """Raise BadConfig for spaces that the algorithm does not support; called before any data is read."""
 
-    def extend(self, pipeline: ConnectorPipelineV2) -> None:  # noqa: B027  the default pieces do for many
-        """Add the connector pieces that make `columns` to the learner pipeline, which has the user's and the default pieces."""
+    def extend(self, pipeline: ConnectorPipelineV2) -> None:  # noqa: B027  the default pieces suffice for many
+        """Add connector pieces that make `columns` to the learner pipeline of user and default pieces."""
 
     @abstractmethod
     def modules(self, task: Task) -> dict[str, nn.Module]:
-        """Fresh modules; the first is "policy", from `task.policy()`."""
+        """Build the modules; the first is "policy", from `task.policy()`."""
 
     @abstractmethod
     def groups(self, modules: Modules) -> Sequence[Group]:
-        """How the modules are fitted; a module in no group changes in a `then` alone."""
+        """The groups of modules to train; modules in no group change only in `then` callbacks."""
 
     def rl_module(self, modules: Modules) -> nn.Module:
-        """What connector pieces get as `rl_module`: the policy, or a module that has `compute_values(batch)` for
+        """The `rl_module` for connector pieces: the policy, or a module with `compute_values(batch)` for
         GeneralAdvantageEstimation.
         """
         return modules[POLICY]
 
     def scores(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
-        """How good the policy is on held-out rows, a tensor of any shape for each score; a check takes means over all rows.
+        """Scores of the policy on held-out rows, a tensor of any shape each; checks average over all rows.
 
-        `loss` is what checks compare by: lower is better. Here it is the negative log-likelihood of the recorded actions, in
-        nats; beside it `accuracy` or `mse` of greedy actions. Rows here do not pad, and there are no `weights`. `hits` (N, E),
-        which of E discrete components were guessed right, is no score: a check makes the recall of each action of it.
+        Checks compare `loss`: lower is better. By default it is the negative log-likelihood of the recorded actions in nats,
+        with `accuracy` or `mse` of greedy actions. The rows have no padding and no `weights`. `hits` (N, E), whether each of E
+        discrete components is right, is not a score: checks compute the recall of each action from it.
         """
         return cloning_scores(modules[POLICY], batch)
 
 
 class StepValues(nn.Module):
-    """What GeneralAdvantageEstimation asks for values of single observations, beside a policy with or without a memory."""
+    """Module with `compute_values` for GeneralAdvantageEstimation: a value function next to a policy, recurrent or not."""
 
     def __init__(self, policy: RLModule, value: nn.Module) -> None:
-        """`value`: (N,) of observations (N, ...)."""
+        """`value`: maps observations (N, ...) to (N,)."""
         super().__init__()
         self.policy, self.value, self.model_config = policy, value, policy.model_config
 
     def is_stateful(self) -> bool:
-        """Whether episodes are cut into sequences, as the policy wants them."""
+        """Whether the policy is recurrent, so that episodes are cut into sequences."""
         return self.policy.is_stateful()
 
     def get_initial_state(self) -> dict[str, Any]:
-        """The policy's."""
+        """The policy's initial state."""
         return self.policy.get_initial_state()
 
     def compute_values(self, batch: Batch) -> Tensor:
-        """(N,) of `batch["obs"]`, or (B, T) of sequences."""
+        """Values (N,) of `batch["obs"]`, or (B, T) for sequences."""
         observations, shape = batch[Columns.OBS], None
         if self.is_stateful():
             shape = leaves(observations)[0].shape[:2]
             observations = map_leaves(lambda leaf: leaf.flatten(0, 1), observations)
         starts = range(0, len(leaves(observations)[0]), AT_A_TIME)
         parts = [self.value(map_leaves(lambda leaf, s=start: leaf[s : s + AT_A_TIME], observations)) for start in starts]
-        found = torch.cat(parts)
-        return found if shape is None else found.view(shape)
+        values = torch.cat(parts)
+        return values if shape is None else values.view(shape)
 
 
 def bootstraps(algorithm: Algorithm) -> bool:
-    """Whether it learns from values of the observations that steps led to."""
+    """Whether the algorithm uses next observations or their values."""
     made_of_values = (Columns.NEXT_OBS, Columns.VALUE_TARGETS, Columns.ADVANTAGES, Columns.VALUES_BOOTSTRAPPED)
     return not set(algorithm.columns).isdisjoint(made_of_values)
 
 
 def uses_rewards(algorithm: Algorithm) -> bool:
-    """Whether it learns from rewards, so that data without them is refused."""
+    """Whether the algorithm needs rewards, so that data without them is refused."""
     return algorithm.needs_rewards or Columns.REWARDS in algorithm.columns
 
 
 def of_steps(policy: RLModule, batch: Batch) -> tuple[Tensor, Tree]:
-    """Inputs of the action distribution (N, size) and recorded actions (N, ...), a row for each step of sequences as well."""
+    """Inputs of the action distribution (N, size) and recorded actions (N, ...); sequences are flattened to steps."""
     inputs = policy.forward_train(batch)[Columns.ACTION_DIST_INPUTS]
     return inputs if Columns.STATE_IN not in batch else inputs.flatten(0, 1), step_rows(batch, Columns.ACTIONS)
 
 
 def step_rows(batch: Batch, column: str) -> Tree:
-    """A column (N, ...), a row for each step of sequences as well."""
+    """A column (N, ...); sequences are flattened to steps."""
     if Columns.STATE_IN not in batch:
         return batch[column]
     return map_leaves(lambda leaf: leaf.flatten(0, 1), batch[column])
 
 
 def learned_steps(batch: Batch, values: Tensor) -> Tensor:
-    """Of `values` (N,), a row for each step of sequences as well, those of the steps that are learned from."""
+    """Drop masked steps from `values` (N,) of flattened sequences; other values stay unchanged."""
     return values if Columns.STATE_IN not in batch else values[batch[Columns.LOSS_MASK].flatten()]
 
 
 def cloning_scores(policy: Any, batch: Batch) -> dict[str, Tensor]:
     """(N,) `loss`, the negative log-likelihood of the recorded actions in nats, and `accuracy` with `hits`, or `mse`, of greedy
-    ones.
-
-    Of sequences for the steps that are learned from.
+    actions. Masked steps of sequences are left out.
     """
     assert isinstance(policy, RLModule)
     inputs, actions = of_steps(policy, batch)
-    found = {LOSS: -policy.action_head.logp(inputs, actions), **policy.action_head.scores(inputs, actions)}
-    return {name: learned_steps(batch, values) for name, values in found.items()}
+    scores = {LOSS: -policy.action_head.logp(inputs, actions), **policy.action_head.scores(inputs, actions)}
+    return {name: learned_steps(batch, values) for name, values in scores.items()}
 
 
 def algorithm_kind(name: str, *, named: Collection[str] | None = None) -> type[Algorithm]:
-    """The class of that name. `named`, and what is raised: see `registered_class`."""
+    """The algorithm class called `name`. `named` and errors: see `registered_class`."""
     if name in OURS:
         return own_algorithms(name)[name]
     return registered_class(ALGORITHMS, name, Algorithm, ours=OURS, named=named)  # type: ignore[type-abstract]
 
 
 def own_algorithms(*names: str) -> dict[str, type[Algorithm]]:
-    """Ours, by name; without `names` all of them."""
+    """Built-in algorithms by name; all without `names`."""
     return {name: getattr(importlib.import_module(OURS[name][0]), OURS[name][1]) for name in names or OURS}

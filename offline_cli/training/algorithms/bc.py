@@ -1,4 +1,4 @@
-"""Behaviour cloning: the likelihood of the recorded actions is maximised (Pomerleau 1991)."""
+"""Behaviour cloning: maximise the likelihood of the recorded actions (Pomerleau 1991)."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ NLL = "nll"
 
 
 def bc_loss(policy: RLModule, batch: Batch) -> Tensor:
-    """() the weighted mean of the negative log-likelihood of the recorded actions, in nats."""
+    """(): weighted mean negative log-likelihood of the recorded actions, in nats."""
     return -torch.dot(policy.action_head.logp(*of_steps(policy, batch)), batch[WEIGHTS])
 
 
 class BC(Algorithm):
-    """One module, one loss."""
+    """Behaviour cloning with one module and one loss."""
 
     learns_sequences = True
 

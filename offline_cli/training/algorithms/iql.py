@@ -1,8 +1,8 @@
-"""Implicit Q-learning: learns what recorded actions are worth, and clones the better ones, without asking about others.
+"""Implicit Q-learning: learn values of recorded actions and clone the better ones, without evaluating unseen actions.
 
-V is an upper expectile of the slow critics' smaller Q, so that it leans to the better of the recorded actions; two critics are
-fitted to reward + gamma V(s'); the policy is fitted to the recorded actions, weighted by exp(temperature * (Q - V)). Source:
-Kostrikov et al. 2021 (arXiv 2110.06169), equations 5 to 7; the order of steps, and what is summed, as in d3rlpy 2.8.1.
+V is fitted to an upper expectile of the minimum of the target critics; two critics are fitted to reward + gamma V(s'); the
+policy is fitted to the recorded actions, weighted by exp(temperature * (Q - V)). Source: Kostrikov et al. 2021 (arXiv
+2110.06169), equations 5 to 7; the order of steps and the sums of losses follow d3rlpy 2.8.1.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ LOG_STD: Final = (-5.0, 2.0)
 
 
 def expectile_errors(differences: Tensor, expectile: float) -> Tensor:
-    """(B,) |expectile - 1(u < 0)| u^2 for differences u (B,): least for the `expectile` of what is compared (equation 3)."""
+    """(B,) expectile loss |expectile - 1(u < 0)| u^2 of differences u (B,) (equation 3)."""
     return torch.where(differences < 0, 1 - expectile, expectile) * differences.square()
 
 
 def gaussian_form(space: Space) -> GaussianForm:
-    """How Box actions of `space` are drawn: around a tanh where all have bounds; a Box without knows no limit to go to."""
+    """Form of Box actions: tanh mean if all boxes are bounded, else linear."""
     boxes = [leaf for leaf in leaf_spaces(space).values() if isinstance(leaf, spaces.Box)]
     if not boxes:
         return CLONING
@@ -58,18 +58,18 @@ def gaussian_form(space: Space) -> GaussianForm:
 
 
 class IQL(Algorithm):
-    """A policy, V(s), two Q(s, a) and slow copies of these, in all action spaces."""
+    """IQL with a policy, V(s), two Q(s, a) and their target networks; supports all action spaces."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
             "expectile": number(
-                "Which expectile of Q is V: the higher, the more the best recorded actions count.",
+                "Expectile of Q that V estimates; higher values favour the best recorded actions.",
                 0.7,
                 exclusiveMinimum=0,
                 exclusiveMaximum=1,
             ),
-            "temperature": number("Factor of advantages in the policy's weights (beta); 0 clones.", 3.0),
-            "max_weight": number("The largest weight.", 100.0, exclusiveMinimum=0),
+            "temperature": number("Factor for advantages in the policy's weights (beta); 0 is behaviour cloning.", 3.0),
+            "max_weight": number("Upper bound on a weight.", 100.0, exclusiveMinimum=0),
             **TD_OPTIONS,
         }
     }
@@ -84,14 +84,14 @@ class IQL(Algorithm):
         return {POLICY: policy, VALUE: task.critic(), CRITICS: critics, TARGETS: frozen_copy(critics)}
 
     def targets(self, modules: Modules, batch: Batch) -> Tensor:
-        """(B,) what both critics are fitted to."""
+        """(B,) targets of both critics."""
         with torch.no_grad():
             return td_targets(batch, modules[VALUE](batch[Columns.NEXT_OBS])[:, 0], self.options)
 
     def groups(self, modules: Modules) -> Sequence[Group]:
         policy = cast(RLModule, modules[POLICY])
         value, critics, targets = (modules[name] for name in (VALUE, CRITICS, TARGETS))
-        worth: list[Tensor] = [torch.empty(0)]  # (B,) of the recorded actions in this update: the targets move at its end
+        worth: list[Tensor] = [torch.empty(0)]  # (B,) Q of the recorded actions in this update, before the targets move
 
         def critic_losses(batch: Batch) -> dict[str, Tensor]:
             observations, actions, weights = batch[Columns.OBS], batch[Columns.ACTIONS], batch[WEIGHTS]

@@ -1,13 +1,13 @@
-"""MARWIL, cloning that counts an action by how much better it went than expected (Wang et al. 2018).
+"""MARWIL, advantage-weighted behaviour cloning (Wang et al. 2018).
 
     policy: the mean of -exp(beta A / c) log pi(a | s), with A = R - V(s), and c^2 a moving average of the mean of A^2
     value:  the mean of A^2 / 2
 
-R (`value_targets`) is made by GeneralAdvantageEstimation over whole episodes: with lambda 1 the discounted rewards up to the
-episode's end, and the value of the last observation of an episode that was truncated. Losses and options are those of
-MARWILTorchLearner of RLlib 2.60. With beta 0 there is no value function, and this is behaviour cloning.
+GeneralAdvantageEstimation computes R (`value_targets`) over whole episodes: with lambda 1, the discounted rewards to the end of
+the episode, plus the value of the last observation if it was truncated. Losses and options are those of MARWILTorchLearner of
+RLlib 2.60. With beta 0 there is no value function, and this is behaviour cloning.
 
-Of sequences each step has its V, of its observation alone, and its R, which is made before the episode is cut.
+For recurrent policies, V of a step depends on its observation only, and R is computed before episodes are cut into sequences.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ START, RATE = "moving_average_sqd_adv_norm_start", "moving_average_sqd_adv_norm_
 
 
 class Values(nn.Module):
-    """V(s), and the moving average of its squared errors."""
+    """V(s) and the moving average of squared advantages."""
 
     squared_norm: Tensor  # ()
 
@@ -62,24 +62,24 @@ class Values(nn.Module):
         self.register_buffer("squared_norm", torch.tensor(start, dtype=torch.float32))
 
     def forward(self, observations: Any) -> Tensor:
-        """(B,) of observations (B, ...)."""
+        """Values (B,) of observations (B, ...)."""
         return cast(Tensor, self.critic(observations)[:, 0])
 
 
 class MARWIL(Algorithm):
-    """Two modules that share no weights, one optimizer."""
+    """MARWIL with a policy and a value function without shared weights, and one optimizer."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
-            "beta": number("How much advantages count; 0 is behaviour cloning.", 1.0),
-            "gamma": number("Discount of rewards.", 0.99, maximum=1),
-            "lambda_": number("How far rewards count before values do (GAE's lambda).", 1.0, maximum=1),
+            "beta": number("Factor for advantages; 0 is behaviour cloning.", 1.0),
+            "gamma": number("Discount factor.", 0.99, maximum=1),
+            "lambda_": number("GAE's lambda.", 1.0, maximum=1),
             "vf_coeff": number("Weight of the value function's loss.", 1.0),
             "bc_logstd_coeff": number("Weight of the policy's mean log standard deviation; Box actions only.", 0.0),
-            START: number("First value of the moving average of squared advantages, which scales them.", 100.0),
-            RATE: number("Step of that moving average in each update.", 1e-8, maximum=1),
+            START: number("Initial value of the moving average of squared advantages.", 100.0),
+            RATE: number("Update rate of that moving average.", 1e-8, maximum=1),
             "refresh_every": number(
-                "Updates after which value targets are computed anew; 0: never, which --streaming needs.", 500, type="integer"
+                "Updates between two recomputations of value targets; 0: never; --streaming needs 0.", 500, type="integer"
             ),
         }
     }
@@ -94,12 +94,12 @@ class MARWIL(Algorithm):
             self.refresh_every = self.options["refresh_every"] or None
 
     def check(self, observation_space: Space, action_space: Space) -> None:
-        """Raises BadConfig for `bc_logstd_coeff` where actions are no Box."""
+        """Raises BadConfig for `bc_logstd_coeff` unless actions are a Box."""
         if self.options["bc_logstd_coeff"] and not isinstance(action_space, spaces.Box):
             raise BadConfig(f"bc_logstd_coeff is for Box actions, not {action_space}", where="marwil", fix="leave it out")
 
     def extend(self, pipeline: ConnectorPipelineV2) -> None:
-        """As in RLlib: a step at the end of each episode, first of all, and value targets, last of all."""
+        """As in RLlib: first add a step to the end of each episode; last compute value targets."""
         if not self.clones:
             pipeline.prepend(AddOneTsToEpisodesAndTruncate())
             gamma, lambda_ = self.options["gamma"], self.options["lambda_"]
@@ -127,21 +127,21 @@ class MARWIL(Algorithm):
         value = cast(Values, modules[VALUE])
         advantages = self._advantages(value, batch)
         squared = torch.dot(advantages.square(), weights)
-        value.squared_norm.lerp_(whole(squared.detach()), options[RATE])  # in place: part of what an update changes
+        value.squared_norm.lerp_(whole(squared.detach()), options[RATE])  # in place: a buffer
         counts = self._counts(value, advantages.detach())
         return {POLICY: -torch.dot(likely * counts, weights), VF: options["vf_coeff"] * 0.5 * squared}
 
     @staticmethod
     def _advantages(value: Values, batch: Batch) -> Tensor:
-        """(N,), a row for each step of sequences as well."""
+        """Advantages (N,); sequences are flattened to steps."""
         return cast(Tensor, step_rows(batch, Columns.VALUE_TARGETS) - value(step_rows(batch, Columns.OBS)))
 
     def _counts(self, value: Values, advantages: Tensor) -> Tensor:
-        """(B,) how much each row counts."""
+        """(B,) weights of the rows."""
         return torch.exp(self.options["beta"] * advantages / (value.squared_norm.sqrt() + TINY))
 
     def scores(self, modules: Modules, batch: Batch) -> dict[str, Tensor]:
-        """`loss` counts held-out rows as the policy's loss does."""
+        """`loss` weights held-out rows like the policy's loss."""
         found = cloning_scores(modules[POLICY], batch)
         if not self.clones:
             value = cast(Values, modules[VALUE])

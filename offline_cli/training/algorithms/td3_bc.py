@@ -1,8 +1,8 @@
-"""TD3+BC: a deterministic policy that seeks high Q and stays near the recorded actions; ReBRAC's changes to it are options.
+"""TD3+BC: a deterministic policy that maximises Q and stays close to the recorded actions; ReBRAC's changes are options.
 
-Two critics are fitted to the smaller of their slow copies' values of the slow policy's action, with clipped noise added to it;
-the policy and all slow copies move in every second update. Sources: Fujimoto and Gu 2021 (arXiv 2106.06860), section 5; TD3,
-Fujimoto et al. 2018 (arXiv 1802.09477), algorithm 1; ReBRAC, Tarasov et al. 2023 (arXiv 2305.09836), section 3.
+Two critics are fitted to the minimum of the target critics for the target policy's action plus clipped noise; the policy and
+all target networks are updated every second update. Sources: Fujimoto and Gu 2021 (arXiv 2106.06860), section 5; TD3, Fujimoto
+et al. 2018 (arXiv 1802.09477), algorithm 1; ReBRAC, Tarasov et al. 2023 (arXiv 2305.09836), section 3.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ __all__ = ["TD3BC", "ReBRAC"]
 
 CRITICS, TARGET_POLICY, TARGET_CRITICS = "critics", "target_policy", "target_critics"
 Q, CLONING = "q", "cloning"
-EXPLORING: Final = math.log(0.1)  # the spread that TD3 explores with, of bounds that are 2 apart
+EXPLORING: Final = math.log(0.1)  # log σ of TD3's exploration; the bounds are 2 apart
 COUNT: Final = {"type": "integer", "minimum": 1}
 
 
 def distances(actions: Tree, others: Tree, over: str) -> Tensor:
-    """(B,) the `mean` or `sum` over all dimensions of the squared difference of Box actions (B, ...)."""
+    """(B,) squared differences of Box actions (B, ...), `mean` or `sum` over all dimensions."""
     apart = [rows(one) - rows(other) for one, other in zip(leaves(actions), leaves(others), strict=True)]
     squared = torch.cat(apart, -1).square()
     return squared.sum(-1) if over == "sum" else squared.mean(-1)
 
 
 class TD3BC(Algorithm):
-    """A policy, two Q(s, a), and slow copies of all three, for Box actions with bounds."""
+    """TD3+BC with a policy, two Q(s, a), and target networks of all three, for bounded Box actions."""
 
     name: ClassVar[str] = "td3-bc"
     schema: ClassVar[Mapping[str, Any]] = {
         "properties": {
-            "alpha": number("How much Q counts beside cloning.", 2.5),
+            "alpha": number("Weight of Q in the policy's loss.", 2.5),
             "normalize_q": {"description": "Divide alpha by the mean of |Q|.", "type": "boolean", "default": True},
-            "policy_q": {"description": "Which critic the policy follows.", "enum": ["first", "min"], "default": "first"},
-            "actor_bc": number("How much cloning counts in the policy's loss.", 1.0),
-            "critic_bc": number("How much targets lose by distance from the next action.", 0.0),
+            "policy_q": {"description": "Critic that the policy maximises.", "enum": ["first", "min"], "default": "first"},
+            "actor_bc": number("Weight of cloning in the policy's loss.", 1.0),
+            "critic_bc": number("Weight of the distance from the next recorded action in critic targets.", 0.0),
             "distance": {
-                "description": "Over the dimensions of an action, squared distances are averaged or added up.",
+                "description": "Reduction of squared distances over the dimensions of an action.",
                 "enum": ["mean", "sum"],
                 "default": "mean",
             },
-            "policy_noise": number("Spread of the noise on actions of targets.", 0.2),
-            "noise_clip": number("The most that this noise may be.", 0.5),
-            "policy_every": {"description": "Each of how many updates steps it.", **COUNT, "default": 2},
-            "critic_layer_norm": {"description": "Layer norm in the critics. Default: as the network.", "type": "boolean"},
+            "policy_noise": number("Standard deviation of the noise on target actions.", 0.2),
+            "noise_clip": number("Upper bound on this noise.", 0.5),
+            "policy_every": {"description": "Updates per policy update.", **COUNT, "default": 2},
+            "critic_layer_norm": {"description": "Layer norm in the critics. Default: the network's.", "type": "boolean"},
             **TD_OPTIONS,
         }
     }
@@ -90,14 +90,14 @@ class TD3BC(Algorithm):
         parts = leaf_spaces(action_space, "actions").items()
         others = {path: leaf for path, leaf in parts if not isinstance(leaf, spaces.Box) or span_of(leaf) is None}
         if others:
-            named = ", ".join(f"{path} are {describe(leaf)}" for path, leaf in others.items())
+            named = ", ".join(f"{path} is {describe(leaf)}" for path, leaf in others.items())
             fitting = ", ".join(name for name, kind in own_algorithms().items() if not issubclass(kind, TD3BC))
             unbounded = any(isinstance(leaf, spaces.Box) for leaf in others.values())
             fix = (
-                "--env ENV, whose spaces have the bounds of actions; or " * unbounded
-                + f"an algorithm for every space: {fitting}"
+                "name an environment with bounded actions: --env ENV; or " * unbounded
+                + f"use an algorithm for all action spaces: {fitting}"
             )
-            raise BadConfig(f"TD3+BC learns Box actions with bounds; {named}", where=f"algorithm {self.name}", fix=fix)
+            raise BadConfig(f"TD3+BC needs bounded Box actions, but {named}", where=f"algorithm {self.name}", fix=fix)
 
     def extend(self, pipeline: ConnectorPipelineV2) -> None:
         pipeline.insert_after(AddObservationsFromEpisodesToBatch, AddNextObservationsFromEpisodesToTrainBatch())
@@ -111,7 +111,7 @@ class TD3BC(Algorithm):
         return {**made, TARGET_POLICY: frozen_copy(policy), TARGET_CRITICS: frozen_copy(made[CRITICS])}
 
     def targets(self, modules: Modules, batch: Batch) -> Tensor:
-        """(B,) what both critics are fitted to; draws the noise."""
+        """(B,) targets of both critics, with random noise."""
 
         def smoothed(action: Tensor) -> Tensor:
             noise: Tensor = torch.randn_like(action) * self.options["policy_noise"]
@@ -154,8 +154,8 @@ class TD3BC(Algorithm):
 
 
 class ReBRAC(TD3BC):
-    """`td3-bc` with the defaults of Tarasov et al. 2023 for D4RL's halfcheetah-medium-v2; `actor_bc` and `critic_bc` they tuned
-    for each dataset. docs/algorithms.md lists what differs.
+    """`td3-bc` with the defaults of Tarasov et al. 2023 for D4RL's halfcheetah-medium-v2; the authors tuned `actor_bc` and
+    `critic_bc` for each dataset. docs/algorithms.md lists the differences.
     """
 
     name = "rebrac"
