@@ -60,7 +60,7 @@ from offline_cli.policies.run_policy import (
     VERSION,
     described_form,
 )
-from offline_cli.report.curves import draw_curve
+from offline_cli.reporting.curves import draw_curve
 from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
