@@ -14,7 +14,7 @@ OverwriteOption = Annotated[bool, o.output("--overwrite", help="Replace the file
 
 @command(
     takes=(o.tables, o.stored, o.common),
-    most_used=("out", "runs", "mapping", "overwrite", "as_json"),
+    most_used=("out", "runs", "mapping", "short", "overwrite", "as_json"),
     examples=(
         "offline-cli report dataset -o report.html",
         "offline-cli report split/train split/val -o split.html",
@@ -47,7 +47,7 @@ def report(
 
 @command(
     takes=(o.stored, o.common),
-    most_used=("out", "overwrite", "as_json"),
+    most_used=("out", "overwrite", "storage_options", "as_json", "quiet", "debug"),
     examples=(
         "offline-cli curves run -o curves.png",
         "offline-cli curves bc/ iql/ -o curves.svg",
