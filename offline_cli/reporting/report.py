@@ -21,6 +21,7 @@ import orjson
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate import validate
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, EpisodeEnds
+from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError
 from offline_cli.meanings import NO_MEANINGS
 from offline_cli.printable_text import printable
@@ -103,6 +104,10 @@ def report(
             what, where=", ".join(one.url for one in places), fix="see what offline-cli validate says"
         )
     found += repeated([survey for survey, _ in surveys], [one.url for one in places])
+    for (survey, _), place in zip(surveys, places, strict=True):
+        flagged = [name for one in found if one.source == survey.name for name in one.episodes[:LISTED]]
+        dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
+        survey.draw_flagged(flagged, dataset, DRAWN // 5)
     found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
     groups = of_runs.grouped(of_runs.read_runs(list(runs), storage_options)) if runs else []
     page = _page(surveys, found, groups, short)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from offline_cli.checking.column_statistics import ColumnsBuilder, columns_of
 from offline_cli.checking.validate.values import bounds_of
 from offline_cli.columns import Columns
+from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, leaf_spaces
@@ -95,6 +96,7 @@ class Survey:
         self.courses: dict[int, Course] = {}  # by number of the episode
         self.choices = 0  # of the first discrete action; 0: there is none
         self.steps = 0
+        self.flagged: list[int] = []  # numbers of episodes that are drawn before others
         self._random = np.random.default_rng(0)
         self._sample: list[tuple[NDArray[Any], ...]] = []
 
@@ -104,7 +106,7 @@ class Survey:
         if not len(batch):
             return
         self.figures.add(batch)
-        leaves = {path: leaf for path, leaf in columns_of(batch) if path.partition(".")[0] in ROOTS}
+        leaves = _leaves(batch)
         values = _matrix(leaves)
         self.channels = self.channels or list(self._channels(leaves))
         first, self.steps = len(self.episodes), self.steps + len(values)
@@ -244,13 +246,25 @@ class Survey:
         """The episodes that are drawn, and why: by number, those of each criterion in turn."""
         length, gained = self.episodes["length"], np.nan_to_num(self.episodes["return"])
         orders = (length, -length, -gained, gained, self.episodes["chance"])
-        found: dict[int, str] = {}
+        found: dict[int, str] = dict.fromkeys(self.flagged[:most], "flagged")
         ranked = [np.argsort(order, kind="stable")[:most].tolist() for order in orders]
         for place in range(min(most, len(length))):
             for name, order in zip(CRITERIA, ranked, strict=True):
                 if len(found) < most:
                     found.setdefault(order[place], name)
         return found
+
+    def draw_flagged(self, ids: Sequence[str], dataset: Dataset | None, most: int) -> None:
+        """Draw these episodes too; those that are not there already are read from `dataset`, up to `most`."""
+        number_of = {name: number for number, name in enumerate(self.episodes.ids)}
+        numbers = list(dict.fromkeys(number_of[name] for name in ids if name in number_of))
+        more = [number for number in numbers if number not in self.courses][:most]
+        if more and dataset is not None and len(dataset) == len(self.episodes):
+            batch = dataset[more]
+            leaves = _leaves(batch)
+            values = _matrix(leaves)
+            self.courses |= {number: course_of(batch, values, leaves, at) for at, number in enumerate(more)}
+        self.flagged = [number for number in numbers if number in self.courses]
 
     def _draw(self, batch: EpisodeBatch, values: Floats, leaves: dict[str, NDArray[Any]], first: int, most: int) -> None:
         chosen = self.chosen(most)
@@ -300,6 +314,10 @@ def _thumbnail(image: NDArray[np.uint8]) -> str:
 def _is_stack(image: NDArray[np.uint8]) -> bool:
     """Whether four planes are grey frames, not colours with a constant alpha."""
     return bool(image[..., 3].min() != image[..., 3].max())
+
+
+def _leaves(batch: EpisodeBatch) -> dict[str, NDArray[Any]]:
+    return {path: leaf for path, leaf in columns_of(batch) if path.partition(".")[0] in ROOTS}
 
 
 def _is_wide(leaf: NDArray[Any]) -> bool:
