@@ -54,7 +54,8 @@ def histogram(groups: Sequence[tuple[str, str, NDArray[Any]]], x: str) -> Json:
     whole = np.concatenate([values for _, _, values in known] or [np.zeros(0)])
     low, high = (float(whole.min()), float(whole.max())) if len(whole) else (0.0, 1.0)
     whole_numbers = bool((whole == np.round(whole)).all()) and high - low < 60
-    low, high, bins = (low - 0.5, high + 0.5, round(high - low) + 1) if whole_numbers else (low, high, 40)
+    bins = round(high - low) + 1 if whole_numbers else min(40, max(8, round(2 * len(whole) ** 0.5)))
+    low, high = (low - 0.5, high + 0.5) if whole_numbers else (low, high)
     traces = []
     for name, shade, values in known:
         counts, edges = np.histogram(values, bins=bins, range=(low, high if high > low else low + 1))

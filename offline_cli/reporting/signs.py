@@ -93,8 +93,8 @@ def _stuck(survey: Survey) -> Iterator[Sign]:
         worst, name = found[0], survey.channels[channel].name
         many = f"{len(found):,} of {len(length):,} episodes" if len(found) > 1 else "1 episode"
         text = (
-            f"{name} usually changes from step to step. In {many} it holds one value for long while others go on: in the"
-            f" worst for {longest[worst, channel]:,} of {length[worst]:,} steps, from {episodes['since'][worst, channel]:,}."
+            f"{name} usually changes from step to step. In {many} it holds one value for long while others go on: in the worst"
+            f" for {longest[worst, channel]:,} of {length[worst]:,} steps, from step {episodes['since'][worst, channel]:,}."
         )
         yield Sign("warning", f"Stuck sensor: {name}", text, survey.name, _named(survey, found))
 

@@ -52,7 +52,7 @@ def test_two_stuck_sensors_are_found_each_in_its_episode(made: Made, tmp_path: P
         "Stuck sensor: obs[0]": ["e3"],
         "Stuck sensor: obs[1]": ["e8"],
     }
-    assert "from 20" in signs["Stuck sensor: obs[1]"]["text"]
+    assert "from step 20" in signs["Stuck sensor: obs[1]"]["text"]
 
 
 def test_the_command_of_a_sign_leaves_its_episodes_out(made: Made, tmp_path: Path, monkeypatch: Any) -> None:
