@@ -48,6 +48,13 @@ def figure(traces: list[Json], x: str, y: str, height: int = 300, **layout: Any)
     return {"data": traces, "layout": {"height": height, "showlegend": len(traces) > 1, **axes, **layout}}
 
 
+def binned(values: NDArray[Any], bins: int, low: float, high: float) -> NDArray[np.int64]:
+    """(bins,) counts of finite values between `low` and `high`, which no difference overflows."""
+    scale = max(abs(low), abs(high)) or 1.0
+    places = (values / scale - low / scale) / ((high / scale - low / scale) or 1.0)
+    return np.bincount(np.clip((places * bins).astype(np.int64), 0, bins - 1), minlength=bins)
+
+
 def histogram(groups: Sequence[tuple[str, str, NDArray[Any]]], x: str) -> Json:
     """Counts of values of each group (name, colour, values) over common ranges."""
     known = [(name, shade, values[np.isfinite(values)]) for name, shade, values in groups]
@@ -58,9 +65,9 @@ def histogram(groups: Sequence[tuple[str, str, NDArray[Any]]], x: str) -> Json:
     low, high = (low - 0.5, high + 0.5) if whole_numbers else (low, high)
     traces = []
     for name, shade, values in known:
-        counts, edges = np.histogram(values, bins=bins, range=(low, high if high > low else low + 1))
-        middle, share = (edges[1:] + edges[:-1]) / 2, counts / max(1, len(values)) if len(known) > 1 else counts
-        bar = {"type": "bar", "x": packed(middle), "y": packed(share), "width": float(edges[1] - edges[0]), "name": label(name)}
+        counts, middle = binned(values, bins, low, high), low + (np.arange(bins) + 0.5) / bins * (high - low)
+        share = counts / max(1, len(values)) if len(known) > 1 else counts
+        bar = {"type": "bar", "x": packed(middle), "y": packed(share), "width": (high - low) / bins or 1.0, "name": label(name)}
         traces.append({**bar, "marker": {"color": shade, "opacity": 0.6 if len(known) > 1 else 0.9}})
     return figure(traces, x, "share of episodes" if len(known) > 1 else "episodes", barmode="overlay")
 
@@ -78,11 +85,11 @@ def over_episodes(groups: Sequence[tuple[str, str, Survey, NDArray[Any]]]) -> Js
 
 def coverage(surveys: Sequence[tuple[int, Survey]]) -> Json | None:
     """Sampled observations on their two principal directions, common to all; None: there are no two channels in common."""
-    names = [{survey.channels[i].name for i in survey.columns("obs")} for _, survey in surveys]
-    common = sorted(set.intersection(*names)) if names else []
+    names = [{(one.path, one.at) for one in survey.channels if one.kind == "obs"} for _, survey in surveys]
+    common = sorted(set.intersection(*names), key=str)
     parts = []
     for _, survey in surveys:
-        at = {one.name: i for i, one in enumerate(survey.channels)}
+        at = {(one.path, one.at): i for i, one in enumerate(survey.channels)}
         episode, _, values = survey.sample()
         rows = np.unique(np.linspace(0, len(values) - 1, POINTS).astype(np.int64))
         parts.append((episode[rows], np.nan_to_num(values[rows][:, [at[name] for name in common]], posinf=0, neginf=0)))
@@ -118,8 +125,8 @@ def actions_by_episode(survey: Survey) -> Json | None:
         names = [f"{i} {texts[i]}" if texts and i < len(texts) else str(i) for i in range(survey.choices)]
         title, low = "share", 0.0
     elif len(acted):
-        values = episodes["mean"][:, acted]
-        middle, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0)
+        values = np.nan_to_num(episodes["mean"][:, acted], posinf=0, neginf=0)
+        middle, spread = values.mean(0), values.std(0)
         table = np.clip((values - middle) / np.where(spread > 1e-12, spread, 1), -3, 3)
         names, title, low = [survey.channels[i].name for i in acted], "mean, standardised", -3.0
     else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -97,7 +98,7 @@ def report(
     for name, place, source in zip(names, places, given, strict=True):
         survey, told, wrong = _surveyed(name, place, source, options, max(1, DRAWN // len(given)))
         surveys.append((survey, told))
-        found += [*wrong, *signs(survey, place.url)]
+        found += wrong
     if given and not any(len(survey.episodes) for survey, _ in surveys) and not runs:
         what = found[0].text if found else "no episodes"
         raise (BadData if found else NoData)(
@@ -109,7 +110,7 @@ def report(
         dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
         survey.draw_flagged(flagged, dataset, DRAWN // 5)
     found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
-    groups = of_runs.grouped(of_runs.read_runs(list(runs), storage_options)) if runs else []
+    groups = of_runs.grouped(of_runs.read_runs(runs, storage_options))
     page = _page(surveys, found, groups, short)
     content = page.encode("utf-8", "replace")
     write_whole(target, content, folder=target.parent() or target)
@@ -128,10 +129,11 @@ def report(
 # ---- reading ----
 
 
+@np.errstate(all="ignore")  # of values near the largest float
 def _surveyed(
     name: str, place: Location, source: Any, options: Mapping[str, Any], most: int
 ) -> tuple[Survey, Json, list[Sign]]:
-    """One source: what its steps show, facts for its head, and what `validate` finds."""
+    """One source: what its steps show, facts for its head, and what is wrong."""
     from offline_cli.converting.reading import read_episodes
     from offline_cli.formats.tables import TableOptions
 
@@ -157,7 +159,9 @@ def _surveyed(
         if error.exit_code != BadData.exit_code:
             raise
         wrong.insert(0, Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", name))
-    return survey, facts, wrong
+    for one in wrong:  # nothing would be left
+        one.command = one.command if len(one.episodes) < len(survey.episodes) else ""
+    return survey, facts, [*wrong, *signs(survey, place.url)]
 
 
 def _names(places: Sequence[Location]) -> list[str]:
@@ -181,6 +185,7 @@ def _packages() -> None:
 # ---- the page ----
 
 
+@np.errstate(all="ignore")
 def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups: Sequence[of_runs.Group], short: bool) -> str:
     kept = [(number, survey) for number, (survey, _) in enumerate(surveys) if len(survey.episodes)]
     plots: list[tuple[str, Json]] = []
@@ -202,23 +207,19 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
         browsed = _browsed(kept)
     curves = [(one["layout"]["yaxis"]["title"]["text"], one) for one in of_runs.plotly_curves(groups)]
     flagged = {(one.source, name) for one in found for name in one.episodes}
-    for one in browsed:
-        one["label"] += " ⚠" if (one["dataset"], one["id"]) in flagged else ""
+    for shown in browsed:
+        shown["label"] += " ⚠" if (shown["dataset"], shown["id"]) in flagged else ""
     places = {(one["dataset"], one["id"]): number for number, one in enumerate(browsed)}
-    problems = [
-        {
-            **asdict(one),
-            "more": max(0, len(one.episodes) - LISTED),
-            "episodes": [(name, places.get((one.source, name))) for name in one.episodes[:LISTED]],
-        }
-        for one in found
-    ]
+    problems = []
+    for one in found[:MOST_SIGNS]:
+        named = [(name, places.get((one.source, name))) for name in one.episodes[:LISTED]]
+        problems.append(asdict(one) | {"more": len(one.episodes) - len(named), "episodes": named})
     title = ", ".join([*(survey.name for survey, _ in surveys), *(group.name for group in groups)])
     return _rendered(
         title=title,
         datasets=datasets,
         better=_better(kept),
-        problems=problems[:MOST_SIGNS],
+        problems=problems,
         channels=_channels(kept),
         plots=[name for name, _ in plots],
         browsed=[(one["dataset"], one["label"]) for one in browsed],
@@ -285,21 +286,17 @@ def _parts(kept: Sequence[tuple[int, Survey]]) -> list[tuple[str, str, Survey, A
         agents = np.array(survey.episodes.agents)
         names = sorted(set(survey.episodes.agents))
         if 1 < len(names) <= len(draw.COLOURS):
-            return [
-                (name or "no agent", draw.colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)
-            ]
+            return [(name or "-", draw.colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
     return [(survey.name, draw.colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
 
 
 def _better(kept: Sequence[tuple[int, Survey]]) -> str:
     """Which part has the highest mean return, in a sentence; empty where there is one part."""
-    parts = _parts(kept) if kept else []
     told = []
-    for name, _, survey, numbers in parts:
+    for name, _, survey, numbers in _parts(kept):
         gained = survey.episodes["return"][numbers]
-        told.append(
-            (float(gained.mean()), 1.96 * float(gained.std(ddof=1) / np.sqrt(len(gained))) if len(gained) > 1 else np.inf, name)
-        )
+        half = 1.96 * float(gained.std(ddof=1)) / len(gained) ** 0.5 if len(gained) > 1 else math.inf
+        told.append((float(gained.mean()), half, name))
     told.sort(key=lambda one: -one[0])
     if len(told) < 2:
         return ""
@@ -318,7 +315,7 @@ def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
         for at, channel in enumerate(survey.channels):
             one = figures[channel.path]
             picked = {key: _element(one[key], channel.at) for key in ("min", "mean", "max", "std", "nan", "infinite")}
-            row = rows.setdefault(channel.name, {"name": channel.name, "unit": channel.unit, "cells": []})
+            row = rows.setdefault(f"{channel.path} {channel.at}", {"name": channel.name, "unit": channel.unit, "cells": []})
             row["cells"].append({"shade": draw.colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
     for row in rows.values():
         known = [value for cell in row["cells"] for value in (cell["min"], cell["max"]) if isinstance(value, int | float)]
@@ -327,7 +324,7 @@ def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
         for cell in row["cells"]:
             (t, values), channel = cell.pop("of"), cell.pop("channel")
             finite = values[np.isfinite(values)]
-            counts = np.histogram(finite, draw.BINS, (low, high if high > low else low + 1))[0]
+            counts = draw.binned(finite, draw.BINS, low, high)
             line, band = draw.band_paths(t, values, low, high, last)
             flags = _flags(cell, channel, finite)
             cell |= {key: _number(cell[key]) for key in ("min", "mean", "max", "std")}
@@ -367,19 +364,13 @@ def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
             if used > BUDGET * (place + 1) / len(kept):
                 break
             text = f"{episodes.ids[at]} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
-            found.append(
-                {
-                    "dataset": survey.name,
-                    "id": episodes.ids[at],
-                    "label": text,
-                    "set": place,
-                    "start": 0,
-                    "every": course.every,
-                    "shade": draw.colour(number),
-                    "y": [draw.packed(one) for one in course.values.T[:BROWSED]],
-                    "frames": course.frames,
-                }
-            )
+            drawn = {
+                "y": [draw.packed(one) for one in course.values.T[:BROWSED]],
+                "frames": course.frames,
+                "every": course.every,
+            }
+            found.append({"dataset": survey.name, "id": episodes.ids[at], "label": text, "set": place, **drawn})
+            found[-1] |= {"shade": draw.colour(number), "start": 0}
     return found
 
 
@@ -390,7 +381,6 @@ def _results(group: of_runs.Group) -> list[tuple[str, str]]:
         values = [run.result.get(key) for run in group.runs]
         known = [value for value in values if isinstance(value, int | float)]
         words = str(values[0] or "") if not known else _number(sum(known) / len(known))
-        found.append(
-            (key.replace("_", " "), f"{words} ({_number(min(known))} to {_number(max(known))})" if len(known) > 1 else words)
-        )
+        more = f" ({_number(min(known))} to {_number(max(known))})" if len(known) > 1 else ""
+        found.append((key.replace("_", " "), f"{words}{more}"))
     return found

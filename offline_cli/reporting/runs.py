@@ -9,7 +9,7 @@ import io
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Final
 
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from offline_cli.checked_keywords import checked
 from offline_cli.datasets.file_names import RUN_CONFIG
 from offline_cli.errors import BadData, NoData, OutputExists, UsageError
-from offline_cli.reporting.curves import LOSS, NAMES, PANELS
+from offline_cli.reporting.curves import FEW, LOSS, NAMES, PANELS
 from offline_cli.reporting.figures import colour, figure, label, packed
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
@@ -81,7 +81,7 @@ class CurvesResult:
 def read_runs(places: Sequence[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None = None) -> list[Run]:
     """The runs in these folders. Raises StorageNotFound, NoData for a folder without metrics.jsonl, BadData."""
     found = []
-    for given in places:
+    for given in [places] if isinstance(places, str | os.PathLike) else places:
         place = open_location(given, storage_options)
         if not place.exists():
             raise place.missing()
@@ -153,25 +153,28 @@ def panels(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, str]]]]:
 DASHES: Final = (("solid", "-"), ("dash", "--"), ("dot", ":"))
 
 
+def _lines(groups: Sequence[Group], metrics: Sequence[tuple[str, str]]) -> Iterator[tuple[int, str, tuple[str, str], Any]]:
+    """Of each line of a panel the number of its group, name, dashes, and (updates, mean, least, largest)."""
+    for number, group in enumerate(groups):
+        for (metric, text), dashes in zip(metrics, DASHES, strict=False):
+            if len((line := group.line(metric))[0]):
+                yield number, f"{group.name}, {text}" if len(metrics) > 1 else group.name, dashes, line
+
+
 def plotly_curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
     """A figure for each panel; a group has the same colour in all."""
     found = []
     for title, metrics in panels(groups):
         traces: list[dict[str, Any]] = []
-        for number, group in enumerate(groups):
-            for (metric, text), (dash, _) in zip(metrics, DASHES, strict=False):
-                x, mean, low, high = group.line(metric)
-                if not len(x):
-                    continue
-                name = label(f"{group.name}, {text}" if len(metrics) > 1 else group.name)
-                style = {"type": "scatter", "x": packed(x), "legendgroup": f"{number}{metric}"}
-                if len(group.runs) > 1:
-                    edge = {**style, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-                    fill = {"fill": "tonexty", "fillcolor": f"{colour(number)}33"}
-                    traces += [{**edge, "y": packed(low)}, {**edge, "y": packed(high), **fill}]
-                line = {"color": colour(number), "dash": dash}
-                mode = "lines+markers" if len(x) < 30 else "lines"
-                traces.append({**style, "mode": mode, "y": packed(mean), "line": line, "name": name})
+        for number, name, (dash, _), (x, mean, low, high) in _lines(groups, metrics):
+            style = {"type": "scatter", "x": packed(x), "legendgroup": label(name)}
+            if len(groups[number].runs) > 1:
+                edge = {**style, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+                fill = {"fill": "tonexty", "fillcolor": f"{colour(number)}33"}
+                traces += [{**edge, "y": packed(low)}, {**edge, "y": packed(high), **fill}]
+            line = {"color": colour(number), "dash": dash}
+            mode = "lines+markers" if len(x) < FEW else "lines"
+            traces.append({**style, "mode": mode, "y": packed(mean), "line": line, "name": label(name)})
         found.append(figure(traces, "updates", title, 320, showlegend=True))
     return found
 
@@ -194,7 +197,7 @@ def curves(
     if kind not in SUFFIXES:
         raise UsageError(f"no figure is written as .{kind}", where=target.url, fix=f"name a file .{', .'.join(SUFFIXES)}")
     check_free(target, overwrite)
-    groups = grouped(read_runs([runs] if isinstance(runs, str | os.PathLike) else runs, storage_options))
+    groups = grouped(read_runs(runs, storage_options))
     content = io.BytesIO()
     _draw(groups, content, kind)
     write_whole(target, content.getvalue(), folder=target.parent() or target)
@@ -219,22 +222,11 @@ def _draw(groups: Sequence[Group], target: BinaryIO, kind: str) -> None:
     drawn = Figure(figsize=(7.5, 1 + 2.4 * max(1, len(found))), dpi=110, layout="constrained")
     panes: Any = drawn.subplots(max(1, len(found)), 1, squeeze=False, sharex=True)[:, 0]
     for axes, (title, metrics) in zip(panes, found, strict=False):
-        for number, group in enumerate(groups):
-            for (metric, text), (_, dash) in zip(metrics, DASHES, strict=False):
-                x, mean, low, high = group.line(metric)
-                if not len(x):
-                    continue
-                name = f"{group.name}, {text}" if len(metrics) > 1 else group.name
-                axes.plot(
-                    x,
-                    mean,
-                    dash,
-                    color=colour(number),
-                    label=name.replace("$", r"\$").lstrip("_"),
-                    marker="." if len(x) < 30 else "",
-                )
-                if len(group.runs) > 1:
-                    axes.fill_between(x, low, high, color=colour(number), alpha=0.18, linewidth=0)
+        for number, name, (_, dash), (x, mean, low, high) in _lines(groups, metrics):
+            text, marker = name.replace("$", r"\$").lstrip("_"), "." if len(x) < FEW else ""
+            axes.plot(x, mean, dash, color=colour(number), label=text, marker=marker)
+            if len(groups[number].runs) > 1:
+                axes.fill_between(x, low, high, color=colour(number), alpha=0.18, linewidth=0)
         axes.set_ylabel(title)
         axes.grid(alpha=0.3)
         axes.legend(loc="best", frameon=False, fontsize="small")

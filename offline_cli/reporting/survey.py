@@ -189,7 +189,7 @@ class Survey:
             return np.zeros(len(starts)), np.zeros(len(starts))
         actions = values[:, chosen]
         low, high = (np.array([getattr(self.channels[i], end) for i in chosen]) for end in ("low", "high"))
-        span = np.where(np.isfinite(high - low), high - low, np.nanmax(actions, 0) - np.nanmin(actions, 0))
+        span = np.where(np.isfinite(high - low), high - low, np.fmax.reduce(actions) - np.fmin.reduce(actions))
         moved = np.diff(actions, axis=0, prepend=actions[:1]) / np.where(span > 0, span, 1)
         bent = np.abs(np.diff(moved, axis=0, prepend=moved[:1])).mean(1)
         moves = np.abs(moved).max(1) > STILL
@@ -270,7 +270,7 @@ class Survey:
         chosen = self.chosen(most)
         self.courses = {number: course for number, course in self.courses.items() if number in chosen}
         for number in sorted(chosen):
-            if number not in self.courses:
+            if number >= first:
                 self.courses[number] = course_of(batch, values, leaves, number - first)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -140,3 +141,27 @@ def test_runs_are_drawn_beside_data(made: Made, run: Run, tmp_path: Path) -> Non
     assert all(text in found.text for text in ("bc (2 seeds)", "slow", "lr", "0.01"))
     names = [trace.get("name") for plot in found.data["plots"] for trace in plot["data"]]
     assert {"bc (2 seeds)", "slow"} <= set(names)
+
+
+def test_values_that_are_not_finite_or_huge_give_a_page(made: Made, tmp_path: Path) -> None:
+    each = [episode(f"e{i}", i, steps=steps) for i, steps in enumerate((1, 2, 3, 40, 1200))]
+    for one in each:
+        obs = np.stack(one.get_observations())
+        obs[:, 0], obs[:, 1], obs[len(obs) // 2, 2] = np.nan, np.clip(obs[:, 1], -1, 1) * np.float32(3e38), np.inf
+        one.set_observations(new_data=list(obs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = page_of(made("odd", each), tmp_path)
+    assert "nan-in-observations" in found.text
+    assert len(found.data["episodes"]) == 5
+
+
+@pytest.mark.nightly
+def test_recordings_of_other_programs_side_by_side_give_a_page(real_data: Path, tmp_path: Path) -> None:
+    places = [str(one) for one in sorted(real_data.iterdir()) if one.is_dir() and one.name != "minari"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = report([*places, str(real_data / "minari/cartpole/heuristic-v0")], tmp_path / "page.html")
+    assert result.datasets >= 11
+    assert result.bytes < 15 << 20
+    assert not [one for one in result.problems if one["severity"] == "error"]
