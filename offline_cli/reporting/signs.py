@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.checking.validate import Problem
+from offline_cli.converting.operations.conditions import LONGEST
 from offline_cli.reporting.survey import Survey
 
 RUN: Final = 20  # equal values in a row, from which a sensor counts as stuck
@@ -45,7 +46,11 @@ def of_problem(problem: Problem, name: str, place: str) -> Sign:
     places = "; ".join(
         one.removeprefix(f"{problem.source}, ") for one in problem.places[:5] if not ids and one != problem.source
     )
-    command = without(place, ids) if ids and problem.severity != "note" else ""
+    command = without(place, ids)
+    if ids and not command and place.isprintable():
+        at = shlex.quote(place)
+        command = f"offline-cli validate {at} --json > problems.json; offline-cli filter {at} --drop-problems problems.json --out kept"
+    command = "" if problem.severity == "note" else command
     return Sign(problem.severity, problem.code, f"{text} {places}".strip(), name, ids, command)
 
 
@@ -54,7 +59,8 @@ def without(place: str, ids: Sequence[str]) -> str:
     if not ids or len(ids) > NAMED or not all(one.isprintable() for one in (place, *ids)):
         return ""
     listed = ", ".join("'" + one.replace("'", "''") + "'" for one in ids)
-    condition = f"eps_id not in ({listed})"
+    if len(condition := f"eps_id not in ({listed})") > LONGEST:
+        return ""
     quoted = (
         shlex.quote(condition) if set('"$`\\!') & set(condition) else f'"{condition}"'
     )  # easier to read, and for cmd.exe too

@@ -61,7 +61,7 @@ def test_the_better_of_two_agents_in_one_dataset_is_named(made: Made, tmp_path: 
 
 
 def test_the_page_is_small_however_many_episodes_there_are(made: Made, tmp_path: Path) -> None:
-    place = made("many", [episode(f"e{i}", i, steps=1500) for i in range(230)])
+    place = made("many", [episode(f"e{i}", i, steps=1100) for i in range(205)])
     result = report(place, tmp_path / "page.html")
     drawn = Page((tmp_path / "page.html").read_text(encoding="utf-8")).data["episodes"]
     assert result.bytes < 15 << 20
