@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.checking.validate import Problem
-from offline_cli.converting.operations.conditions import LONGEST
+from offline_cli.converting.operations.selecting import LONGEST
 from offline_cli.reporting.survey import Survey
 
 RUN: Final = 20  # equal values in a row, from which a sensor counts as stuck
@@ -49,7 +49,8 @@ def of_problem(problem: Problem, name: str, place: str) -> Sign:
     command = without(place, ids)
     if ids and not command and place.isprintable():
         at = shlex.quote(place)
-        command = f"offline-cli validate {at} --json > problems.json; offline-cli filter {at} --drop-problems problems.json --out kept"
+        listed = f"offline-cli validate {at} --json > problems.json"
+        command = f"{listed}; offline-cli filter {at} --drop-problems problems.json --out kept"
     command = "" if problem.severity == "note" else command
     return Sign(problem.severity, problem.code, f"{text} {places}".strip(), name, ids, command)
 
