@@ -35,6 +35,8 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from offline_cli.publishing.publish import publish as publish
     from offline_cli.recording.record import record as record
     from offline_cli.recording.recorder import Recorder as Recorder
+    from offline_cli.reporting.report import report as report
+    from offline_cli.reporting.runs import curves as curves
     from offline_cli.storage.locations import open_location as open_location
     from offline_cli.training.train import train as train
     from offline_cli.training.train import train_bc as train_bc
@@ -70,6 +72,8 @@ _NAMES = {
     "publishing.publish": ("publish",),
     "recording.record": ("record",),
     "recording.recorder": ("Recorder",),
+    "reporting.report": ("report",),
+    "reporting.runs": ("curves",),
     "storage.locations": ("open_location",),
     "training.train": ("train", "train_bc"),
 }

@@ -14,6 +14,7 @@ from offline_cli import __version__
 from offline_cli.cli import data_commands as data
 from offline_cli.cli import learning_commands as learning
 from offline_cli.cli import operation_commands as operations
+from offline_cli.cli import report_commands as reports
 from offline_cli.cli.command import built, is_short, names_of_others, other_command, reader_may_go
 from offline_cli.cli.failures import UsageProblem, report
 from offline_cli.cli.invocation import Invocation
@@ -36,7 +37,7 @@ Exit codes:
 
 OURS: Final = (
     *(learning.record, data.convert, data.apply, learning.train, learning.train_bc, learning.evaluate, learning.export),
-    *(data.inspect, data.validate, data.repair),
+    *(data.inspect, data.validate, data.repair, reports.report, reports.curves),
     *(operations.filter, operations.sample, operations.split, operations.merge, operations.repack, operations.diff),
     operations.publish,
 )

@@ -26,7 +26,15 @@ from offline_cli.errors import NoData, UsageError
 
 __all__ = ["call", "call_and_show", "show_result"]
 
-OF_COMMANDS: Final = ("as_json", "quiet", "debug", "cache", "cache_size", "list_formats")  # not passed to library functions
+OF_COMMANDS: Final = (
+    "as_json",
+    "quiet",
+    "debug",
+    "cache",
+    "cache_size",
+    "list_formats",
+    "html",
+)  # not passed to library functions
 SOURCES: Final = ("sources", "a", "b")  # parameters that may contain `-`
 STDIN: Final = "-"
 

@@ -174,6 +174,9 @@ def inspect(
     on_error: Annotated[
         Literal["fail", "skip"], o.data(help="Handling of an unreadable row: fail, or count and skip it.")
     ] = "fail",
+    html: Annotated[
+        str | None, o.output(help="Write one HTML page of it too: columns and what is wrong, without plots.", metavar="FILE")
+    ] = None,
 ) -> None:
     """Show the contents of recordings or a dataset.
 
@@ -182,6 +185,11 @@ def inspect(
     from offline_cli.checking.inspect import inspect
 
     result = call(ctx, inspect)
+    if html is not None:
+        from offline_cli.reporting.report import report
+
+        reading = ("from_", "mapping", "rows_as_episodes", "episode_ends", "temp_dir", "memory_limit", "storage_options")
+        report(sources, html, short=True, **{name: ctx.params[name] for name in reading if ctx.params[name]})
     if ctx.obj.as_json or deep or (result.first_episodes is None and result.shown_episode is None):
         show_result(ctx, result, tables.inspected)
     if not ctx.obj.as_json:

@@ -24,7 +24,7 @@ def converted(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
     """Returns and lengths as mean, range and histogram, which is estimated from quantiles unless steps were read."""
-    from offline_cli.report.inspection import bars_of, sparkline, spread_of
+    from offline_cli.reporting.inspection import bars_of, sparkline, spread_of
 
     shown = {name: value for name, value in told.items() if name not in DRAWN}
     if told["wrong_shards"]:
@@ -40,7 +40,7 @@ def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
     """The requested episodes; without any, or with `deep`, statistics of all columns."""
-    from offline_cli.report.inspection import columns_grid, episode_grids, head_grid
+    from offline_cli.reporting.inspection import columns_grid, episode_grids, head_grid
 
     first, one = told["first_episodes"], told["shown_episode"]
     if first is not None:
@@ -68,7 +68,7 @@ def validated(told: Mapping[str, Any]) -> dict[str, Any]:
 
 def show_pieces(told: Mapping[str, Any], *, traced: bool) -> None:
     """The pieces of a pipeline: their spaces or, with `traced`, the batch after each."""
-    from offline_cli.report.pipelines import pieces_grid
+    from offline_cli.reporting.pipelines import pieces_grid
 
     ids = told["episodes"]
     episodes = f"{told['steps']:,} steps, episodes: {len(ids):,}, first: {ids[0]}" if ids else "no data"

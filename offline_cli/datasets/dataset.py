@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from html import escape
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, SupportsIndex, TypeVar, overload
 
@@ -26,8 +27,9 @@ from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadData, NoData, Uncommitted, UsageError
 from offline_cli.parquet.reading import MEMORY_LIMIT, OpenShard, opened
+from offline_cli.printable_text import printable
 from offline_cli.scopes import Reading, Scope
-from offline_cli.spaces import Space
+from offline_cli.spaces import Space, describe
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file
 from offline_cli.tally import Tally
@@ -60,6 +62,21 @@ class Dataset:
         known = self.manifest
         size = f"{len(self):,} episodes, {sum(shard.steps for shard in self.shards):,} steps"
         return f"<Dataset {self.location.url}: {size}, {known.environment.id if known.environment else 'no environment'}>"
+
+    def _repr_html_(self) -> str:
+        """Its head, as a notebook shows it."""
+        known = self.manifest
+        spread = known.statistics["return"]
+        facts = {
+            "environment": known.environment.id if known.environment else "not known",
+            "observations": describe(known.observation_space),
+            "actions": f"{describe(known.action_space)}, scale: {known.action_scale}",
+            "episodes": f"{len(self):,}",
+            "steps": f"{sum(shard.steps for shard in self.shards):,}",
+            "return": f"mean {spread['mean']}, from {spread['min']} to {spread['max']}",
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(printable(text))}</td></tr>" for name, text in facts.items())
+        return f"<table><caption>{escape(printable(self.location.url))}</caption>{rows}</table>"
 
     def __dir__(self) -> list[str]:
         return [name for name in object.__dir__(self) if not name.startswith("_") or name.startswith("__")]

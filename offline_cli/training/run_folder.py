@@ -61,7 +61,7 @@ from offline_cli.policies.run_policy import (
     VERSION,
     described_form,
 )
-from offline_cli.report.curves import draw_curve
+from offline_cli.reporting.curves import draw_curve
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole

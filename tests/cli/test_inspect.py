@@ -14,7 +14,7 @@ from gymnasium import spaces
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.report.inspection import BLOCKS
+from offline_cli.reporting.inspection import BLOCKS
 from offline_cli.storage.locations import open_location
 
 Call = Callable[..., Any]

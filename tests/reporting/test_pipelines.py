@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from offline_cli.report.pipelines import pieces_grid
+from offline_cli.reporting.pipelines import pieces_grid
 
 
 def column(name: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = ["BLOCKS", "Grid", "bars_of", "columns_grid", "episode_grids", "head_grid", "sparkline", "spread_of"]
+__all__ = ["BLOCKS", "Grid", "bars_of", "columns_grid", "elements", "episode_grids", "head_grid", "sparkline", "spread_of"]
 
 Grid = tuple[Sequence[str], Sequence[Sequence[Any]]]  # headings, rows of plain values
 
@@ -99,7 +99,7 @@ def episode_grids(one: Mapping[str, Any], meanings: Mapping[str, Any]) -> Iterat
 
 def _rows(path: str, figures: Mapping[str, Any], meanings: Mapping[str, Any], drawn: Sequence[str]) -> Iterator[list[Any]]:
     """Cells of one column, or of each of its elements: name, figures, non-finite count, `drawn` histogram."""
-    each = [[value for _, value in _elements(figures[name])] for name in (*FIGURES, "nan", "infinite")]
+    each = [[value for _, value in elements(figures[name])] for name in (*FIGURES, "nan", "infinite")]
     odd = [nan + infinite or None for nan, infinite in zip(each[4], each[5], strict=True)]
     drawings = [*drawn, *[None] * len(odd)]  # None for columns without a histogram
     if math.prod(figures["shape"]) > MAX_ELEMENTS:
@@ -108,7 +108,7 @@ def _rows(path: str, figures: Mapping[str, Any], meanings: Mapping[str, Any], dr
         std = each[3][0] if figures["pooled"] else None
         yield [f"{path} {figures['dtype']}{figures['shape']}", *pooled, std, sum(filter(None, odd)) or None, drawings[0]]
         return
-    places, known = [place for place, _ in _elements(figures["min"])], meanings.get(path, ())
+    places, known = [place for place, _ in elements(figures["min"])], meanings.get(path, ())
     for number, (place, *row) in enumerate(zip(places, *each[:4], odd, strict=True)):
         meaning = known[number] if len(known) == len(places) else {}
         name = f" {meaning['name']}" if "name" in meaning else f"{list(place)}" if place else ""
@@ -116,8 +116,8 @@ def _rows(path: str, figures: Mapping[str, Any], meanings: Mapping[str, Any], dr
         yield [f"{path}{name}{unit}", *row, drawings[number]]
 
 
-def _elements(values: Any, place: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], Any]]:
+def elements(values: Any, place: tuple[int, ...] = ()) -> list[tuple[tuple[int, ...], Any]]:
     """(index, number) of each element of a nested list, in C order."""
     if not isinstance(values, list):
         return [(place, values)]
-    return [one for number, part in enumerate(values) for one in _elements(part, (*place, number))]
+    return [one for number, part in enumerate(values) for one in elements(part, (*place, number))]

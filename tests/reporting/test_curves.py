@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from offline_cli.report.curves import draw_curve
+from offline_cli.reporting.curves import draw_curve
 
 ROWS = [
     {"update": 10, "loss": 0.7},

@@ -1,0 +1,386 @@
+"""One HTML file about datasets and runs, which opens without a server or network: `report`, and the page of `inspect --html`.
+
+Jinja escapes every text (`autoescape`), plotly brings its own script, and the page allows no other than those it was written
+with: their hashes are in its Content-Security-Policy. What data says is text or a number in a JSON block, never markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from offline_cli.checked_keywords import checked
+from offline_cli.checking.validate import validate
+from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, EpisodeEnds
+from offline_cli.datasets.dataset import Dataset, holds_dataset
+from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.meanings import NO_MEANINGS
+from offline_cli.printable_text import printable
+from offline_cli.progress import OnProgress, no_progress
+from offline_cli.reporting import figures as draw
+from offline_cli.reporting import runs as of_runs
+from offline_cli.reporting.signs import Sign, of_problem, repeated, signs
+from offline_cli.reporting.survey import Survey
+from offline_cli.spaces import describe
+from offline_cli.storage.locations import Location, Sources, open_location
+from offline_cli.storage.staging import write_whole
+
+TEMPLATE: Final = Path(__file__).with_name("page.html.j2")
+DRAWN: Final = 200  # episodes in the browser, of all datasets
+BROWSED: Final = 40  # channels of an episode that are drawn
+BUDGET: Final = 5 << 20  # bytes of the episodes that are drawn
+LISTED: Final = 12  # episodes that a sign names on the page
+MOST_SIGNS: Final = 60
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportResult:
+    """What a page was made of."""
+
+    out: str
+    bytes: int
+    datasets: int
+    runs: int
+    episodes: int
+    steps: int
+    problems: list[Json]  # what is wrong, worst first: severity, title, text, source, episodes, command
+    seconds: float
+
+    def as_dict(self) -> Json:
+        """Plain values."""
+        return asdict(self)
+
+
+@checked
+def report(
+    sources: Sources = (),
+    out: str | os.PathLike[str] = "report.html",
+    *,
+    runs: Sequence[str | os.PathLike[str]] = (),
+    short: bool = False,
+    from_: str = SOURCE_FORMAT,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    rows_as_episodes: bool = False,
+    episode_ends: EpisodeEnds | None = None,
+    overwrite: bool = False,
+    temp_dir: str | os.PathLike[str] | None = None,
+    memory_limit: int | str = TABLE_MEMORY_LIMIT,
+    storage_options: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = no_progress,
+) -> ReportResult:
+    """Write a page about each of `sources`, side by side, and about `runs`: what is there, what is wrong, how episodes go.
+
+    `short`: without plots and episodes, so that it needs no script. Rows that cannot be read are left out, and told among what
+    is wrong. Raises UsageError where nothing is given, MissingPackage without plotly and jinja2, OutputExists, NoData and
+    BadData where no source can be read, and what `read_runs` raises.
+    """
+    options, began = dict(locals()), time.monotonic()
+    target = open_location(out, storage_options)
+    of_runs.check_free(target, overwrite)
+    given: list[Any] = list(sources) if isinstance(sources, list | tuple) else [sources]
+    if not given and not runs:
+        raise UsageError("nothing is given to report on", where="report", fix="name datasets, or runs with --run RUN")
+    _packages()
+    places = [one if isinstance(one, Location) else open_location(one, storage_options) for one in given]
+    names = _names(places)
+    surveys, found = [], list[Sign]()
+    for name, place, source in zip(names, places, given, strict=True):
+        survey, told, wrong = _surveyed(name, place, source, options, max(1, DRAWN // len(given)))
+        surveys.append((survey, told))
+        found += wrong
+    if given and not any(len(survey.episodes) for survey, _ in surveys) and not runs:
+        what = found[0].text if found else "no episodes"
+        raise (BadData if found else NoData)(
+            what, where=", ".join(one.url for one in places), fix="see what offline-cli validate says"
+        )
+    found += repeated([survey for survey, _ in surveys], [one.url for one in places])
+    for (survey, _), place in zip(surveys, places, strict=True):
+        flagged = [name for one in found if one.source == survey.name for name in one.episodes[:LISTED]]
+        dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
+        survey.draw_flagged(flagged, dataset, DRAWN // 5)
+    found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
+    groups = of_runs.grouped(of_runs.read_runs(runs, storage_options))
+    page = _page(surveys, found, groups, short)
+    content = page.encode("utf-8", "replace")
+    write_whole(target, content, folder=target.parent() or target)
+    return ReportResult(
+        out=target.url,
+        bytes=len(content),
+        datasets=len(surveys),
+        runs=sum(len(group.runs) for group in groups),
+        episodes=sum(len(survey.episodes) for survey, _ in surveys),
+        steps=sum(survey.steps for survey, _ in surveys),
+        problems=[asdict(one) for one in found],
+        seconds=round(time.monotonic() - began, 3),
+    )
+
+
+# ---- reading ----
+
+
+@np.errstate(all="ignore")  # of values near the largest float
+def _surveyed(
+    name: str, place: Location, source: Any, options: Mapping[str, Any], most: int
+) -> tuple[Survey, Json, list[Sign]]:
+    """One source: what its steps show, facts for its head, and what is wrong."""
+    from offline_cli.converting.reading import read_episodes
+    from offline_cli.formats.tables import TableOptions
+
+    reading = {key: options[key] for key in ("from_", "storage_options", "on_progress")}
+    tables = {key: options[key] for key in ("mapping", "rows_as_episodes", "episode_ends", "temp_dir", "memory_limit")}
+    checked_too = validate(source, **reading, **tables)
+    wrong = [of_problem(one, name, place.url) for one in checked_too.problems]
+    survey = Survey(name, None, None, "unknown", NO_MEANINGS)
+    facts: Json = {"place": place.url}
+    try:
+        with read_episodes(source, **reading, tables=TableOptions.of(options), on_error="skip") as stream:
+            spaces = (stream.observation_space, stream.action_space)
+            survey = Survey(name, *spaces, stream.action_scale, stream.meanings)
+            for batch in stream:
+                survey.add(batch, most)
+            facts |= {
+                "format": ", ".join(dict.fromkeys(stream.formats)),
+                "environment": stream.environment.id if stream.environment else "not known",
+                "observations": describe(spaces[0]) + (" (inferred)" if stream.spaces_inferred else ""),
+                "actions": f"{describe(spaces[1])}, scale: {stream.action_scale}",
+            }
+    except OfflineCliError as error:
+        if error.exit_code != BadData.exit_code:
+            raise
+        wrong.insert(0, Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", name))
+    for one in wrong:  # nothing would be left
+        one.command = one.command if len(one.episodes) < len(survey.episodes) else ""
+    return survey, facts, [*wrong, *signs(survey, place.url)]
+
+
+def _names(places: Sequence[Location]) -> list[str]:
+    """The last part of each path where these differ, else more of it; always different ones."""
+    for parts in (1, 2, 3):
+        names = [printable("/".join(one.url.rstrip("/").split("/")[-parts:])) for one in places]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{number} {printable(one.url)}" for number, one in enumerate(places, 1)]
+
+
+def _packages() -> None:
+    try:
+        import jinja2  # noqa: F401
+        import plotly  # noqa: F401
+    except ImportError as error:
+        fix = "pip install 'offline-cli[report]'"
+        raise MissingPackage(f"the package {error.name} is missing", where="report", fix=fix) from error
+
+
+# ---- the page ----
+
+
+@np.errstate(all="ignore")
+def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups: Sequence[of_runs.Group], short: bool) -> str:
+    kept = [(number, survey) for number, (survey, _) in enumerate(surveys) if len(survey.episodes)]
+    plots: list[tuple[str, Json]] = []
+    browsed: list[Json] = []
+    datasets = []
+    for number, (survey, facts) in enumerate(surveys):
+        datasets.append({"name": survey.name, "shade": draw.colour(number), "facts": facts | _counts(survey)})
+    if kept and not short:
+        parts = _parts(kept)
+        returns = [(name, shade, survey.episodes["return"][numbers]) for name, shade, survey, numbers in parts]
+        lengths = [(name, shade, survey.episodes["length"][numbers]) for name, shade, survey, numbers in parts]
+        plots = [("Returns", draw.histogram(returns, "return")), ("Lengths", draw.histogram(lengths, "steps"))]
+        plots.append(("Returns in the order of the data", draw.over_episodes(parts)))
+        if (cloud := draw.coverage(kept)) is not None:
+            plots.append(("Coverage: sampled observations in two dimensions", cloud))
+        for _, survey in kept:
+            if (drawn := draw.actions_by_episode(survey)) is not None:
+                plots.append((f"Actions by episode: {survey.name}", drawn))
+        browsed = _browsed(kept)
+    curves = [(one["layout"]["yaxis"]["title"]["text"], one) for one in of_runs.plotly_curves(groups)]
+    flagged = {(one.source, name) for one in found for name in one.episodes}
+    for shown in browsed:
+        shown["label"] += " ⚠" if (shown["dataset"], shown["id"]) in flagged else ""
+    places = {(one["dataset"], one["id"]): number for number, one in enumerate(browsed)}
+    problems = []
+    for one in found[:MOST_SIGNS]:
+        named = [(name, places.get((one.source, name))) for name in one.episodes[:LISTED]]
+        problems.append(asdict(one) | {"more": len(one.episodes) - len(named), "episodes": named})
+    title = ", ".join([*(survey.name for survey, _ in surveys), *(group.name for group in groups)])
+    return _rendered(
+        title=title,
+        datasets=datasets,
+        better=_better(kept),
+        problems=problems,
+        channels=_channels(kept),
+        plots=[name for name, _ in plots],
+        browsed=[(one["dataset"], one["label"]) for one in browsed],
+        runs=[(group.name, draw.colour(number), len(group.runs), _results(group)) for number, group in enumerate(groups)],
+        curves=[name for name, _ in curves],
+        differences=of_runs.differences(groups),
+        is_short=short,
+        data={
+            "plots": [one for _, one in (*plots, *curves)],
+            "episodes": browsed,
+            "names": [[draw.label(one.name) for one in survey.channels[:BROWSED]] for _, survey in kept],
+        },
+    )
+
+
+def _rendered(*, data: Json, is_short: bool, **context: Any) -> str:
+    """The page. Hashes are of the scripts as a browser sees them."""
+    from jinja2 import Environment, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    scripts = [] if is_short else [get_plotlyjs(), TEMPLATE.with_name("page.js").read_text("utf-8")]
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts]
+    block = orjson.dumps(_shown(data)).decode().replace("<", "\\u003c")  # so that no text ends the block
+    known = {"scripts": scripts, "policy": " ".join(hashes) or "'none'", "data": block, "is_short": is_short}
+    return environment.from_string(TEMPLATE.read_text("utf-8")).render({**_shown(context), **known})
+
+
+def _shown(value: Any) -> Any:
+    """With the texts as a page may show them: control characters and marks of direction spelled out."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {key: _shown(one) for key, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _number(value: Any) -> str:
+    return f"{value:,.4g}" if isinstance(value, int | float | np.number) else "" if value is None else str(value)
+
+
+def _spread(figures: Mapping[str, Any]) -> str:
+    return f"mean {_number(figures.get('mean'))}, from {_number(figures.get('min'))} to {_number(figures.get('max'))}"
+
+
+def _counts(survey: Survey) -> Json:
+    episodes = survey.episodes
+    if not len(episodes):
+        return {"episodes": "none that could be read"}
+    ends = {"terminated": episodes["terminated"], "truncated": episodes["truncated"] & ~episodes["terminated"]}
+    told = [f"{int(flags.sum()):,} {name}" for name, flags in ends.items() if flags.any()]
+    spreads = {
+        name: f"{_spread({key: getattr(values, key)() for key in ('mean', 'min', 'max')})}, median {_number(np.median(values))}"
+        for name, values in (("return", episodes["return"]), ("length", episodes["length"]))
+    }
+    counts = {"episodes": f"{len(episodes):,}", "steps": f"{survey.steps:,}"}
+    return {**counts, **spreads, "ends": ", ".join(told) or "no end flag"}
+
+
+def _parts(kept: Sequence[tuple[int, Survey]]) -> list[tuple[str, str, Survey, Any]]:
+    """What is compared: datasets; or the agents or modules of one. Name, colour, survey and numbers of the episodes."""
+    if len(kept) == 1:
+        survey = kept[0][1]
+        agents = np.array(survey.episodes.agents)
+        names = sorted(set(survey.episodes.agents))
+        if 1 < len(names) <= len(draw.COLOURS):
+            return [(name or "-", draw.colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
+    return [(survey.name, draw.colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
+
+
+def _better(kept: Sequence[tuple[int, Survey]]) -> str:
+    """Which part has the highest mean return, in a sentence; empty where there is one part."""
+    told = []
+    for name, _, survey, numbers in _parts(kept):
+        gained = survey.episodes["return"][numbers]
+        half = 1.96 * float(gained.std(ddof=1)) / len(gained) ** 0.5 if len(gained) > 1 else math.inf
+        told.append((float(gained.mean()), half, name))
+    told.sort(key=lambda one: -one[0])
+    if len(told) < 2:
+        return ""
+    (mean, half, name), (other, other_half, _) = told[:2]
+    words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in told)
+    sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
+    return f"Mean return with its 95% interval: {words}. The highest is that of {name}, {sure}."
+
+
+def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
+    """A row for each channel, with a cell for each dataset that has it."""
+    rows: dict[str, Json] = {}
+    for number, survey in kept:
+        figures = survey.figures.as_json()
+        _, t, values = survey.sample()
+        for at, channel in enumerate(survey.channels):
+            one = figures[channel.path]
+            picked = {key: _element(one[key], channel.at) for key in ("min", "mean", "max", "std", "nan", "infinite")}
+            row = rows.setdefault(f"{channel.path} {channel.at}", {"name": channel.name, "unit": channel.unit, "cells": []})
+            row["cells"].append({"shade": draw.colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
+    for row in rows.values():
+        known = [value for cell in row["cells"] for value in (cell["min"], cell["max"]) if isinstance(value, int | float)]
+        low, high = min(known, default=0.0), max(known, default=1.0)
+        last = max(float(np.quantile(cell["of"][0], 0.98)) for cell in row["cells"])
+        for cell in row["cells"]:
+            (t, values), channel = cell.pop("of"), cell.pop("channel")
+            finite = values[np.isfinite(values)]
+            counts = draw.binned(finite, draw.BINS, low, high)
+            line, band = draw.band_paths(t, values, low, high, last)
+            flags = _flags(cell, channel, finite)
+            cell |= {key: _number(cell[key]) for key in ("min", "mean", "max", "std")}
+            cell |= {"bars": draw.bars_path(counts), "line": line, "band": band, "flags": flags}
+    return list(rows.values())
+
+
+def _element(values: Any, at: int | None) -> Any:
+    """Element `at` of nested figures; None: that of all, or their mean."""
+    flat = np.array(values, object).ravel()
+    if at is not None and len(flat) > at:
+        return flat[at]
+    known = [value for value in flat if isinstance(value, int | float)]
+    return sum(known) / len(known) if known else None
+
+
+def _flags(cell: Json, channel: Any, values: Any) -> list[str]:
+    flags = [f"{cell[key]:,} {word}" for key, word in (("nan", "NaN"), ("infinite", "infinite")) if cell[key]]
+    if cell["min"] == cell["max"] and cell["min"] is not None:
+        return [*flags, "constant"]
+    for bound, word in ((channel.low, "lower"), (channel.high, "upper")):
+        share = float((values == np.float64(bound)).mean()) if len(values) and np.isfinite(bound) else 0.0
+        flags += [f"{share:.0%} at the {word} bound"] if share >= 0.01 else []
+    return flags
+
+
+def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
+    """The episodes that are drawn, as long as they fit into the budget."""
+    found, used = [], 0
+    for place, (number, survey) in enumerate(kept):
+        chosen, episodes = survey.chosen(DRAWN), survey.episodes
+        for at, why in chosen.items():
+            course = survey.courses.get(at)
+            if course is None:
+                continue
+            used += course.values[:, :BROWSED].size * 6 + sum(map(len, course.frames))
+            if used > BUDGET * (place + 1) / len(kept):
+                break
+            text = f"{episodes.ids[at]} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
+            drawn = {
+                "y": [draw.packed(one) for one in course.values.T[:BROWSED]],
+                "frames": course.frames,
+                "every": course.every,
+            }
+            found.append({"dataset": survey.name, "id": episodes.ids[at], "label": text, "set": place, **drawn})
+            found[-1] |= {"shade": draw.colour(number), "start": 0}
+    return found
+
+
+def _results(group: of_runs.Group) -> list[tuple[str, str]]:
+    """Figures of finished runs, over seeds their mean and range."""
+    found = []
+    for key in of_runs.SHOWN:
+        values = [run.result.get(key) for run in group.runs]
+        known = [value for value in values if isinstance(value, int | float)]
+        words = str(values[0] or "") if not known else _number(sum(known) / len(known))
+        more = f" ({_number(min(known))} to {_number(max(known))})" if len(known) > 1 else ""
+        found.append((key.replace("_", " "), f"{words}{more}"))
+    return found

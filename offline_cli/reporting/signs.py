@@ -1,0 +1,230 @@
+"""Signs that data is worse than it looks, which are no error: sensors that stop, episodes that come twice or in both train and
+val, other actions at equal observations, actions that jerk or stand still.
+
+Each is judged against the rest of the same data (medians), because no bound fits a robot and a card game.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.checking.validate import Problem
+from offline_cli.converting.operations.selecting import LONGEST
+from offline_cli.reporting.survey import Survey
+
+RUN: Final = 20  # equal values in a row, from which a sensor counts as stuck
+USUAL: Final = 0.5  # share of steps at which a channel changes that is measured
+NEAR: Final = 0.02  # standard deviations between episodes that are nearly the same
+EXACT: Final = 1e-6
+NEIGHBOURS: Final = 12  # along a line, with which an episode is compared
+NAMED: Final = 40  # episodes in a command
+CONFLICT: Final = 0.1
+
+
+@dataclass(slots=True)
+class Sign:
+    """One thing that is wrong, or may be."""
+
+    severity: str  # "error", "warning", "note"
+    title: str
+    text: str
+    source: str  # name of the dataset
+    episodes: list[str] = field(default_factory=list)  # ids, worst first
+    command: str = ""
+
+
+def of_problem(problem: Problem, name: str, place: str) -> Sign:
+    """A finding of `validate`."""
+    ids = list(problem.episodes)
+    text = f"{problem.what}. To do: {problem.fix}."
+    places = "; ".join(
+        one.removeprefix(f"{problem.source}, ") for one in problem.places[:5] if not ids and one != problem.source
+    )
+    command = without(place, ids)
+    if ids and not command and place.isprintable():
+        at = shlex.quote(place)
+        listed = f"offline-cli validate {at} --json > problems.json"
+        command = f"{listed}; offline-cli filter {at} --drop-problems problems.json --out kept"
+    command = "" if problem.severity == "note" else command
+    return Sign(problem.severity, problem.code, f"{text} {places}".strip(), name, ids, command)
+
+
+def without(place: str, ids: Sequence[str]) -> str:
+    """The command that writes a dataset without these episodes; empty where there are too many, or ids that no shell takes."""
+    if not ids or len(ids) > NAMED or not all(one.isprintable() for one in (place, *ids)):
+        return ""
+    listed = ", ".join("'" + one.replace("'", "''") + "'" for one in ids)
+    if len(condition := f"eps_id not in ({listed})") > LONGEST:
+        return ""
+    quoted = (
+        shlex.quote(condition) if set('"$`\\!') & set(condition) else f'"{condition}"'
+    )  # easier to read, and for cmd.exe too
+    return f"offline-cli filter {shlex.quote(place)} --where {quoted} --out kept"
+
+
+def signs(survey: Survey, place: str) -> Iterator[Sign]:
+    """Those of one dataset; `place`: how commands name it."""
+    if not len(survey.episodes):
+        return
+    for one in (*_stuck(survey), *_motion(survey), *_conflicts(survey)):
+        one.command = without(place, one.episodes) if one.severity == "warning" else ""
+        yield one
+
+
+def _named(survey: Survey, numbers: NDArray[Any]) -> list[str]:
+    return [survey.episodes.ids[number] for number in numbers.tolist()]
+
+
+def _stuck(survey: Survey) -> Iterator[Sign]:
+    """Channels of observations that usually change and then hold one value for long, while others go on."""
+    episodes = survey.episodes
+    length, changes, longest = episodes["length"], episodes["changes"], episodes["longest"]
+    observed, long = survey.columns("obs"), length >= RUN
+    if not long.any():
+        return
+    usual = observed[np.quantile(changes[long][:, observed], 0.9, axis=0) > USUAL]
+    bound = np.maximum(np.maximum(RUN, 0.2 * length[:, None]), 4 * np.median(longest[long], axis=0))
+    held = (longest >= bound)[:, usual]
+    held[held.all(axis=1) & (len(usual) > 1)] = False  # everything stands: the robot rests, or the recording
+    for column, channel in enumerate(usual.tolist()):
+        found = np.flatnonzero(held[:, column])
+        if not len(found):
+            continue
+        found = found[np.argsort(-longest[found, channel], kind="stable")]
+        worst, name = found[0], survey.channels[channel].name
+        many = f"{len(found):,} of {len(length):,} episodes" if len(found) > 1 else "1 episode"
+        text = (
+            f"{name} usually changes from step to step. In {many} it holds one value for long while others go on: in the worst"
+            f" for {longest[worst, channel]:,} of {length[worst]:,} steps, from step {episodes['since'][worst, channel]:,}."
+        )
+        yield Sign("warning", f"Stuck sensor: {name}", text, survey.name, _named(survey, found))
+
+
+def _motion(survey: Survey) -> Iterator[Sign]:
+    kinds = (
+        ("jerk", "Jerky actions", 0.02, "actions change direction far more than in the others"),
+        (
+            "still",
+            "Actions stand still",
+            0.3,
+            "actions do not change for a far larger share of the steps than in the others",
+        ),
+    )
+    long = survey.episodes["length"] >= 10
+    for name, title, least, words in kinds:
+        values = survey.episodes[name]
+        if long.sum() < 5:
+            continue
+        middle = np.median(values[long])
+        spread = 1.4826 * np.median(np.abs(values[long] - middle))
+        found = np.flatnonzero(long & (values > np.maximum(max(least, 2 * middle), middle + 6 * spread)))
+        if len(found) and len(found) < 0.2 * long.sum():
+            found = found[np.argsort(-values[found], kind="stable")]
+            many = f"{len(found):,} episode{'s' * (len(found) > 1)}"
+            text = f"In {many} {words}: {values[found[0]]:.3g} against a median of {middle:.3g}."
+            yield Sign("warning", title, text, survey.name, _named(survey, found))
+
+
+def _conflicts(survey: Survey) -> Iterator[Sign]:
+    """Other actions at observations that are equal, number by number."""
+    episode, _, values = survey.sample()
+    observed, acted = survey.columns("obs"), survey.columns("actions")
+    if not len(observed) or not len(acted) or any(survey.channels[i].at is None for i in (*observed, *acted)):
+        return
+    rows = np.ascontiguousarray(values[:, observed]) + 0.0
+    _, group = np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel(), return_inverse=True)
+    several = np.bincount(group)[group] > 1
+    if several.mean() < 0.05:
+        return
+    group, actions, episode = group[several], values[several][:, acted], episode[several]
+    counts = np.bincount(group)
+    if all(survey.channels[i].is_category for i in acted):
+        _, choice = np.unique(actions, axis=0, return_inverse=True)
+        pair, at, times = np.unique(np.stack([group, choice.ravel()], 1), axis=0, return_inverse=True, return_counts=True)
+        most = np.zeros(len(counts), np.int64)
+        np.maximum.at(most, pair[:, 0], times)
+        odd = times[at.ravel()] < most[group]
+        share, words = float(odd.mean()), "of the steps another action is taken than the most frequent one there"
+    else:
+        means = np.stack([np.bincount(group, column) / np.maximum(counts, 1) for column in actions.T], 1)
+        apart = np.abs(actions - means[group]) / np.maximum(actions.std(0), 1e-12)
+        odd = apart.max(1) > 0.5
+        share, words = float(odd.mean()), "of the steps the action is more than half a standard deviation from the mean there"
+    if share > CONFLICT:
+        worst = np.argsort(-np.bincount(episode[odd], minlength=len(survey.episodes)), kind="stable")[:10]
+        text = (
+            f"{several.mean():.0%} of the steps have an observation that others have too, and at {share:.0%} {words}. Exploring"
+            " policies and several experts do that, and cloning them gives a mixture; else an observation is missing."
+        )
+        yield Sign("note", "Conflicting actions at equal observations", text, survey.name, _named(survey, worst))
+
+
+# ---- episodes that are nearly the same ----
+
+
+def repeated(surveys: Sequence[Survey], places: Sequence[str]) -> Iterator[Sign]:
+    """Episodes that come twice: within one dataset, and in two of them (leakage between train and val)."""
+    kept = [survey for survey in surveys if len(survey.episodes)]
+    kinds = {tuple(one.name for one in survey.channels) for survey in kept}
+    groups = [kept] if len(kinds) == 1 else [[one] for one in kept]
+    for group in groups:
+        number = np.concatenate([np.full(len(one.episodes), i) for i, one in enumerate(group)] or [np.zeros(0, np.int64)])
+        own = np.concatenate([np.arange(len(one.episodes)) for one in group])
+        moments = np.concatenate([one.episodes["moments"] for one in group]).astype(np.float64)
+        length = np.concatenate([one.episodes["length"] for one in group])
+        pairs, distance = _near(moments, length)
+        for first in range(len(group)):
+            for second in range(first, len(group)):
+                is_here = (number[pairs[:, 0]] == first) & (number[pairs[:, 1]] == second)
+                if is_here.any():
+                    of_second = np.unique(own[pairs[is_here, 1]])
+                    exact = float((distance[is_here] < EXACT).mean())
+                    places_of = {one.name: place for one, place in zip(surveys, places, strict=True)}
+                    yield _twice(group[first], group[second], of_second, exact, places_of)
+
+
+def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, places: dict[str, str]) -> Sign:
+    ids, count = _named(other, numbers), len(numbers)
+    same = (
+        "are the same, value for value" if exact == 1 else "are nearly the same" if exact == 0 else "are the same, or nearly so"
+    )
+    are_small = all(channel.is_category for channel in other.channels if channel.kind == "obs")
+    small = " In a small discrete environment episodes come to be equal by themselves." if are_small else ""
+    severity = "note" if are_small else "warning"
+    command = without(places[other.name], ids) if not are_small else ""
+    what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name}"
+    if one is other:
+        text = f"{what} {same} as an earlier one.{small}"
+        return Sign(severity, "Repeated episodes", text, other.name, ids, command)
+    text = f"{what} {same} as one of {one.name}: with one for training and the other held out, scores are too good.{small}"
+    return Sign(severity, f"Leakage between {one.name} and {other.name}", text, other.name, ids, command)
+
+
+@np.errstate(all="ignore")
+def _near(moments: NDArray[np.float64], length: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(P, 2) pairs of episodes of one length that are nearly the same, the earlier first; and (P,) how far they are apart.
+
+    Candidates are neighbours on two lines through the data, so that the time grows with the number of episodes, not its square.
+    """
+    deviation = moments.std(0)
+    scaled = np.where(deviation > 1e-9, (moments - moments.mean(0)) / np.where(deviation > 1e-9, deviation, 1), 0)
+    lines = np.random.default_rng(2).standard_normal((scaled.shape[1], 2))
+    found = []
+    for line in (scaled @ lines).T:
+        order = np.lexsort((line, length))
+        for step in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
+            first, second = order[:-step], order[step:]
+            alike = length[first] == length[second]
+            first, second = first[alike], second[alike]
+            apart = np.sqrt(np.square(scaled[first] - scaled[second]).mean(1))
+            near = apart < NEAR
+            found.append(np.column_stack([np.minimum(first, second)[near], np.maximum(first, second)[near], apart[near]]))
+    whole = np.concatenate(found) if found else np.zeros((0, 3))
+    _, unique = np.unique(whole[:, :2], axis=0, return_index=True)
+    return whole[unique, :2].astype(np.int64), whole[unique, 2]

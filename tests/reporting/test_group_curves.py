@@ -1,0 +1,46 @@
+"""`curves`: one figure of several runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from rides import Run
+from typer.testing import CliRunner
+
+from offline_cli.cli.app import app
+
+
+@pytest.mark.parametrize(("kind", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
+def test_a_figure_is_of_the_kind_that_its_name_says(kind: str, start: bytes, run: Run, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["curves", run("a", [2, 1]), "-o", str(tmp_path / f"f.{kind}")])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / f"f.{kind}").read_bytes().startswith(start)
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_line(run: Run, tmp_path: Path) -> None:
+    runs = [
+        run("bc/seed-0", [3, 1], seed=0, lr=1),
+        run("bc/seed-7", [2, 1], seed=7, lr=1),
+        run("iql", [3, 2], lr=2),
+        run("other", [1], lr=2, agent="hunter"),
+    ]
+    done = CliRunner().invoke(app, ["curves", str(Path(runs[0]).parent), *runs[2:], "-o", str(tmp_path / "f.svg"), "--json"])
+    told = json.loads(done.stdout)
+    assert (told["runs"], told["groups"]) == (4, ["bc (2 seeds)", "iql", "other"])
+
+
+def test_another_kind_of_file_is_a_usage_error(run: Run, tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["curves", run("a", [1]), "-o", str(tmp_path / "f.docx")]).exit_code == 2
+
+
+def test_a_folder_without_metrics_is_no_run(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["curves", str(tmp_path), "-o", str(tmp_path / "f.svg"), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["error"]["where"]) == (3, str(tmp_path))
+
+
+def test_names_of_runs_are_text_in_a_figure(run: Run, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["curves", run("_$x^{2}$ <script>", [1, 2]), "-o", str(tmp_path / "f.svg")])
+    assert done.exit_code == 0, done.output
+    assert "<script" not in (tmp_path / "f.svg").read_text(encoding="utf-8")

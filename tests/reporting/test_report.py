@@ -1,0 +1,167 @@
+"""`report`: what its page says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from html_pages import Page
+from rides import Made, Run, episode
+from typer.testing import CliRunner
+
+from offline_cli import OfflineCliError, SingleAgentEpisode, open_dataset, report
+from offline_cli.cli.app import app
+
+
+def page_of(sources: str | list[str], tmp_path: Path, **given: object) -> Page:
+    out = tmp_path / "page.html"
+    report(sources, out, overwrite=True, **given)  # type: ignore[arg-type]
+    return Page(out.read_text(encoding="utf-8"))
+
+
+def test_a_page_says_what_is_there_and_draws_it(made: Made, tmp_path: Path) -> None:
+    place = made("rides", [episode(f"e{i}", i) for i in range(8)])
+    found = page_of(place, tmp_path)
+    assert all(text in found.text for text in ("rides", "960", "8 terminated", "obs[1]", "actions[0]", "rewards", "constant"))
+    assert {one["id"] for one in found.data["episodes"]} == {f"e{i}" for i in range(8)}
+    assert found.data["names"] == [["obs[0]", "obs[1]", "obs[2]", "actions[0]", "actions[1]", "rewards"]]
+    values = np.frombuffer(base64.b64decode(found.data["episodes"][0]["y"][2]["bdata"]), np.float32)
+    assert values.tolist() == [3.0] * 120
+
+
+def test_only_the_scripts_of_the_page_may_run(made: Made, tmp_path: Path) -> None:
+    found = page_of(made("rides", [episode("a", 1)]), tmp_path)
+    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in found.scripts[1:]]
+    hashes = " ".join(f"'sha256-{one}'" for one in digests)
+    directives = [one.strip() for one in found.policy.split(";")]
+    assert len(digests) == 2
+    assert "default-src 'none'" in directives
+    assert f"script-src {hashes}" in directives
+    assert "img-src data:" in directives
+
+
+def test_the_better_of_two_datasets_is_named_first(made: Made, tmp_path: Path) -> None:
+    places = [
+        made(name, [episode(f"{name}{i}", i, reward=reward) for i in range(6)]) for name, reward in (("slow", 1), ("fast", 2))
+    ]
+    found = page_of(places, tmp_path)
+    assert "The highest is that of fast, and the intervals are apart" in found.text
+    assert {one["dataset"] for one in found.data["episodes"]} == {"slow", "fast"}
+
+
+def test_the_better_of_two_agents_in_one_dataset_is_named(made: Made, tmp_path: Path) -> None:
+    each = [episode(f"e{i}", i, reward=1 + i % 2, module_id=f"expert_{i % 2}", agent_id="a") for i in range(12)]
+    assert "The highest is that of expert_1" in page_of(made("both", each), tmp_path).text
+
+
+def test_the_page_is_small_however_many_episodes_there_are(made: Made, tmp_path: Path) -> None:
+    place = made("many", [episode(f"e{i}", i, steps=1100) for i in range(205)])
+    result = report(place, tmp_path / "page.html")
+    drawn = Page((tmp_path / "page.html").read_text(encoding="utf-8")).data["episodes"]
+    assert result.bytes < 15 << 20
+    assert 50 < len(drawn) <= 200
+    assert all(len(base64.b64decode(one["bdata"])) // 4 == 1000 for one in drawn[0]["y"])
+
+
+def test_images_are_shown_as_thumbnails(made: Made, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    frames = list(random.integers(0, 255, (31, 64, 96, 3), np.uint8))
+    space, choices = spaces.Box(0, 255, (64, 96, 3), np.uint8), spaces.Discrete(3)
+    one = SingleAgentEpisode(
+        id_="a", observations=frames, actions=[i % 3 for i in range(30)], rewards=[0.0] * 30, truncated=True,
+        observation_space=space, action_space=choices, len_lookback_buffer=0,
+    )  # fmt: skip
+    found = page_of(made("camera", [one]), tmp_path)
+    (shown,) = found.data["episodes"]
+    assert len(shown["frames"]) == 8
+    assert all(frame.startswith("data:image/jpeg;base64,") for frame in shown["frames"])
+    assert "obs (mean)" in found.text
+
+
+def test_bad_rows_are_told_and_the_rest_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    rows = [f"{i // 10},{i % 10},{i % 7},{i % 3},1" for i in range(100)]
+    rows[25] = "2,5,broken,1,1"
+    file.write_text("\n".join(["eps_id,t,obs,actions,rewards", *rows]), encoding="utf-8")
+    result = report(
+        file, tmp_path / "page.html", mapping={"columns": {n: n for n in ("eps_id", "t", "obs", "actions", "rewards")}}
+    )
+    assert result.episodes == 9
+    assert "unreadable-row" in {one["title"] for one in result.problems}
+
+
+def test_a_source_without_an_episode_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OfflineCliError) as raised:
+        report(tmp_path / "empty", tmp_path / "page.html")
+    assert raised.value.exit_code in (3, 5)
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_page_is_not_replaced_unless_it_is_asked_for(made: Made, tmp_path: Path) -> None:
+    place, out = made("rides", [episode("a", 1)]), tmp_path / "page.html"
+    out.write_text("mine", encoding="utf-8")
+    done = CliRunner().invoke(app, ["report", place, "-o", str(out), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["error"]["where"]) == (2, str(out))
+    assert out.read_text(encoding="utf-8") == "mine"
+
+
+def test_nothing_to_report_on_is_a_usage_error(tmp_path: Path) -> None:
+    assert CliRunner().invoke(app, ["report", "-o", str(tmp_path / "page.html")]).exit_code == 2
+
+
+def test_the_page_of_inspect_has_no_script(made: Made, tmp_path: Path) -> None:
+    place, out = made("rides", [episode(f"e{i}", i) for i in range(3)]), tmp_path / "short.html"
+    assert CliRunner().invoke(app, ["inspect", place, "--html", str(out)]).exit_code == 0
+    found = Page(out.read_text(encoding="utf-8"))
+    assert not found.scripts
+    assert "script-src 'none'" in found.policy
+    assert all(text in found.text for text in ("rides", "360", "obs[1]"))
+    assert out.stat().st_size < 100_000
+
+
+def test_a_notebook_shows_the_head_of_a_dataset(made: Made) -> None:
+    shown = Page(open_dataset(made("rides", [episode("a", 1)]))._repr_html_())
+    assert all(text in shown.text for text in ("rides", "120", "Box(3, float32)"))
+
+
+def test_runs_are_drawn_beside_data(made: Made, run: Run, tmp_path: Path) -> None:
+    runs = [
+        run("bc/seed-0", [3, 2, 1], seed=0, lr=0.1),
+        run("bc/seed-1", [3, 2, 1.5], seed=1, lr=0.1),
+        run("slow", [3, 3, 3], lr=0.01),
+    ]
+    found = page_of(made("rides", [episode("a", 1)]), tmp_path, runs=[str(Path(runs[0]).parent), runs[2]])
+    assert all(text in found.text for text in ("bc (2 seeds)", "slow", "lr", "0.01"))
+    names = [trace.get("name") for plot in found.data["plots"] for trace in plot["data"]]
+    assert {"bc (2 seeds)", "slow"} <= set(names)
+
+
+def test_values_that_are_not_finite_or_huge_give_a_page(made: Made, tmp_path: Path) -> None:
+    each = [episode(f"e{i}", i, steps=steps) for i, steps in enumerate((1, 2, 3, 40, 1200))]
+    for one in each:
+        obs = np.stack(one.get_observations())
+        obs[:, 0], obs[:, 1], obs[len(obs) // 2, 2] = np.nan, np.clip(obs[:, 1], -1, 1) * np.float32(3e38), np.inf
+        one.set_observations(new_data=list(obs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = page_of(made("odd", each), tmp_path)
+    assert "nan-in-observations" in found.text
+    assert len(found.data["episodes"]) == 5
+
+
+@pytest.mark.nightly
+def test_recordings_of_other_programs_side_by_side_give_a_page(real_data: Path, tmp_path: Path) -> None:
+    places = [str(one) for one in sorted(real_data.iterdir()) if one.is_dir() and one.name != "minari"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = report([*places, str(real_data / "minari/cartpole/heuristic-v0")], tmp_path / "page.html")
+    assert result.datasets >= 11
+    assert result.bytes < 15 << 20
+    assert not [one for one in result.problems if one["severity"] == "error"]
