@@ -156,7 +156,7 @@ def test_a_stray_frame_hides_no_episode_whose_file_is_missing(v30: Path, tmp_pat
     [
         (lambda info: info.update(codebase_version="v1.6"), "codebase_version.*v1.6"),
         (lambda info: info["features"]["action"].update(shape=[1 << 60]), "features.action.shape"),
-        (lambda info: info["features"].pop("action"), "no feature of numbers is called action"),
+        (lambda info: info["features"].pop("action"), "no numeric feature is named action"),
         (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "not in the data files"),
     ],
 )

@@ -112,9 +112,13 @@ def test_two_datasets_below_a_folder_are_refused_and_two_folders_are_merged(tmp_
     ("spoil", "error", "words"),
     [
         (lambda data: (data / "main_data.hdf5").unlink(), NoData, "main_data.hdf5 is not beside"),
-        (lambda data: metadata(data, total_episodes=3), BadData, "says 3 episodes, and 2 are here"),
+        (lambda data: metadata(data, total_episodes=3), BadData, "declares 3 episodes, but 2 exist"),
         (lambda data: metadata(data, action_space='{"type": "Text"}'), UnsupportedSpace, "Text"),
-        (lambda data: write(data / "main_data.hdf5", {"episode_0/rewards": [1.0], "episode_1/x": [0]}), BadData, "no values"),
+        (
+            lambda data: write(data / "main_data.hdf5", {"episode_0/rewards": [1.0], "episode_1/x": [0]}),
+            BadData,
+            "the episode has no",
+        ),
     ],
 )
 def test_what_contradicts_itself_is_refused_by_name(spoil: Any, error: type[Exception], words: str, tmp_path: Path) -> None:

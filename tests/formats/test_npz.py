@@ -140,14 +140,14 @@ def test_further_arrays_are_kept_or_it_is_said_what_they_lack(tmp_path: Path, fl
     file = saved(tmp_path, {**flat, **more, "level": np.arange(12), "goal": np.ones((12, 2))})
     reasons = convert([str(file)], str(tmp_path / "out")).dropped_reasons
     assert {name: reasons[name].partition(",")[0] for name in reasons} == {
-        "gamma": "of shape []",
-        "episode_returns": "of shape [3]",
+        "gamma": "shape []",
+        "episode_returns": "shape [3]",
         "details": "object of shape [12]",
     }
     extra: Any = episodes(file, tmp_path / "again").extra
     assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
     columns = {"obs": "observations", "actions": "actions", "terminateds": "terminals", "rewards": "episode_returns"}
-    with pytest.raises(BadMapping, match=r"episode_returns \(of shape \[3\]"):
+    with pytest.raises(BadMapping, match=r"episode_returns \(shape \[3\]"):
         convert([str(file)], str(tmp_path / "more"), mapping={"columns": columns})
 
 

@@ -89,9 +89,9 @@ def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chos
     install("sticky-notes", {"readers": {"stickers": "noted:SURELY"}})
     book = written(tmp_path / "a.book", b"some words\n")
     code, found = call("inspect", book)
-    said = "the readers 'notes' of the package note-books and 'stickers' of the package sticky-notes are equally sure"
-    assert (code, found["error"]["what"]) == (2, f"{said} of these files")
-    assert found["error"]["fix"] == "say which: --from notes or --from stickers"
+    said = "the readers 'notes' of the package note-books and 'stickers' of the package sticky-notes match"
+    assert (code, found["error"]["what"]) == (2, f"{said} these files equally well")
+    assert found["error"]["fix"] == "choose one: --from notes or --from stickers"
     assert call("inspect", book, "--from", "stickers")[0] == 0
 
 
