@@ -159,7 +159,7 @@ def train(
     algorithm: Annotated[
         str | None,
         o.learning(
-            help="Learning algorithm (docs/algorithms.md); --help with it shows its options.",
+            help="Learning algorithm (docs/howto/algorithms.md); --help with it shows its options.",
             metavar="NAME",
             show_default="bc",
             autocompletion=completion.algorithms,
@@ -171,7 +171,9 @@ def train(
     ] = o.NO_VALUES,
     config: Annotated[
         str | None,
-        o.learning(help="TOML file with these options and more (docs/config.md); options given here win.", metavar="FILE"),
+        o.learning(
+            help="TOML file with these options and more (docs/reference/config.md); options given here win.", metavar="FILE"
+        ),
     ] = None,
     network: Annotated[
         str | None,
@@ -186,7 +188,9 @@ def train(
     ] = None,
     pipeline: Annotated[
         str | None,
-        o.learning(help="Learner pipeline file (docs/connectors.md); the policy learns and plays through it.", metavar="FILE"),
+        o.learning(
+            help="Learner pipeline file (docs/howto/pipelines.md); the policy learns and plays through it.", metavar="FILE"
+        ),
     ] = None,
     batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
     lr: Annotated[float | None, o.learning(help="Learning rate of Adam, above 0.", show_default="0.0005")] = None,
@@ -301,8 +305,8 @@ def train(
     The run folder holds the resolved configuration, the policy, what the pieces of --pipeline learned, metrics, a curve and
     what --resume needs to continue exactly where the run stopped. What is not given comes from --config, else from the run
     that is resumed; --pipeline, --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId,
-    python:...) have to be named again. The length alone (--epochs or --updates) may change on the way. docs/algorithms.md says
-    what each algorithm is for.
+    python:...) have to be named again. The length alone (--epochs or --updates) may change on the way.
+    docs/howto/algorithms.md says what each algorithm is for.
     """
     from offline_cli.training.train import train
 

@@ -4,8 +4,8 @@ A spec says which pieces belong on which side (`kind`), where that is from, and 
 spaces (`Setting`), as often as needed. Pieces that are given as objects serve as patterns: each pipeline is built from copies
 of them, so that nothing that one run, or one round of playing, learned is in the next.
 
-A pipeline file is TOML (docs/connectors.md). All mistakes in it are listed at once, before data is read. A file that the user
-named may name code. What a run folder says may name our own pieces, and packages that the user named.
+A pipeline file is TOML (docs/howto/pipelines.md). All mistakes in it are listed at once, before data is read. A file that the
+user named may name code. What a run folder says may name our own pieces, and packages that the user named.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ class PieceDocument(BaseModel):
 
 
 class PipelineDocument(BaseModel):
-    """Which pieces a learner, env-to-module or module-to-env pipeline has, beside the default ones. See docs/connectors.md."""
+    """Which pieces a learner, env-to-module or module-to-env pipeline has, beside the defaults (docs/howto/pipelines.md)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -385,7 +385,7 @@ def _entries(
             problems += wrong
             entries += [entry] if entry is not None else []
     if problems:
-        raise BadConfig.of(problems, where=where, fix="docs/connectors.md lists the pieces and shows such files")
+        raise BadConfig.of(problems, where=where, fix="docs/howto/pipelines.md lists the pieces and shows such files")
     return tuple(entries)
 
 

@@ -38,8 +38,8 @@ CLOSE: Final = 1e-4
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
 HOW: Final = """
 `RLModule.from_checkpoint("/absolute/path/to/this/folder")` of RLlib loads it. PPO goes on from it with this model config, as
-docs/export.md shows: `DefaultModelConfig({config})`. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
-Its value function gives 0 until it is trained. Its files are pickles, as RLlib's are.
+docs/howto/export.md shows: `DefaultModelConfig({config})`. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays
+it. Its value function gives 0 until it is trained. Its files are pickles, as RLlib's are.
 """
 
 
@@ -75,7 +75,7 @@ def rllib_export(
             raise ValueError(f"it puts out other numbers, by up to {difference:g}")
     except Exception as err:  # whatever RLlib raises for what it cannot make, and layers that do not fit each other
         reason = f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300]
-        fix = "--to onnx, which takes any policy; or train one of RLlib's shapes, which docs/export.md lists"
+        fix = "--to onnx, which takes any policy; or train one of RLlib's shapes, which docs/howto/export.md lists"
         raise BadConfig(f"RLlib's default module has no shape for this policy: {reason}", where=where, fix=fix) from err
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_to_path(str(Path(folder).resolve()))

@@ -82,5 +82,5 @@ class PluginSource(WrappedSource):
             yield fragments
 
     def _bad(self, what: str) -> BadData:
-        fix = "correct the reader: docs/extending.md has an example, and episodes/batch.py the form of each array"
+        fix = "correct the reader: docs/howto/extend.md has an example, and episodes/batch.py the form of each array"
         return BadData(f"the reader {self.name!r} yields {what}", where=self.source.info.location, fix=fix)

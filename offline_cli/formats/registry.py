@@ -43,7 +43,7 @@ TABLES: Final = {
 }
 """The kinds that can be read as tables, by what `TableSource` calls their files."""
 RECIPES: Final = {"npy": "numpy-arrays", "rlds": "rlds-datasets"}
-"""Where docs/formats.md has some lines of Python for them."""
+"""Where docs/howto/formats.md has some lines of Python for them."""
 
 _log = logging.getLogger(__name__)
 
@@ -140,8 +140,8 @@ def no_reader(listing: Listing) -> NoData:
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"what {one.distribution} reads (--from {one.name})" for one in plugins(READERS)]
-    fix = "record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/tables.md)"
+    fix = "record in one of these, or write a table: a row a step, as Parquet, CSV or JSON lines (docs/howto/tables.md)"
     if recipe := RECIPES.get(listing.kind):
-        fix = f"some lines of Python convert it: docs/formats.md#{recipe}; or write a table, a row a step (docs/tables.md)"
+        fix = f"some lines of Python convert it: docs/howto/formats.md#{recipe}; or write a table (docs/howto/tables.md)"
     what = f"{what}; there are readers for {', '.join(readers)}, and for our own datasets"
     return NoData(what, where=listing.location, fix=fix)

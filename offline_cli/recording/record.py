@@ -148,7 +148,7 @@ def record(
         result = replace(result, games=recording.episodes or None) if environment.agents else result
         if result.assumptions:
             told = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
-            _log.warning("note: counted in what is recorded (docs/assumptions.md): %s", told)
+            _log.warning("note: counted in what is recorded (docs/reference/assumptions.md): %s", told)
     if len(kept) < len(recording.parts) or not result.complete:
         whole = result if len(kept) == len(recording.parts) else None
         raise ended_early(target.url, whole, recording.failure, recording.stopped_by)

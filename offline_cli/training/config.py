@@ -227,7 +227,8 @@ def config_schema() -> dict[str, Any]:
 # ---- resolving ----
 
 HELP: Final = (
-    "`offline-cli train --help` lists the options, with --algorithm NAME its own too; docs/config.md the keys of the file"
+    "`offline-cli train --help` lists the options, with --algorithm NAME its own too; "
+    "docs/reference/config.md lists the keys of the file"
 )
 KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
 NEEDS: Final = (

@@ -101,7 +101,7 @@ def train(
     """Learn a policy from `sources` and keep it in the run folder `out`, a path or a URL.
 
     `algorithm` names the way of learning and `set` has options of it, as `[algorithm]` of the file `config`; see
-    docs/algorithms.md.
+    docs/howto/algorithms.md.
 
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
     `pipeline` may be a file, pieces, or what builds them, `lambda obs_space, act_space: pieces`. What its pieces learn, they

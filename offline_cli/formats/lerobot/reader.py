@@ -59,7 +59,7 @@ RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.R
 FIX: Final = "write the dataset again with LeRobot, or copy it again; --on-error skip leaves the episode out"
 SAY_ROLES: Final = (
     '--mapping FILE, which says which are which: [columns] eps_id = "episode_index", t = "frame_index", obs = "state",'
-    ' actions = "actions" (docs/formats.md#lerobot)'
+    ' actions = "actions" (docs/howto/formats.md#lerobot)'
 )
 
 

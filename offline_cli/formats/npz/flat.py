@@ -22,8 +22,8 @@ from offline_cli.storage.locations import Location
 from offline_cli.tally import Rejects, Tally
 
 HOW: Final = (
-    "--mapping FILE, where FILE says what the arrays mean (docs/tables.md), or write observations, actions, rewards, terminals"
-    " and timeouts (docs/formats.md#numpy-archives)"
+    "--mapping FILE, where FILE says what the arrays mean (docs/howto/tables.md), or write observations, actions, rewards,"
+    " terminals and timeouts (docs/howto/formats.md#numpy-arrays)"
 )
 
 

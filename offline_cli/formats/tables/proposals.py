@@ -106,7 +106,7 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
     raise BadMapping(
         f"a table whose columns nothing explains: {listed(columns)}",
         where=first_url(files.columns),
-        fix=f"--mapping FILE, where FILE says what the columns mean (docs/tables.md). To start from:\n\n{proposed}",
+        fix=f"--mapping FILE, where FILE says what the columns mean (docs/howto/tables.md). To start from:\n\n{proposed}",
         details={"columns": [name[:LONGEST_NAME] for name in columns[:1000]], "starting_mapping": proposed},
     )
 
@@ -284,7 +284,7 @@ class _Draft:
         if images := [f"{toml_key(name)} = {_quoted(self.images[name])}" for _, name in used if name in self.images]:
             yield from ("", "[images]  # decoding needs pip install 'offline-cli[images]'", *images)
         if any(gaps.values()):
-            yield from ("", "# An empty cell costs its episode, unless it is filled (docs/tables.md):", "# [fill]")
+            yield from ("", "# An empty cell costs its episode, unless it is filled (docs/howto/tables.md):", "# [fill]")
             yield from (
                 f'# {toml_key(name)} = "previous"  # {n:,} of the cells seen are empty' for name, n in gaps.items() if n
             )
