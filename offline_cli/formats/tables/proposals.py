@@ -247,7 +247,8 @@ class _Draft:
         for _ in range(TRIES):
             text = "\n".join(self._lines()) + "\n"
             obs = self.roles[Columns.OBS]
-            error = None if ["?"] in (self.roles[Columns.ACTIONS], obs) else self.tried(mapping_of(text, "proposal"), ROWS)
+            filled = mapping_of("\n".join(self._lines(fill=True)), "proposal")  # that cells are missing is told, and no misfit
+            error = None if ["?"] in (self.roles[Columns.ACTIONS], obs) else self.tried(filled, ROWS)
             if error is None:
                 return text
             said = str(error).splitlines()[0].strip()
@@ -265,7 +266,7 @@ class _Draft:
                 obs.append(name)
         return text
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, fill: bool = False) -> Iterator[str]:
         used = [(role, name) for role, names in self.roles.items() for name in names if name in self.columns]
         texts = {name: known for role, name in used if role in VECTORS[:2] and (known := self.texts.get(name))}
         gaps = {name: self.columns[name].nulls for role, name in used if role in (*VECTORS, Columns.REWARDS)}
@@ -283,7 +284,11 @@ class _Draft:
             )
         if images := [f"{toml_key(name)} = {_quoted(self.images[name])}" for _, name in used if name in self.images]:
             yield from ("", "[images]  # decoding needs pip install 'offline-cli[images]'", *images)
-        if any(gaps.values()):
+        if fill:
+            values = {"number": "0", "bool": "0", "text": '"previous"'}
+            filled = {name: values.get(self._cells(name), "") for name, n in gaps.items() if n}
+            yield from ("[fill]", *(f"{toml_key(name)} = {value}" for name, value in filled.items() if value))
+        elif any(gaps.values()):
             yield from ("", "# An empty cell costs its episode, unless it is filled (docs/howto/tables.md):", "# [fill]")
             yield from (
                 f'# {toml_key(name)} = "previous"  # {n:,} of the cells seen are empty' for name, n in gaps.items() if n
