@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c .ci/constraints.txt
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000

@@ -1,4 +1,4 @@
-"""docs/howto: the blocks of each page run from top to bottom, and print what the page shows.
+"""docs/howto and docs/tutorial.md: the blocks of each page run from top to bottom, and print what the page shows.
 
 A block whose first line is a comment with the name of a file is that file, and so is one that is included; other `sh` and
 `python` blocks run. A `text` block after one of these is its output: each line occurs in it, in this order, whatever numbers
@@ -34,6 +34,7 @@ OF_OTHERS = {"offline-evaluation", "compare", "report", "share"}  # written and 
 
 
 def names() -> Iterator[object]:
+    yield pytest.param("../tutorial", marks=[pytest.mark.integration])
     for page in sorted(PAGES.glob("*.md")):
         if page.stem not in OF_OTHERS:
             kind = pytest.mark.nightly if page.stem in NIGHTLY else pytest.mark.integration
