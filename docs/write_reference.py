@@ -15,7 +15,7 @@ from typing import Any
 import offline_cli
 from offline_cli import connectors, errors
 from offline_cli.checking.validate import CODES
-from offline_cli.checking.validate.problem_codes import SEVERITIES
+from offline_cli.checking.validate.findings import SEVERITIES
 from offline_cli.cli.app import COMMANDS, EXIT_CODES
 from offline_cli.cli.streams import write
 from offline_cli.connectors.pipeline_spec import pipeline_schema
