@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from offline_cli.modules.images import ImageNetwork
+from offline_cli.modules.encoders import ImageNetwork
 
 
 class MeanColour(ImageNetwork):
