@@ -19,6 +19,8 @@ project = "offline-cli"
 author = "The offline-cli authors"
 release = version = offline_cli.__version__
 language = "en"
+smartquotes = False  # two dashes are an option, not a dash
+html_show_copyright = False
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.typer", "sphinx_copybutton"]
 include_patterns = [
@@ -32,6 +34,8 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 default_role = "code"  # docstrings write names in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+toc_object_entries = False
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_maximum_signature_line_length = 90
 maximum_signature_line_length = 90
@@ -41,7 +45,6 @@ html_theme = "furo"
 html_title = "offline-cli"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_theme_options = {"top_of_page_buttons": []}
 
 
 def plain_stars(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

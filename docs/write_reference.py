@@ -148,6 +148,19 @@ REMEDIES = {
 }
 """What to do about each error, where its own `fix` is not at hand."""
 
+GUIDES = {
+    "record": ("record", "agents", "scale"),
+    "convert": ("tables", "formats", "check-and-repair"),
+    "apply": ("pipelines",),
+    "train": ("train", "algorithms"),
+    "train-bc": ("train", "pipelines"),
+    "evaluate": ("train", "ci"),
+    "export": ("export", "deploy"),
+    **dict.fromkeys(("inspect", "validate", "repair"), ("check-and-repair",)),
+    **dict.fromkeys(("filter", "sample", "split", "merge", "repack", "diff"), ("select-and-split",)),
+}
+"""How-to pages of each command."""
+
 HEAD = "| {} | value | default | meaning |\n| --- | --- | --- | --- |\n"
 
 
@@ -168,8 +181,10 @@ def command_pages() -> dict[str, str]:
     toctree = "\n```{toctree}\n:hidden:\n\n" + "\n".join(lines) + "\n```\n"
     pages = {"commands/index.md": f"{_COMMANDS}| command | what it does |\n| --- | --- |\n{listed}{toctree}"}
     for name in lines:
-        directive = f":prog: offline-cli {name}\n:width: 104\n:preferred: text\n"
-        pages[f"commands/{name}.md"] = f"# {name}\n\n```{{typer}} offline_cli.cli.app:app:{name}\n{directive}```\n"
+        directive = f":prog: offline-cli {name}\n:width: 118\n:preferred: text\n"
+        guides = " · ".join(f"[{guide}](../../howto/{guide}.md)" for guide in GUIDES.get(name, ()))
+        text = f"# {name}\n\n" + (f"How to: {guides}\n\n" if guides else "")
+        pages[f"commands/{name}.md"] = f"{text}```{{typer}} offline_cli.cli.app:app:{name}\n{directive}```\n"
     return pages
 
 
