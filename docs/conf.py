@@ -34,7 +34,6 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 default_role = "code"  # docstrings write names in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
 toc_object_entries = False
 autodoc_default_options = {"members": True, "show-inheritance": True}
 python_maximum_signature_line_length = 90
@@ -52,8 +51,16 @@ def plain_stars(app: Any, what: str, name: str, obj: Any, options: Any, lines: l
     lines[:] = [re.sub(r"(?<![`*])\*(?=\w)", r"\\*", line) for line in lines]
 
 
+def named_functions(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """Name a function that is a default, whose repr is no Python and would cost the signature its form."""
+    return (re.sub(r"<function (\w+)[^>]*>", r"\1", signature), returned) if signature else None
+
+
 def setup(app: Any) -> None:
     """Write the generated pages and the pictures before Sphinx looks for them."""
     write_pages(HERE / "reference")
     make_pictures(HERE / "pictures")
     app.connect("autodoc-process-docstring", plain_stars, priority=400)
+    app.connect("autodoc-process-signature", named_functions)
