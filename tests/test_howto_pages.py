@@ -23,7 +23,7 @@ from offline_cli import plugins
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = REPOSITORY / "docs" / "howto"
 PYTHON = ("python",)  # pages that start no commands
-NIGHTLY = {"algorithms", "export", "formats", "rllib-training", "scale"}
+NIGHTLY = {"algorithms", "export", "formats", "rllib-training", "train"}
 NEEDS = {
     "agents": ["pettingzoo"],
     "export": ["onnxscript", "onnxruntime"],
