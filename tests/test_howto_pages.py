@@ -23,7 +23,7 @@ from offline_cli import plugins
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = REPOSITORY / "docs" / "howto"
 PYTHON = ("python",)  # pages that start no commands
-NIGHTLY = {"algorithms", "export", "formats", "rllib-training", "scale"}
+NIGHTLY = {"algorithms", "export", "formats", "rllib-training", "train"}
 NEEDS = {
     "agents": ["pettingzoo"],
     "export": ["onnxscript", "onnxruntime"],
@@ -62,7 +62,8 @@ def run(page: str, folder: Path, shell: Shell) -> Iterator[tuple[str, str, str]]
     for language, content, _ in blocks(page):
         name, said = file_of(content), io.StringIO()
         if language.startswith("{literalinclude}"):
-            name, content = language.split()[1], (PAGES / language.split()[1]).read_text(encoding="utf-8")
+            content = (PAGES / language.split()[1]).read_text(encoding="utf-8")
+            name = language.split()[1].removeprefix("examples/")
         if name:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(content, encoding="utf-8")
