@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check -c .ci/constraints.txt
 DEMO ?= out/demo
 TARGET ?= all
 RUNS ?= 1000000
@@ -57,17 +57,19 @@ nightly: $(VENV)/.installed-full $(VENV)/.installed-azurite  ## Run what CI has 
 mutants: $(VENV)/.installed-dev  ## Mutate 200 operators of the heart, one at a time: how many do the tests catch? At most three hours.
 	$(BIN)/python tests/defects/mutants.py
 
-check: $(VENV)/.installed-dev  ## Check format, lint, types and import rules.
+check: $(VENV)/.installed-dev  ## Check format, lint, types, import rules, wording, and build the site with warnings as errors.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python docs/check_words.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 format: $(VENV)/.installed-dev  ## Format the code and mend what the linter can.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see docs/fuzzing.md).
+fuzz: $(VENV)/.installed-dev  ## Fuzz the readers: TARGET=all RUNS=1000000 (hours; see CONTRIBUTING.md).
 	$(BIN)/python tests/hostile/fuzz.py $(TARGET) --runs $(RUNS)
 
 bench: $(VENV)/.installed-full  ## Measure against RLlib and Minari, in an environment of their own; rewrite docs/benchmarks.md.
@@ -85,10 +87,9 @@ sample-data: $(VENV)/.installed-sb3  ## Train the experts in sample_data/ again;
 	$(BIN)/python sample_data/train_experts.py
 	$(if $(RECORDING),$(BIN)/python sample_data/copy_recording.py $(RECORDING))
 
-docs: $(VENV)/.installed-dev  ## Write the pages that are generated from the code.
-	$(BIN)/python docs/write_reference.py cli > docs/cli.md
-	$(BIN)/python docs/write_reference.py config > docs/config.md
+docs: $(VENV)/.installed-dev  ## Build the site into docs/_build/html, and schemas/ from the code.
 	for name in config manifest mapping pipeline; do $(BIN)/python docs/write_reference.py schema $$name > schemas/$$name.v1.json; done
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 clean:  ## Remove what the targets made.
-	rm -rf $(VENV) .venv-bench $(GPU_WHEELS) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench $(GPU_WHEELS) out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/_build docs/pictures

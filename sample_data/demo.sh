@@ -42,3 +42,8 @@ row trained "$(value %.0f train-bc episodes)" "$(value %.1f train-bc eval_return
 row evaluated "$(value %.0f evaluate episodes)" "$(value %.1f evaluate return_mean)" ""
 echo
 echo "learning curve: $out/run/curve.png"
+echo
+echo "What next, after \`source .venv/bin/activate\`:"
+echo "  offline-cli evaluate $out/run --env CartPole-v1    plays the clone again"
+echo "  offline-cli inspect $out/recording --head 5        shows the expert's episodes"
+echo "  docs/tutorial.md                                   leads from a log of your own to a policy"

@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from pathlib import Path
 
 import pytest
+
+from offline_cli import __version__
 
 pytestmark = pytest.mark.integration
 
@@ -24,12 +27,19 @@ def no_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of what `python -m build` makes: an sdist, and a wheel of it."""
+    folder = tmp_path_factory.mktemp("dist")
+    words = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(REPOSITORY)]
+    subprocess.run(words, check=True, cwd=folder, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment with nothing but the wheel in it; its dependencies are borrowed from this one."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
-    subprocess.run([*build, str(REPOSITORY)], check=True, cwd=folder)
-    (wheel,) = folder.glob("offline_cli-*.whl")
+    (wheel,) = built.glob("offline_cli-*.whl")
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
     site = subprocess.run(
@@ -63,3 +73,25 @@ def test_the_installed_command_converts_and_inspects_outside_the_repository(inst
     command = [installed / "offline-cli", "inspect", "D", "--json"]
     shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(shown.stdout)["format"] == "episodes"
+
+
+def test_the_distributions_pass_the_checks_of_the_package_index(built: Path) -> None:
+    files = sorted(built.iterdir())
+    assert [file.name for file in files] == [f"offline_cli-{__version__}-py3-none-any.whl", f"offline_cli-{__version__}.tar.gz"]
+    subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True, capture_output=True)
+
+
+def test_the_sdist_holds_sources_and_nothing_that_was_built(built: Path) -> None:
+    with tarfile.open(built / f"offline_cli-{__version__}.tar.gz") as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "LICENSE", "docs/index.md", "sample_data/demo.sh", "schemas/config.v1.json"} <= names
+    assert [name for name in names if name.startswith(("docs/_build", "docs/reference/commands", ".venv", "out/"))] == []
+
+
+def test_the_demo_runs_with_the_installed_package(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    path = f"{installed}{os.pathsep}{os.environ['PATH']}"
+    demo = ["sh", str(REPOSITORY / "sample_data" / "demo.sh"), "demo"]
+    done = subprocess.run(demo, cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "docs/tutorial.md" in done.stdout.splitlines()[-1]

@@ -158,7 +158,7 @@ def train(
     algorithm: Annotated[
         str | None,
         o.learning(
-            help="Learning algorithm (docs/algorithms.md); add --help for its options.",
+            help="Learning algorithm (docs/howto/algorithms.md); add --help for its options.",
             metavar="NAME",
             show_default="bc",
             autocompletion=completion.algorithms,
@@ -171,7 +171,8 @@ def train(
     config: Annotated[
         str | None,
         o.learning(
-            help="TOML file with these and more options (docs/config.md); the command line takes precedence.", metavar="FILE"
+            help="TOML file with these and more options (docs/reference/config.md); the command line takes precedence.",
+            metavar="FILE",
         ),
     ] = None,
     network: Annotated[
@@ -187,7 +188,9 @@ def train(
     ] = None,
     pipeline: Annotated[
         str | None,
-        o.learning(help="Learner pipeline file (docs/connectors.md); the policy learns and plays through it.", metavar="FILE"),
+        o.learning(
+            help="Learner pipeline file (docs/howto/pipelines.md); the policy learns and plays through it.", metavar="FILE"
+        ),
     ] = None,
     batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
     lr: Annotated[float | None, o.learning(help="Learning rate of Adam, above 0.", show_default="0.0005")] = None,
@@ -298,7 +301,7 @@ def train(
     The run folder holds the resolved configuration, the policy, the learned state of --pipeline, metrics, a curve, and a
     checkpoint from which --resume continues exactly. Unset options come from --config, else from the resumed run; --pipeline,
     --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId, python:...) must be repeated. Only
-    the length (--epochs or --updates) may change. See docs/algorithms.md for the algorithms.
+    the length (--epochs or --updates) may change. See docs/howto/algorithms.md for the algorithms.
     """
     from offline_cli.training.train import train
 

@@ -31,7 +31,8 @@ def filter(
     where: Annotated[
         str | None,
         o.data(
-            help="Condition on eps_id, length, return, terminated, truncated, agent_id, module_id (docs/operations.md).",
+            help="Condition on eps_id, length, return, terminated, truncated, agent_id, module_id "
+            "(docs/howto/select-and-split.md).",
             metavar="CONDITION",
         ),
     ] = None,

@@ -4,7 +4,7 @@ A spec holds the pieces, the kind of pipeline, the origin (for errors), and the 
 pipeline for given spaces (`Setting`), any number of times. Pieces given as objects are copied for each build, so that no
 learned state leaks from one run, or one round of playing, into the next.
 
-A pipeline file is TOML (docs/connectors.md). All mistakes in it are reported at once, before data is read. The user's own file
+A pipeline file is TOML (docs/howto/pipelines.md). All mistakes in it are reported at once, before data is read. The user's own file
 may import any code; a run folder only our own pieces, and packages that the user named.
 """
 
@@ -327,7 +327,7 @@ class PieceDocument(BaseModel):
 
 
 class PipelineDocument(BaseModel):
-    """Pieces of a learner, env-to-module or module-to-env pipeline, in addition to the default ones. See docs/connectors.md."""
+    """Pieces of a learner, env-to-module or module-to-env pipeline, in addition to the default ones. See docs/howto/pipelines.md."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -388,7 +388,7 @@ def _entries(
             problems += wrong
             entries += [entry] if entry is not None else []
     if problems:
-        raise BadConfig.of(problems, where=where, fix="see docs/connectors.md for the pieces and examples")
+        raise BadConfig.of(problems, where=where, fix="see docs/howto/pipelines.md for the pieces and examples")
     return tuple(entries)
 
 

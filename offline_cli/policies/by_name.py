@@ -31,7 +31,7 @@ def _run(name: str, environment: Environment | None, options: PolicyOptions) -> 
     try:
         loaded = options.loaded or load_policy(name, options.storage_options, plugins=options.plugins)
     except (NoData, StorageNotFound) as err:
-        err.fix = f"{err.fix}; other policies: random, sb3:FILE, onnx:FILE, rllib:FOLDER, python:module:attribute"
+        err.fix += "; or: random, sb3:FILE, onnx:FILE, rllib:FOLDER, python:module:attribute, python:FILE.py:attribute"
         raise
     if environment is None:
         known = options.pieces.is_default or loaded.trained is not None  # the user's pieces may change spaces

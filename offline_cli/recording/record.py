@@ -147,7 +147,7 @@ def record(
         result = replace(result, games=recording.episodes or None) if environment.agents else result
         if result.assumptions:
             counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
-            _log.warning("note: assumptions counted in the recording (docs/assumptions.md): %s", counts)
+            _log.warning("note: assumptions counted in the recording (docs/reference/assumptions.md): %s", counts)
     if len(kept) < len(recording.parts) or not result.complete:
         whole = result if len(kept) == len(recording.parts) else None
         raise ended_early(target.url, whole, recording.failure, recording.stopped_by)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_commands import Shell
 
 from offline_cli.datasets.dataset import Dataset
 
@@ -55,12 +53,3 @@ def test_a_table_without_a_mapping_is_exit_4_with_one_to_start_from(call: Call, 
     assert 'eps_id = "run"' in start
     assert 't = "stamp"' in start
     assert 'obs = ["joint_a", "joint_b", "gripper"' in start
-
-
-@pytest.mark.integration
-def test_the_guide_to_tables_runs_as_it_stands(tmp_path: Path, script_shell: Shell) -> None:
-    guide = (TABLES.parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
-    script = "\n".join(re.findall(r"```sh\n(.*?)```", guide, flags=re.DOTALL))
-    done = script_shell(script, tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert Dataset.open(str(tmp_path / "rides")).manifest.counts.episodes == 2

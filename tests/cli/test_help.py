@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import pytest
-import write_reference as reference
 from named_commands import COMMANDS, command_named
 from typer.testing import CliRunner
 
 from offline_cli import __version__
 from offline_cli.cli.app import app
-from offline_cli.training.config import resolve_config
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 Shell = Callable[..., Any]
 
 HEAVY = ("numpy", "gymnasium", "torch", "polars", "pyarrow", "ray", "fsspec", "matplotlib")
@@ -65,24 +60,3 @@ def test_required_options_are_in_the_usage_line() -> None:
 
 def test_a_misspelt_command_is_guessed() -> None:
     assert "Did you mean 'convert'" in CliRunner().invoke(app, ["convret"]).stderr
-
-
-def test_the_reference_page_is_what_the_commands_say() -> None:
-    page = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert page == reference.cli_page(), "run `make docs`"
-
-
-def test_the_page_of_config_keys_is_what_the_schema_says() -> None:
-    page = (REPOSITORY / "docs" / "config.md").read_text(encoding="utf-8")
-    assert page == reference.config_page(), "run `make docs`"
-
-
-@pytest.mark.parametrize("name", reference.SCHEMAS)
-def test_a_schema_is_what_its_model_says(name: str) -> None:
-    page = (REPOSITORY / "schemas" / f"{name}.v1.json").read_text(encoding="utf-8")
-    assert page == reference.schema_page(name), "run `make docs`"
-
-
-def test_the_example_on_the_page_of_config_keys_holds(tmp_path: Path) -> None:
-    (tmp_path / "c.toml").write_text(reference.config_page().split("```toml\n")[1].split("```")[0], encoding="utf-8")
-    assert resolve_config({}, file=tmp_path / "c.toml").hidden == (64, 64)

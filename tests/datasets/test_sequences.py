@@ -12,6 +12,7 @@ import pytest
 
 from offline_cli import EpisodeBatch, open_dataset
 from offline_cli.datasets.dataset import Dataset
+from offline_cli.errors import NoData
 from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
@@ -81,3 +82,14 @@ def test_a_pickled_dataset_reads_the_same_and_travels_light(shards: Dataset, who
     again = pickle.loads(sent)
     assert again.shards == shards.shards
     assert [again[number].id_ for number in (9, 0)] == [whole.ids[9], whole.ids[0]]
+
+
+def test_a_dataset_can_be_read_after_the_end_of_its_block_which_hides_no_error(shards: Dataset, tmp_path: Path) -> None:
+    with open_dataset(tmp_path / "D") as opened:
+        pass
+    with opened.batches() as batches:
+        assert sum(map(len, batches)) == len(LENGTHS)
+    with pytest.raises(KeyError), open_dataset(tmp_path / "D"):
+        raise KeyError
+    with pytest.raises(NoData), open_dataset(tmp_path / "D" / "data"):
+        pass

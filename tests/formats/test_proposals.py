@@ -109,3 +109,10 @@ def test_cells_without_a_value_are_offered_to_be_filled_and_the_lines_work(write
     assert "# cmd" not in text
     filled = text.replace("# [fill]", "[fill]").replace("# temp =", "temp =").replace('# reward = "previous"', "reward = 0")
     assert read_table(path, filled)[1].num_steps == 6
+
+
+def test_a_column_with_empty_cells_of_one_long_episode_stays_an_observation(write_lines: Write) -> None:
+    rows = [("m1", f"2024-03-01 12:00:{k:02}", "" if k == 0 else k * 0.1, k * 0.5, k % 2, 1.0) for k in range(30)]
+    text = proposed(csv_of(write_lines, "machine_id,timestamp,heat,fan,action,cost", *rows))
+    assert tomllib.loads(text)["columns"]["obs"] == ["heat", "fan"]
+    assert '# heat = "previous"  # 1 of the cells seen are empty' in text

@@ -1,4 +1,4 @@
-"""docs/rllib.md says of every setting and class of RLlib's offline API what there is here."""
+"""docs/explanation/rllib.md says of every setting and class of RLlib's offline API what there is here."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+from named_commands import COMMANDS, command_named
+
 TORCHRUNS = {"--nproc-per-node"}  # options that are of another command
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "rllib.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "explanation" / "rllib.md"
 METHODS = ("offline_data", "env_runners", "evaluation", "learners", "training")
 CUSTOMISED = (  # that the documents of RLlib have users derive from or make
     *("InputReader", "ShuffledInput", "OutputWriter", "IOContext", "OfflineData", "OfflinePreLearner", "EpisodeReplayBuffer"),
@@ -50,7 +52,7 @@ def test_every_class_that_users_customise_is_on_the_page() -> None:
 
 
 def test_every_option_that_the_page_names_is_one_of_ours() -> None:
-    commands = (PAGE.parent / "cli.md").read_text(encoding="utf-8")
+    options = {option for name in COMMANDS for one in command_named(name).params for option in one.opts}
     named = set(re.findall(r"--[a-z][a-z-]+", " ".join(rows().values())))
     assert len(named) > 20
-    assert named - set(re.findall(r"--[a-z][a-z-]+", commands)) == TORCHRUNS
+    assert named - options == TORCHRUNS

@@ -9,7 +9,7 @@ A problem has a code, a meaning, a remedy and a severity:
 * `warning`: reading repairs or tolerates it, and the result may not be what the user expects.
 * `note`: worth knowing, but harmless.
 
-docs/validate.md documents this table, and a test keeps the two equal.
+docs/reference/checks.md is generated from this table.
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ CODES: Final[dict[str, Code]] = {
     "constant-dimension": Code("note", "dimension", "with one value throughout", "leave it out if it tells nothing"),
     "spaces-inferred": Code("note", "source", "without declared spaces, so that nothing lies outside them", "give --env"),
     "action-scale-unknown": Code("note", "source", "whose Box actions are of unknown scale", "give --action-scale"),
-    "assumption": Code("note", "assumption", "made in reading or writing it (docs/assumptions.md)", "check that they hold"),
+    "assumption": Code(
+        "note", "assumption", "made in reading or writing it (docs/reference/assumptions.md)", "check that they hold"
+    ),
     # ---- dataset folders ----
     "uncommitted": Code("error", "dataset", "whose writer has not finished", "the same command with --resume, or repair"),
     "broken-manifest": Code("error", "mistake", "in manifest.json", "offline-cli repair builds it anew from the shards"),

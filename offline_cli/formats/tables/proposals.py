@@ -106,7 +106,7 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
     raise BadMapping(
         f"the table's columns need a mapping: {listed(columns)}",
         where=first_url(files.columns),
-        fix=f"give --mapping FILE (docs/tables.md). To start from:\n\n{proposed}",
+        fix=f"give --mapping FILE (docs/howto/tables.md). To start from:\n\n{proposed}",
         details={"columns": [name[:LONGEST_NAME] for name in columns[:1000]], "starting_mapping": proposed},
     )
 
@@ -245,7 +245,8 @@ class _Draft:
         for _ in range(TRIES):
             text = "\n".join(self._lines()) + "\n"
             obs = self.roles[Columns.OBS]
-            error = None if ["?"] in (self.roles[Columns.ACTIONS], obs) else self.tried(mapping_of(text, "proposal"), ROWS)
+            filled = mapping_of("\n".join(self._lines(fill=True)), "proposal")  # that cells are missing is told, and no misfit
+            error = None if ["?"] in (self.roles[Columns.ACTIONS], obs) else self.tried(filled, ROWS)
             if error is None:
                 return text
             said = str(error).splitlines()[0].strip()
@@ -263,7 +264,7 @@ class _Draft:
                 obs.append(name)
         return text
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self, fill: bool = False) -> Iterator[str]:
         used = [(role, name) for role, names in self.roles.items() for name in names if name in self.columns]
         texts = {name: known for role, name in used if role in VECTORS[:2] and (known := self.texts.get(name))}
         gaps = {name: self.columns[name].nulls for role, name in used if role in (*VECTORS, Columns.REWARDS)}
@@ -281,8 +282,12 @@ class _Draft:
             )
         if images := [f"{toml_key(name)} = {_quoted(self.images[name])}" for _, name in used if name in self.images]:
             yield from ("", "[images]  # decoding needs pip install 'offline-cli[images]'", *images)
-        if any(gaps.values()):
-            yield from ("", "# An empty cell costs its episode, unless it is filled (docs/tables.md):", "# [fill]")
+        if fill:
+            values = {"number": "0", "bool": "0", "text": '"previous"'}
+            filled = {name: values.get(self._cells(name), "") for name, n in gaps.items() if n}
+            yield from ("[fill]", *(f"{toml_key(name)} = {value}" for name, value in filled.items() if value))
+        elif any(gaps.values()):
+            yield from ("", "# An empty cell costs its episode, unless it is filled (docs/howto/tables.md):", "# [fill]")
             yield from (
                 f'# {toml_key(name)} = "previous"  # {n:,} of the cells seen are empty' for name, n in gaps.items() if n
             )

@@ -1,0 +1,1 @@
+"""The package of docs/howto/extend.md: one of each kind of extension."""
