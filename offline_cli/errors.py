@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Self
 
 PROBLEM: Final = "problem"
-"""Key in an error's details: the problem code that `validate` reports (docs/validate.md)."""
+"""Key in an error's details: the problem code that `validate` reports (docs/reference/checks.md)."""
 
 
 ITEM: Final = "  - "  # prefix of each listed mistake

@@ -54,7 +54,7 @@ class OnError(StrEnum):
 
 
 class Lost(StrEnum):
-    """Why an episode of the source is missing from the result; kinds of assumptions, see docs/assumptions.md."""
+    """Why an episode of the source is missing from the result; kinds of assumptions, see docs/reference/assumptions.md."""
 
     BAD_ROW = "lost-episode-bad-row"  # one of its rows is unreadable, so the rest is no whole episode
     UNREADABLE = "lost-episode-unreadable"  # an unreadable packed episode, or a line or file of episodes (counted as one)
@@ -93,7 +93,7 @@ OF_THE_PAGE: Final = """
     zero-length-episode
 """
 KINDS: Final = frozenset(OF_THE_PAGE.split())
-"""Kinds of assumptions listed in docs/assumptions.md; plug-ins may count others."""
+"""Kinds of assumptions listed in docs/reference/assumptions.md; plug-ins may count others."""
 
 
 @dataclass(slots=True)

@@ -119,7 +119,7 @@ class ConnectorV2(BatchHelpers, ABC):
     pass some of the episodes at a time. Each class must set it itself; those of this package need not.
 
     `frozen`: the piece must not learn. A piece that learns has `get_state` and `set_state`, and learns only while
-    `not self.frozen` (docs/connectors.md, "A piece that learns").
+    `not self.frozen` (docs/howto/pipelines.md, "A piece that learns").
     """
 
     whole_arrays: ClassVar[bool] = False

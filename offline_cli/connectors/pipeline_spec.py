@@ -4,8 +4,8 @@ A spec holds the pieces, the kind of pipeline, the origin (for errors), and the 
 pipeline for given spaces (`Setting`), any number of times. Pieces given as objects are copied for each build, so that no
 learned state leaks from one run, or one round of playing, into the next.
 
-A pipeline file is TOML (docs/howto/pipelines.md). All mistakes in it are reported at once, before data is read. The user's own file
-may import any code; a run folder only our own pieces, and packages that the user named.
+A pipeline file is TOML (docs/howto/pipelines.md). All mistakes in it are reported at once, before data is read. The user's own
+file may import any code; a run folder only our own pieces, and packages that the user named.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class PieceDocument(BaseModel):
 
 
 class PipelineDocument(BaseModel):
-    """Pieces of a learner, env-to-module or module-to-env pipeline, in addition to the default ones. See docs/howto/pipelines.md."""
+    """Pieces of a learner, env-to-module or module-to-env pipeline, beside the default ones. See docs/howto/pipelines.md."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -1,7 +1,7 @@
 """MultiAgentEpisode: the episodes of agents that act in turns or together in one environment.
 
 API and semantics follow RLlib's class: construction, steps, getters by agent, `cut` and states. Each agent's data is a
-SingleAgentEpisode, `agent_episodes[agent]`, with its own setters, slices and joins. docs/rllib.md lists the differences.
+SingleAgentEpisode, `agent_episodes[agent]`, with setters, slices and joins. docs/explanation/rllib.md lists the differences.
 
 All agents share one clock. Each agent has a timeline with one tag per environment timestep, lookback buffer included: the
 agent's own timestep (within the whole episode) of the observation it got then, or SKIP. Data of an incomplete step *hangs*: the

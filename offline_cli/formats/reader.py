@@ -42,7 +42,7 @@ def never(listing: Listing) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads one format. Other packages register readers as entry points of `offline_cli.readers`; see docs/extending.md."""
+    """Reads one format. Other packages register readers as entry points of `offline_cli.readers`; see docs/howto/extend.md."""
 
     name: str  # value of `--from`
     words: str  # the format, for messages: "RLlib episodes in Parquet"

@@ -154,7 +154,7 @@ def file_check(magic: bytes, words: str) -> Callable[..., object]:
 
 @dataclass(frozen=True, slots=True)
 class SinkKind:
-    """An output format. Other packages register sinks as entry points of `offline_cli.sinks`; see docs/extending.md."""
+    """An output format. Other packages register sinks as entry points of `offline_cli.sinks`; see docs/howto/extend.md."""
 
     name: str  # value of `--to`
     words: str  # the format, for messages

@@ -9,7 +9,7 @@ only `converting/stitching.py` joins. For each fragment a reader sets
   `final_missing` is set; the stitcher uses the first observation of the next fragment, or counts `missing-final-observation`;
 * its origin, if known: file and row, for messages.
 
-`FileSource` is the base of sources that are lists of files. docs/extending.md shows a reader in another package.
+`FileSource` is the base of sources that are lists of files. docs/howto/extend.md shows a reader in another package.
 
 `DroppedLeaves` removes the leaves named by `--drop` from a source.
 """

@@ -1,6 +1,6 @@
 """Redact secrets in command lines, URLs and clients' error texts, recognised by the names of their options or keys.
 
-Manifests, writers' notes and error messages may be read by people without access to the storage. docs/storage.md lists the
+Manifests, writers' notes and error messages may be read by people without access to the storage. docs/howto/cloud.md lists the
 names. Counted plurals (`max_tokens`) and a plain `key` are not secrets.
 """
 

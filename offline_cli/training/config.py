@@ -226,7 +226,9 @@ def config_schema() -> dict[str, Any]:
 
 # ---- resolving ----
 
-HELP: Final = "see `offline-cli train --help` for options (with --algorithm NAME for its own), docs/reference/config.md for keys of the file"
+HELP: Final = (
+    "see `offline-cli train --help` for options (with --algorithm NAME for its own), docs/reference/config.md for keys"
+)
 KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
 NEEDS: Final = (
     ("until_return", "env", "an environment to play in"),

@@ -1,4 +1,4 @@
-"""Our episodes do what RLlib's do, in sequences and games in which RLlib meets none of its own faults (docs/rllib.md)."""
+"""Our episodes do what RLlib's do, in sequences and games without its own faults (docs/explanation/rllib.md)."""
 
 from __future__ import annotations
 

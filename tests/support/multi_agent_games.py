@@ -1,6 +1,7 @@
 """Random games of several agents that a multi-agent episode is told, as RLlib's class plays them without its known faults.
 
-Agents act in turns, all at once or as they like; they come late, skip steps and end early. Left out is what docs/rllib.md says
+Agents act in turns, all at once or as they like; they come late, skip steps and end early. Left out is what docs/explanation/rllib.md
+says
 RLlib gets wrong: rewards between an observation and the action, ends without an observation, a last step that truncates.
 """
 

@@ -1,7 +1,7 @@
 """IQL and TD3+BC compute what d3rlpy 2.8.1 computes from the same weights and batch: losses, targets, gradients, four updates.
 
 Differences in definition are none of the numbers here but one: d3rlpy's IQL policy has a spread that is the same in all states,
-and the answers are of its own policy class with the other choice, which ours is (docs/algorithms.md).
+and the answers are of its own policy class with the other choice, which ours is (docs/howto/algorithms.md).
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Problem:
     """One kind of problem in one source."""
 
     source: str  # folder, files or URL
-    code: str  # see docs/validate.md
+    code: str  # see docs/reference/checks.md
     severity: Severity
     count: int = 0  # in the code's unit
     places: list[str] = field(default_factory=list)  # the first 10

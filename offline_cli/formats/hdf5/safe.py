@@ -3,7 +3,7 @@
 Allowed: groups, and datasets of numbers, booleans and strings. Variable-length bytes are read only as JPEG frames, as Minari
 stores them. Refused: soft and external links, external storage, virtual datasets, filters other than those of HDF5 and h5py,
 other types, and datasets that decompress to more than `RATIO` times their stored size. libhdf5 is C code: a crafted file may
-crash it, and with it this process (docs/SECURITY.md).
+crash it, and with it this process (docs/explanation/security.md).
 
 Uses h5py's low-level API, because creating `Group` and `Dataset` objects takes longer than reading a small dataset. Remote
 files are first copied to a temporary file, because HDF5 reads at scattered offsets.

@@ -155,7 +155,7 @@ class TD3BC(Algorithm):
 
 class ReBRAC(TD3BC):
     """`td3-bc` with the defaults of Tarasov et al. 2023 for D4RL's halfcheetah-medium-v2; the authors tuned `actor_bc` and
-    `critic_bc` for each dataset. docs/algorithms.md lists the differences.
+    `critic_bc` for each dataset. docs/howto/algorithms.md lists the differences.
     """
 
     name = "rebrac"
