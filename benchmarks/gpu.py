@@ -111,8 +111,8 @@ def _steps(
     from torch import nn
 
     from benchmarks.harness import NO_FLOOR, paired
-    from offline_cli.modules.devices import autocast
     from offline_cli.modules.policy_modules import build_module
+    from offline_cli.modules.python_network import autocast
     from offline_cli.training.learner import Update, cloning_learner
     from offline_cli.training.steps import Batches, Steps
 

@@ -148,7 +148,7 @@ def space_to_json(space: Space) -> dict[str, Any]:
 def space_from_json(node: Mapping[str, Any], *, where: str) -> Space:
     """The space that `node` describes. Raises UnsupportedSpace for types and values that make none."""
     try:
-        return _built(node, _Form(where, is_rllibs=False))
+        return _built(node, _SpaceForm(where, is_rllibs=False))
     except UnsupportedSpace:
         raise
     except NO_SPACE as err:
@@ -221,7 +221,7 @@ def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
     """
     fix = "write the file again from its source"
     try:
-        return _built(node, _Form(where, is_rllibs=True))
+        return _built(node, _SpaceForm(where, is_rllibs=True))
     except (BadEpisode, UnsafeData, UnsupportedSpace):
         raise
     except _TooLarge as err:
@@ -240,7 +240,7 @@ class _TooLarge(ValueError):
     """Bounds or depths that would fill the memory."""
 
 
-class _Form:
+class _SpaceForm:
     """One of the two forms in which spaces are written, and how many bytes the bounds of one, all parts together, may take."""
 
     def __init__(self, where: str, *, is_rllibs: bool) -> None:
@@ -293,7 +293,7 @@ def _bound_to_rllib(array: NDArray[Any]) -> str:
     return base64.b64encode(zlib.compress(buffer.getvalue())).decode("ascii")
 
 
-def _built(node: Any, form: _Form, *, depth: int = 0) -> Space:
+def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
     if not isinstance(node, dict):  # of an array or a text, parts could be asked for too
         raise TypeError(f"a {type(node).__name__} where a space belongs")
     if depth > MAX_DEPTH:

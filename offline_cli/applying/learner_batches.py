@@ -4,18 +4,25 @@ One policy learns from the episodes of one module. Episodes without steps teach 
 outputs that are text. Box actions come in the units of networks, as RLlib's pieces know them; an unknown scale is an error.
 Episodes are grouped until they have the steps that are asked for, so that a group depends on the episodes and their order
 alone, and not on how they were read. Rows that `loss_mask` marks as False are never learned from, nor validated on.
+
+`FrameStacks` keeps single frames, from which batches gather their stacks: FrameStacking makes each observation N times as large
+as the frame that it adds. Where all pieces after it leave observations alone (`stack_by_rows`), the piece says instead which
+frame each step ends with, and how many frames of its episode come before it: `FrameStacks` holds every frame once, and
+`gather_stacks` puts stacks into tensors, on whatever device the frames are. Values are those of the piece, bit for bit: the
+oldest frame first, zeros before the first one.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -23,14 +30,18 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from offline_cli.applying.frame_stacks import FrameStacks
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.connectors.common.batch_columns import as_tensors
+from offline_cli.connectors.common.batching import as_tensors
 from offline_cli.connectors.common.frame_stacking import AGES, FRAMES, FrameStacking
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import Batch, Episodes
-from offline_cli.connectors.piece_options import what_it_wants
+from offline_cli.connectors.connector_v2 import Batch, Episodes, what_it_wants
+from offline_cli.connectors.learner.added_columns import (
+    AddNextActionsFromEpisodesToTrainBatch,
+    AddNextObservationsFromEpisodesToTrainBatch,
+    default_pieces,
+)
+from offline_cli.connectors.learner.returns import ClipRewards, ComputeReturnsToGo
 from offline_cli.converting.fitting import misfits
 from offline_cli.converting.reading import EpisodeStream
 from offline_cli.environments import Environment
@@ -39,23 +50,101 @@ from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
 from offline_cli.formats.source import UNKNOWN_SCALE
 from offline_cli.meanings import Meanings
-from offline_cli.modules.action_units import in_network_units, network_space
-from offline_cli.modules.distributions import check_scale
+from offline_cli.modules.distributions import check_scale, in_network_units, network_space
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID, evaluating, is_stateful
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["UNREWARDED", "check_announced", "check_rewards", "check_values", "grouped", "in_learner_units", "in_parts"]
-__all__ += [
+__all__ = [
+    "UNREWARDED",
+    "FrameStacks",
+    "check_announced",
+    "check_rewards",
+    "check_values",
+    "gather_stacks",
+    "grouped",
+    "in_learner_units",
+    "in_parts",
     "learner_columns",
     "learner_spaces",
     "of_one_module",
     "place_of_first",
     "playing",
+    "stack_by_rows",
     "stepped",
     "through",
     "with_steps",
 ]
+
+
+MOST: Final = 255  # frames of a stack: an age, and the next one, is one byte
+LEAVE_OBSERVATIONS: Final = (  # for a module without memory, as the default pieces do
+    AddNextObservationsFromEpisodesToTrainBatch,
+    AddNextActionsFromEpisodesToTrainBatch,
+    ClipRewards,
+    ComputeReturnsToGo,
+)
+
+
+def stack_by_rows(pipeline: ConnectorPipelineV2) -> FrameStacking | None:
+    """Have the pipeline's FrameStacking give rows of frames, where it is the last piece to fill or change observations; None:
+    there is none, or a piece after it may look at them. With it, `new_obs` are rows too.
+    """
+    pieces = list(pipeline.pieces())
+    stacking = [piece for piece in pieces if type(piece) is FrameStacking]
+    if len(stacking) != 1 or not stacking[0].may_give_rows or stacking[0].num_frames > MOST:
+        return None
+    after, known = pieces[pieces.index(stacking[0]) + 1 :], {*LEAVE_OBSERVATIONS, *map(type, default_pieces())}
+    if not known.issuperset(map(type, after)):
+        return None
+    stacking[0].by_rows = True
+    for piece in after:
+        if isinstance(piece, AddNextObservationsFromEpisodesToTrainBatch):
+            piece.by_rows = True
+    return stacking[0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameStacks:
+    """N stacks of `size` frames each."""
+
+    frames: Tree  # leaves (M, ..., C): each frame once
+    rows: Tensor  # (N,) int64: the newest frame of each stack
+    ages: Tensor  # (N,) uint8: frames before it that are of its episode, at most size - 1
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """(..., size * C) of each leaf."""
+        shapes = [tuple(leaf.shape[1:]) for leaf in leaves(self.frames)]
+        return [(*shape[:-1], self.size * shape[-1]) if shape else (self.size,) for shape in shapes]
+
+    @property
+    def nbytes(self) -> int:
+        """Of what says where its frames are: several may share these."""
+        return self.rows.nbytes + self.ages.nbytes
+
+    def next_ones(self, rows: Tensor) -> Self:
+        """The stacks that end one frame later, in `rows` (N,)."""
+        return replace(self, rows=rows, ages=(self.ages + 1).clamp(max=self.size - 1))
+
+
+def gather_stacks(
+    take: Callable[[Tensor], Sequence[Tensor]], rows: Tensor, ages: Tensor, size: int, targets: Sequence[Tensor]
+) -> None:
+    """Put the stacks that end with the frames `rows` (B,) into `targets`. `take`: the frames of given numbers, leaf by leaf."""
+    for place in range(size):
+        back = size - 1 - place
+        gone = ages < back
+        for found, target in zip(take(rows - ages.clamp(max=back)), targets, strict=True):
+            found.masked_fill_(gone.view(-1, *[1] * (found.ndim - 1)), 0)
+            shape = tuple(found.shape[1:])
+            places, width = (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+            target.view(len(rows), places, size, width)[:, :, place].copy_(found.view(len(rows), places, width))
+
 
 PLACE: Final = "learner pipeline"
 UNREWARDED: Final = "or learn with `train-bc`, which needs no rewards"

@@ -37,7 +37,7 @@ def columns_of(batch: EpisodeBatch) -> Iterator[tuple[str, NDArray[Any]]]:
         yield from ((path, leaf) for path, leaf in flatten(tree, name) if leaf.dtype.kind in "biuf" and leaf.size)
 
 
-class _Column:
+class _ColumnFigures:
     """Figures of one column so far: arrays (d,), an entry per element of a value, or one for all elements of a large leaf."""
 
     def __init__(self, leaf: NDArray[Any]) -> None:
@@ -95,7 +95,7 @@ class ColumnsBuilder:
     """Collects figures and histograms of all columns, and histograms of returns and lengths, batch by batch."""
 
     def __init__(self) -> None:
-        self._columns: dict[str, _Column] = {}
+        self._columns: dict[str, _ColumnFigures] = {}
         self._episodes = {"return": Spread(), "length": Spread()}
 
     def add(self, batch: EpisodeBatch) -> None:
@@ -103,7 +103,7 @@ class ColumnsBuilder:
         self._episodes["return"].add(batch.returns)
         self._episodes["length"].add(batch.lengths)
         for path, leaf in columns_of(batch):
-            column = self._columns.setdefault(path, _Column(leaf))
+            column = self._columns.setdefault(path, _ColumnFigures(leaf))
             if column.shape != leaf.shape[1:]:
                 what = f"column {path!r} has values of shape {leaf.shape[1:]}, before of {column.shape}"
                 fix = "write the two kinds into two datasets"

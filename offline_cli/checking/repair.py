@@ -37,7 +37,7 @@ from offline_cli.datasets.file_names import (
     shard_name,
 )
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import Environment, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import data_files, free_place, is_own_part, keep_names, numbered, set_aside, shard_files
 from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
@@ -371,7 +371,7 @@ def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
             **{name: told[name] for name in ("action_scale", "compression") if name in told},
             "format": told["format"],
             **{name: told[name] and space_from_json(told[name], where=where) for name in FACTS[1:3]},
-            "environment": told.get("environment") and Environment.from_json(told["environment"]),
+            "environment": told.get("environment") and EnvironmentRecord.from_json(told["environment"]),
             "meanings": Meanings.of(told.get("meanings", {}), where),
             "provenance": {"commands": [note.command], "started": note.started},
         }
@@ -400,4 +400,4 @@ def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedE
             known = {name: getattr(stream, name) for name in named}
     except NoData as err:
         raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
-    return {**DEFAULTS, **known, "format": "episodes" if packed else "columns", "environment": Environment.of(env)}
+    return {**DEFAULTS, **known, "format": "episodes" if packed else "columns", "environment": EnvironmentRecord.of(env)}

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import typer
 
-from offline_cli.byte_sizes import byte_size
+from offline_cli.choices import byte_size
 from offline_cli.errors import BadConfig, UsageError
-from offline_cli.safe_json import json_or_text
+from offline_cli.schema_files import json_or_text
 
 __all__ = ["cache_bytes", "comparisons", "json_object", "names", "pairs", "settings", "storage_pairs", "whole_numbers"]
 

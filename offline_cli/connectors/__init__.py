@@ -9,19 +9,15 @@ a file, such as `offline_cli.connectors.learner.frame_stacking`, whose names are
 import sys
 import types
 
-from offline_cli.connectors.common.batch_columns import *
 from offline_cli.connectors.common.batching import *
 from offline_cli.connectors.common.flattening import *
 from offline_cli.connectors.common.frame_stacking import *
 from offline_cli.connectors.common.mean_std_filter import *
-from offline_cli.connectors.common.observation_transform import *
 from offline_cli.connectors.common.states_and_time import *
 from offline_cli.connectors.connector_pipeline_v2 import *
 from offline_cli.connectors.connector_v2 import *
-from offline_cli.connectors.env_to_module.default_pipeline import *
 from offline_cli.connectors.env_to_module.observation_preprocessor import *
 from offline_cli.connectors.learner.added_columns import *
-from offline_cli.connectors.learner.default_pipeline import *
 from offline_cli.connectors.learner.returns import *
 from offline_cli.connectors.module_to_env.default_pipeline import *
 from offline_cli.connectors.piece_makers import snake

@@ -14,8 +14,7 @@ from typing import Any, overload
 
 import gymnasium as gym
 
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
-from offline_cli.connectors.piece_options import NOTE, what_it_wants
+from offline_cli.connectors.connector_v2 import NOTE, Batch, ConnectorV2, Episodes, what_it_wants
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadPiece, OfflineCliError, SpaceMismatch, UnknownPiece
 from offline_cli.spaces import Space

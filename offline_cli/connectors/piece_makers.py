@@ -20,8 +20,7 @@ from typing import Any, Final, Literal, get_args
 from gymnasium.vector.utils import batch_space
 
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.piece_options import Maker
+from offline_cli.connectors.connector_v2 import ConnectorV2, Maker
 from offline_cli.errors import BadConfig, BadPiece, UnknownPiece
 from offline_cli.import_path import named_object
 from offline_cli.plugins import CONNECTORS, plugin, plugins

@@ -26,21 +26,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offline_cli.connectors.common.batching import AgentToModuleMapping
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.connectors.connector_v2 import ConnectorV2, state_from_bytes, state_to_bytes
-from offline_cli.connectors.env_to_module.default_pipeline import default_pieces as default_pieces_beside
-from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
-from offline_cli.connectors.learner.default_pipeline import default_pieces, learner_pipeline
-from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.piece_makers import KINDS, Custom, Kind, custom_pieces, home_of, imported, registered, snake
-from offline_cli.connectors.piece_options import (
+from offline_cli.connectors.connector_v2 import (
     AS_LEARNER,
     SPACES,
+    ConnectorV2,
     Maker,
     Signature,
     option_mistakes,
     signature_of,
+    state_from_bytes,
+    state_to_bytes,
     what_it_wants,
 )
+from offline_cli.connectors.env_to_module.observation_preprocessor import default_pieces as default_pieces_beside
+from offline_cli.connectors.env_to_module.observation_preprocessor import env_to_module_pipeline
+from offline_cli.connectors.learner.added_columns import default_pieces, learner_pipeline
+from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
+from offline_cli.connectors.piece_makers import KINDS, Custom, Kind, custom_pieces, home_of, imported, registered, snake
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.schema_files import toml_schema
 from offline_cli.spaces import Space

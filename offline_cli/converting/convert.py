@@ -32,15 +32,14 @@ from offline_cli.choices import (
     Extras,
     OnBadRow,
 )
-from offline_cli.converting.extra_outputs import CHOSEN
-from offline_cli.converting.fitting import as_space, extra_dtypes
+from offline_cli.converting.fitting import CHOSEN, as_space, extra_dtypes
 from offline_cli.converting.reading import AddedTo, EpisodeStream, read_episodes
 from offline_cli.converting.reset_rows import ResetKind, without_reset
 from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink_named
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.lock import unlock
-from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.manifest import EnvironmentRecord
 from offline_cli.datasets.target_folder import Base, check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
@@ -49,13 +48,12 @@ from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import Interrupted, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.frames import placed
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.opening import info_of
+from offline_cli.formats.opening import info_of, placed
 from offline_cli.formats.registry import AUTO, reader_named
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.import_path import content_hash_of
 from offline_cli.progress import OnProgress, no_progress
-from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import describe
 from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
@@ -345,9 +343,9 @@ def _added_to(target: Location, base: Base, *, drop_reset_rows: bool) -> AddedTo
     return AddedTo(info, EarlierEpisodes(target.url, ids, dataset.batches, stored), first)
 
 
-def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> Environment | None:
+def _environment(stream: EpisodeStream, base: Base | None, env: str | None) -> EnvironmentRecord | None:
     """That of all episodes; with `env`, those that were there keep theirs: it says where the new ones are from."""
-    said = Environment.of(stream.environment)
+    said = EnvironmentRecord.of(stream.environment)
     if base is None or env is None:
         return said
     known = base.manifest.environment

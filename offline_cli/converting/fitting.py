@@ -6,14 +6,17 @@
   actions in an int64 space.
 * `check_fits`, `Extremes`: whether data fits the spaces that are said to be its own, and which spaces it fits.
 * `misfits`: whether a policy learned from data can play in an environment. Bounds are not compared.
+* `ExtraOutputs`: which extra model outputs of several sources are kept, before structures are compared: outputs that an
+  algorithm does not use must not decide whether sources can be combined for training.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -22,11 +25,12 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
-from offline_cli.errors import BadEpisode, BadMapping, SpaceMismatch
-from offline_cli.formats.action_shapes import as_shape
-from offline_cli.formats.source import THE_SOURCE, SourceInfo
+from offline_cli.errors import PROBLEM, BadEpisode, BadMapping, SpaceMismatch
+from offline_cli.formats.source import THE_SOURCE, Fragments, Source, SourceInfo
+from offline_cli.formats.step_rows import as_shape
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
+from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
 
 NUMBERS = "iuf"  # kinds of dtypes that have a common one
@@ -307,3 +311,55 @@ def two_spaces(name: str, one: tuple[str, Space | None], other: tuple[str, Space
         where=f"{one[0]} and {other[0]}",
         fix="name the environment with --env if they are one, or convert the sources into two datasets",
     )
+
+
+# ---- extra model outputs of several sources ----
+
+
+@dataclass(slots=True, eq=False)
+class ExtraOutputs:
+    """The names that are kept; for one reading, or several of the same sources."""
+
+    names: Collection[str]
+    left_out: Mapping[str, str] = field(default_factory=dict)  # by name: which source has which form of it
+    _first: tuple[str, frozenset[str]] | None = None  # the first source, and what it has of `names`
+
+    @classmethod
+    def shared(cls, sources: Sequence[Source]) -> ExtraOutputs:
+        """Those that all `sources` have in one form. Reads the first batch of each source. Raises what reading raises."""
+        forms: dict[str, dict[str, str]] = {}  # by source: structure, dtypes and shapes by name
+        for source in sources:
+            batch = first_batch(source)
+            extra = {} if batch is None else batch.extra
+            forms[source.info.location] = {name: in_words(tree) for name, tree in extra.items()}
+        names = dict.fromkeys(name for known in forms.values() for name in known)
+        left_out = {
+            name: ", ".join(f"{known.get(name, 'none')} in {place}" for place, known in forms.items())
+            for name in names
+            if len({known.get(name) for known in forms.values()}) > 1
+        }
+        return cls([name for name in names if name not in left_out], left_out)
+
+    def of(self, batch: EpisodeBatch, location: str) -> EpisodeBatch:
+        """`batch`, from the source `location`, with the outputs that are kept. Raises BadEpisode where it lacks one."""
+        kept = {name: tree for name, tree in batch.extra.items() if name in self.names}
+        first, known = self._first = self._first or (location, frozenset(kept))
+        if location != first and known != kept.keys():
+            name = min(known ^ kept.keys())
+            has, lacks = (first, location) if name in known else (location, first)
+            what = f"the extra model output {name!r} is used, and only some of the sources have it: {has} has, {lacks} does not"
+            fix = "leave the source out, or train through pieces that do not use this output"
+            raise BadEpisode(what, where=lacks, fix=fix, details={PROBLEM: "mixed-structures"})
+        return batch if len(kept) == len(batch.extra) else replace(batch, extra=kept)
+
+
+Extras = Callable[[Sequence[Source]], ExtraOutputs | None] | None
+CHOSEN: Final[Mapping[str, Extras]] = {"union": None, "common": ExtraOutputs.shared, "drop": lambda _: ExtraOutputs(())}
+"""What chooses the outputs to keep, by the value of `--extras`; None: all are kept, and have to be the same ones."""
+
+
+def first_batch(source: Source, on_error: OnError = OnError.FAIL) -> EpisodeBatch | None:
+    """The first batch of a source; None: there is none. Raises what reading raises."""
+    with closing(source), closing(cast(Any, source.fragments(Tally(), Rejects(on_error)))) as fragments:
+        first: Fragments | None = next(fragments, None)
+    return None if first is None else first.batch

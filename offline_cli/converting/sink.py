@@ -33,7 +33,7 @@ from offline_cli.formats.hdf5.d4rl import D4RL_SINK
 from offline_cli.formats.hdf5.robomimic import ROBOMIMIC_SINK
 from offline_cli.formats.lerobot.sink import LEROBOT_SINK
 from offline_cli.formats.minari.sink import MINARI_SINK
-from offline_cli.formats.npz.sink import NPZ_SINK
+from offline_cli.formats.npz.flat import NPZ_SINK
 from offline_cli.formats.rllib.input_reader import Make, maker
 from offline_cli.formats.sink import OPTIONS, ForeignSink, Sink, SinkContext, SinkKind, Written, refuse_existing
 from offline_cli.plugins import READERS, SINKS, named_plugin, plugins

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.open_episode import OpenEpisode, after_end, as_json, broken, chains, lacks_final, start_kind
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, fingerprints

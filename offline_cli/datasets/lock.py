@@ -25,11 +25,37 @@ from offline_cli.datasets.file_names import DATASET, WRITING
 from offline_cli.datasets.manifest import now
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
-from offline_cli.running_processes import began, runs
-from offline_cli.source_code import allowed_changes
+from offline_cli.import_path import allowed_changes
 from offline_cli.storage.blanking import without_folders
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import create_only, whole_file, write_whole
+
+
+def _stat(pid: int) -> list[str]:
+    """Linux's status of a process, from its state on; empty elsewhere."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def began(pid: int) -> str:
+    """When a process began, as Linux counts it: ids are used again; "" elsewhere."""
+    return "".join(_stat(pid)[19:20])
+
+
+def runs(pid: int, since: str) -> bool:
+    """Whether the process that began then has not ended; a zombie has."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # somebody else's, so there is one
+    except (OSError, OverflowError):
+        return False
+    fields = _stat(pid)
+    return pid > 0 and (not fields or (fields[0] not in ("Z", "X") and fields[19] == since))
+
 
 APPENDS_TO: Final = "appends_to"  # among the options of a note: the dataset that the writer adds to
 AT_WORK: Final[set[str]] = set()  # tokens of the writers in this process, which runs whether they do or not

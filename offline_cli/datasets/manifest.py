@@ -29,7 +29,7 @@ from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.safe_json import deeper_than
+from offline_cli.schema_files import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
 from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
 
@@ -53,7 +53,7 @@ STRICT: Final = ConfigDict(extra="forbid", strict=False, arbitrary_types_allowed
 
 
 @model(frozen=True, config=STRICT)
-class Environment(EnvironmentSpec):
+class EnvironmentRecord(EnvironmentSpec):
     """What the episodes were played in; secret arguments are blanked out, and folders of this machine left out. Of arguments a
     mark stays in their place: `refused` (formats/asked_environment.py) takes none with it for the one that was given.
     """
@@ -66,7 +66,7 @@ class Environment(EnvironmentSpec):
         object.__setattr__(self, "wrappers", tuple(without_folders([*map(blanked_call, self.wrappers)])))
 
     @classmethod
-    def of(cls, spec: EnvironmentSpec | None) -> Environment | None:
+    def of(cls, spec: EnvironmentSpec | None) -> EnvironmentRecord | None:
         """As it may be kept."""
         return None if spec is None else cls(spec.id, spec.kwargs, spec.wrappers)
 
@@ -80,7 +80,7 @@ class Environment(EnvironmentSpec):
         return {"id": self.id, "kwargs": dict(self.kwargs), WRAPPERS: list(self.wrappers)}
 
     @classmethod
-    def from_json(cls, document: Any) -> Environment:
+    def from_json(cls, document: Any) -> EnvironmentRecord:
         """From the form of `as_json`. Raises ValueError for another one."""
         return TypeAdapter(cls).validate_python(document)
 
@@ -161,7 +161,7 @@ class Manifest:
     format: Annotated[str, Field(pattern="^(episodes|columns)$")]  # a row is an episode, or a step
     version: Literal[1] = 1
     complete: Flag  # whether all that was asked for is in it
-    environment: Environment | None
+    environment: EnvironmentRecord | None
     observation_space: SpacePart
     action_space: SpacePart
     spaces_inferred: Flag  # the spaces are a guess from the data

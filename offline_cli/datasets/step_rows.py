@@ -26,7 +26,7 @@ from offline_cli.episodes.codec.pack_batch import check_names
 from offline_cli.episodes.fit import conform
 from offline_cli.errors import BadData, BadEpisode
 from offline_cli.parquet.arrow_trees import from_arrow, is_numeric, space_field, to_arrow, tree_field
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.spaces import Space, check_supported
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, map_leaves
@@ -202,7 +202,7 @@ class StepRows(RowFormat):
         """See RowFormat: one batch. Raises BadData, naming the column, for nulls, for steps that are missing or out of order,
         and for infos that are no JSON.
         """
-        table, starts = _Columns(rows.table, where), rows.starts
+        table, starts = _TableColumns(rows.table, where), rows.starts
         ids = table.raw(Columns.EPS_ID)
         if ids.null_count:
             raise BadData(f"{ids.null_count} values of column {Columns.EPS_ID!r} are null", where=where, fix=FIX)
@@ -232,7 +232,7 @@ class StepRows(RowFormat):
 
     def plain(self, rows: Rows, *, where: str) -> Any:
         """See RowFormat. Raises BadData for nulls in rewards and flags, and for flags before an end."""
-        table, starts = _Columns(rows.table, where), rows.starts
+        table, starts = _TableColumns(rows.table, where), rows.starts
         begins, ends, there = starts[:-1], starts[1:] - 1, rows.table.column_names
         flags = table.flags(Columns.TERMINATEDS, ends), table.flags(Columns.TRUNCATEDS, ends)
         returns = EpisodeBatch(("",) * len(begins), starts, {}, {}, table.tree(Columns.REWARDS), *flags).returns
@@ -256,7 +256,7 @@ def _on_steps(values: Sequence[str | None] | None, batch: EpisodeBatch) -> Any:
     return pa.array(values, pa.string()).take(pa.array(episodes))
 
 
-class _Columns:
+class _TableColumns:
     """The columns of one table, each as one array."""
 
     def __init__(self, table: Any, where: str) -> None:

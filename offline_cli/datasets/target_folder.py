@@ -49,8 +49,8 @@ from offline_cli.errors import (
     Uncommitted,
     UsageError,
 )
+from offline_cli.import_path import allowed_changes, content_hash_of
 from offline_cli.parquet.reading import opened
-from offline_cli.source_code import allowed_changes, content_hash_of
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import open_uploads, whole_file

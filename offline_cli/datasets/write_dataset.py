@@ -11,7 +11,7 @@ from typing import Any, Final
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import MAX_BYTES_PER_FILE, ActionScale, Compression, Count, RowFormat
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.datasets.writer import UNKNOWN, DatasetWriter, agents_of
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
@@ -90,7 +90,7 @@ def write_dataset(
         observation_space=spaces["observation_space"],
         action_space=spaces["action_space"],
         action_scale=action_scale or inherited[1],
-        environment=inherited[0] if env is None else Environment(env, env_kwargs or {}, tuple(wrappers or ())),
+        environment=inherited[0] if env is None else EnvironmentRecord(env, env_kwargs or {}, tuple(wrappers or ())),
         meanings=inherited[2] if meanings is None else Meanings.of(meanings, "meanings"),
         compression=compression,
         max_rows_per_file=max_rows_per_file,

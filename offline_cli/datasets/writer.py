@@ -31,7 +31,7 @@ from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
-from offline_cli.datasets.manifest import CHANGES, Environment, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
@@ -65,7 +65,7 @@ class DatasetWriter:
         observation_space: Space | None,
         action_space: Space | None,
         action_scale: str = UNKNOWN,
-        environment: Environment | None = None,
+        environment: EnvironmentRecord | None = None,
         meanings: Meanings = NO_MEANINGS,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,

@@ -19,9 +19,17 @@ import offline_cli
 from offline_cli.errors import OfflineCliError
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.modules.rl_module import hash_of_weights
-from offline_cli.policies.action_names import discrete_elements
-from offline_cli.policies.run_files import CONFIG, RESULT, STATE, json_object
-from offline_cli.policies.run_policy import MEANINGS, LoadedPolicy, fingerprint_of, known_environments
+from offline_cli.policies.policy_in_use import discrete_elements
+from offline_cli.policies.run_policy import (
+    CONFIG,
+    MEANINGS,
+    RESULT,
+    STATE,
+    LoadedPolicy,
+    fingerprint_of,
+    json_object,
+    known_environments,
+)
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location

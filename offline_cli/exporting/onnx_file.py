@@ -31,7 +31,7 @@ from offline_cli.connectors.torch_forms import RememberingForm, State
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, MissingPackage, causes
 from offline_cli.exporting import card
-from offline_cli.modules.action_units import span_of
+from offline_cli.modules.distributions import span_of
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.policies.onnx_policy import INSTALL, MAX_BYTES, STATE_IN, STATE_OUT, OnnxModel, model_of
 from offline_cli.policies.policy import sampled
@@ -143,7 +143,7 @@ class WholePolicy(nn.Module):
 
 
 class _ForEnvironment(nn.Module):
-    """One leaf of actions as the environment takes it (`modules/action_units.py`), (B, ...): boxes stretched to their bounds,
+    """One leaf of actions as the environment takes it (`modules/distributions.py`), (B, ...): boxes stretched to their bounds,
     where these are finite, and clipped; others in their dtype."""
 
     def __init__(self, space: Space) -> None:

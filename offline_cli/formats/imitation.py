@@ -20,14 +20,12 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.action_shapes import one_number_each
-from offline_cli.formats.arrow_files import arrow_schema_of, record_batches, without_leaves
-from offline_cli.formats.arrow_leaves import is_text, tree_of
-from offline_cli.formats.dropped_leaves import LEFT_OUT
+from offline_cli.formats.arrow_leaves import arrow_schema_of, is_text, record_batches, tree_of, without_leaves
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.source import ENV_SCALE, Source, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, LEFT_OUT, Source, SourceInfo
+from offline_cli.formats.step_rows import one_number_each
 from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Tally

@@ -19,7 +19,7 @@ import pyarrow as pa
 from offline_cli.columns import Columns
 from offline_cli.datasets.file_names import MANIFEST
 from offline_cli.errors import BadData
-from offline_cli.formats.arrow_files import arrow_schema_of
+from offline_cli.formats.arrow_leaves import arrow_schema_of
 from offline_cli.formats.hdf5.safe import Hdf5File
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.parquet_files import schema_of

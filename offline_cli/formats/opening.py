@@ -1,15 +1,21 @@
 """Sources for places: our own datasets by their manifest, everything else by the reader that is most certain.
 
 Hidden files, names with a leading underscore (`_SUCCESS`) and checksums (`.crc`) are not data.
+
+Tables in memory (frames of Polars and pandas, tables of pyarrow) are sources too (`placed`).
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, groupby
 from typing import Any, Final
+
+import fsspec
+import pyarrow as pa
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.datasets.dataset import Dataset, holds_dataset
@@ -17,17 +23,35 @@ from offline_cli.datasets.file_names import BATCHES, RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
-from offline_cli.formats.dropped_leaves import DroppedLeaves
-from offline_cli.formats.frames import placed
 from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.reader import OpenContext, PluginSource, Reader
 from offline_cli.formats.registry import AUTO, OURS, TABLE, reader_for, reader_named
-from offline_cli.formats.source import ROWS, Fragments, ReadOptions, Source, SourceInfo, shares
+from offline_cli.formats.source import ROWS, DroppedLeaves, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
+
+FOLDER: Final = "/offline-cli-frames"
+
+
+def placed(sources: Any) -> Any:
+    """`sources` with each table in memory as the URL of an Arrow file in memory, called by its content; others as they are."""
+    if isinstance(sources, list | tuple):
+        return [placed(one) for one in sources]
+    if not hasattr(sources, "__arrow_c_stream__"):
+        return sources
+    reader = pa.RecordBatchReader.from_stream(sources)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, reader.schema) as out:
+        for batch in reader:
+            out.write_batch(batch)
+    data = sink.getvalue()
+    path = f"{FOLDER}/{hashlib.sha256(data).hexdigest()[:16]}.arrow"
+    fsspec.filesystem("memory").pipe_file(path, data.to_pybytes())
+    return f"memory:/{path}"
+
 
 OUTPUTS: Final = {
     BATCHES: ("a folder of train batches", "name the recordings that they were made from (provenance in batches.json)"),

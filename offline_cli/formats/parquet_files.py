@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from offline_cli import choices
 from offline_cli.errors import BadData
-from offline_cli.formats.arrow_files import arrow_failures
+from offline_cli.formats.arrow_leaves import arrow_failures
 from offline_cli.parquet.reading import (
     ParquetFile,
     arrow_file,

@@ -1,17 +1,23 @@
 """The interface of every sink: a `Sink` of whole episodes, which `convert --to NAME` writes into, and its `SinkKind`.
 
 A foreign format has its sink beside its reader, derived from `ForeignSink`; `converting/sink.py` lists all sinks by name.
+
+Files of arrays name leaves by path: `observations/camera/left`, parts of a Tuple by number. What a format has no place for
+is counted (`count_left_out`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Final, Protocol, Self
 
+import numpy as np
+
 from offline_cli.choices import MAX_BYTES_PER_FILE
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.columns import Columns
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.datasets.target_folder import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
@@ -19,6 +25,7 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Reject, Tally
+from offline_cli.trees import Tree
 
 OPTIONS: Final[Mapping[str, Any]] = {
     "append": False,
@@ -39,7 +46,7 @@ class SinkContext:
     action_space: Space
     action_scale: str  # "env" | "normalized" | "unknown"
     spaces_inferred: bool
-    environment: Environment | None
+    environment: EnvironmentRecord | None
     provenance: Mapping[str, Any]  # sources, their formats, commands
     compression: str
     max_rows_per_file: int | None
@@ -163,3 +170,83 @@ class SinkKind:
                 option = f"--{name.replace('_', '-')}"
                 what = f"{option} with the sink {self.name!r}, which does not take it"
                 raise UsageError(what, where=f"--to {self.name}", fix=f"leave out {option}")
+
+
+# ---- leaves by name ----
+
+
+def named_leaves(name: str, tree: Tree, tuple_key: str = "{}") -> dict[str, Any]:
+    """The leaves of a tree by `/` paths below `name`; `tuple_key`: what a part of a Tuple is called. Raises BadData."""
+    if not isinstance(tree, (dict, tuple)):
+        return {name: tree}
+    parts = tree if isinstance(tree, dict) else {tuple_key.format(at): part for at, part in enumerate(tree)}
+    found: dict[str, Any] = {}
+    for key, part in parts.items():
+        found |= named_leaves(f"{name}/{checked_key(str(key), name)}", part, tuple_key)
+    return found
+
+
+def tree_of_names(leaves: Mapping[str, Any], separator: str = "/") -> dict[str, Any]:
+    """Nested dicts of leaves by path. Raises ValueError where a path goes through another one, or has an empty part."""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *above, name = path.split(separator)
+        inner: Any = tree
+        for key in above:
+            inner = inner.setdefault(key, {}) if isinstance(inner, dict) else None
+        if not isinstance(inner, dict) or name in inner or not all((*above, name)):
+            raise ValueError(path)
+        inner[name] = leaf
+    return tree
+
+
+def heads(names: Iterable[str]) -> set[str]:
+    """The first parts of the names."""
+    return {name.partition("/")[0] for name in names}
+
+
+def checked_key(key: str, where: str) -> str:
+    """A key of a Dict that can be part of a name. Raises BadData."""
+    if "/" in key or key in ("", "."):
+        fix = "rename the key in the recordings, or choose another --to"
+        raise BadData(f"a key that cannot be part of a name in this format: {key!r}", where=where, fix=fix)
+    return key
+
+
+# ---- what is left out ----
+
+
+def count_left_out(
+    batch: EpisodeBatch,
+    tally: Tally,
+    *,
+    kept: Collection[str] | None = (),
+    ids: bool = False,
+    infos: bool = False,
+    agents: bool = False,
+    extra: bool = True,
+) -> None:
+    """Count, and name, what the episodes have and the format does not keep, which the flags say.
+
+    `kept`: keys of custom data that it keeps; None: it counts these itself.
+    """
+    if not ids:
+        tally.assume("eps-id-not-kept", len(batch))
+    if not infos and batch.infos is not None and any(batch.infos):
+        tally.drop_column(Columns.INFOS, "the format has no place for infos")
+    for name in () if extra else batch.extra:
+        tally.drop_column(name, "the format has no place for extra model outputs")
+    if kept is not None and batch.custom_data is not None:
+        known = {Columns.SOURCE_ID, Columns.FINAL_OBS_ASSUMED, *kept}
+        tally.assume("custom-data-not-kept", sum(not set(data) <= known for data in batch.custom_data))
+    if batch.clock is not None:
+        tally.assume("clock-not-kept", int((~np.isnan(batch.clock).all(axis=1)).sum()))
+    lost = [batch.multi_agent_ids, *(() if agents else (batch.agent_ids, batch.module_ids))]
+    has_name = [np.array([name is not None for name in names]) for names in lost if names is not None]
+    if has_name:
+        tally.assume("agent-not-kept", int(np.any(has_name, axis=0).sum()))
+
+
+def count_finals(batch: EpisodeBatch, tally: Tally) -> None:
+    """Count the final observations that are left out, but for those that nobody recorded."""
+    tally.assume("final-observation-not-kept", int((~batch.final_obs_assumed & (batch.lengths > 0)).sum()))

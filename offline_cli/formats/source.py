@@ -11,10 +11,14 @@ them; `converting/stitching.py` alone joins pieces. For each entry a reader stat
 
 `FileSource` has what all sources that are lists of files share. docs/extending.md has a reader of another package as an
 example.
+
+`DroppedLeaves` is a source without the leaves that `--drop` names.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
@@ -24,9 +28,11 @@ from operator import attrgetter
 from typing import Any, ClassVar, Final, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import NDArray
 
 from offline_cli import choices
+from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.episodes.batch import EpisodeBatch
@@ -36,8 +42,10 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
+from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
+from offline_cli.trees import Tree, paths
 
 T = TypeVar("T")
 Openable: TypeAlias = Location  # a file of a source
@@ -50,6 +58,7 @@ NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
 THE_SOURCE: Final = "the source"
 
+HASHED_BYTES: Final = 64 << 10  # at each end of a file
 ASKED: Final = 64  # files elsewhere whose size is asked for, one request each
 
 
@@ -211,6 +220,20 @@ def shares(items: Sequence[T], count: int) -> list[Sequence[T]]:
     return [items[first:stop] for first, stop in pairwise(edges)]
 
 
+def source_hash(files: Sequence[Openable]) -> str:
+    """8 hex digits, of the files in order of their names."""
+    digest = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.url):
+        with storage_failures(file.url, "reading it"), file.open() as stored:
+            size = stored.seek(0, io.SEEK_END)
+            stored.seek(0)
+            digest.update(size.to_bytes(8, "little"))
+            digest.update(stored.read(HASHED_BYTES))
+            stored.seek(max(0, size - HASHED_BYTES))
+            digest.update(stored.read(HASHED_BYTES))
+    return digest.hexdigest()[:8]
+
+
 @dataclass(slots=True)
 class WrappedSource:
     """A source whose fragments are changed on their way: a `Source` without its `fragments`, all else as `source` has it."""
@@ -277,3 +300,87 @@ class FileSource:
             return None
         total: int = sum(file.size() for file in self.files)
         return total
+
+
+# ---- dropped leaves ----
+
+
+LEFT_OUT: Final = "left out by --drop"
+WHOLE: Final = (Columns.OBS, Columns.ACTIONS, Columns.REWARDS)
+
+
+@dataclass(slots=True)
+class DroppedLeaves(WrappedSource):
+    """`source` without the leaves at some dotted paths, such as `obs.mission`; a `Source`."""
+
+    names: frozenset[str]
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what every episode needs."""
+        needed = sorted(self.names.intersection(WHOLE))
+        if needed:
+            fix = "name a part of it: --drop obs.PART"
+            raise UsageError(f"{needed[0]} is part of every episode", where="--drop", fix=fix)
+
+    @property
+    def info(self) -> SourceInfo:
+        """See `Source`."""
+        info = self.source.info
+        return replace(
+            info,
+            observation_space=_space(info.observation_space, Columns.OBS, self.names),
+            action_space=_space(info.action_space, Columns.ACTIONS, self.names),
+        )
+
+    def prepare(self, options: ReadOptions) -> None:
+        """See `Source`. Spaces of an environment have the leaves, and are not for a reader of the others."""
+        pair = options.spaces
+        if pair is not None:
+            pair = _space(pair[0], Columns.OBS, self.names), _space(pair[1], Columns.ACTIONS, self.names)
+        self.source.prepare(replace(options, spaces=pair))
+
+    def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
+        """See `Source`. Raises UsageError, once the first fragments are read, for a leaf that is not there."""
+        is_known = False
+        for fragments in self.source.fragments(tally, rejects):
+            batch = fragments.batch
+            there = [*paths(batch.obs, Columns.OBS), *paths(batch.actions, Columns.ACTIONS), *batch.extra]
+            there += [Columns.INFOS] * (batch.infos is not None)
+            found = [name for name in sorted(self.names) if any(f"{one}.".startswith(f"{name}.") for one in there)]
+            for name in found:
+                tally.drop_column(name, LEFT_OUT)
+            unknown = self.names.difference(found, tally.dropped_columns)
+            if unknown and not is_known:
+                what = f"there is no {' and no '.join(sorted(unknown))}"
+                raise UsageError(what, where="--drop", fix=f"what can be left out: {', '.join(there)[:1000]}")
+            is_known = True
+            kept = replace(
+                batch,
+                obs=_tree(batch.obs, Columns.OBS, self.names),
+                actions=_tree(batch.actions, Columns.ACTIONS, self.names),
+                extra={name: tree for name, tree in batch.extra.items() if name not in self.names},
+                infos=None if Columns.INFOS in self.names else batch.infos,
+                observation_space=_space(batch.observation_space, Columns.OBS, self.names),
+                action_space=_space(batch.action_space, Columns.ACTIONS, self.names),
+            )
+            yield Fragments(kept, fragments.origins)
+
+
+def _tree(tree: Tree, path: str, names: frozenset[str]) -> Tree:
+    if not isinstance(tree, dict):
+        return tree
+    return {key: _tree(part, f"{path}.{key}", names) for key, part in _kept(tree, path, names).items()}
+
+
+def _space(space: Space | None, path: str, names: frozenset[str]) -> Any:
+    if not isinstance(space, spaces.Dict):
+        return space
+    return spaces.Dict([(key, _space(part, f"{path}.{key}", names)) for key, part in _kept(space.spaces, path, names).items()])
+
+
+def _kept(parts: Mapping[str, Any], path: str, names: frozenset[str]) -> Mapping[str, Any]:
+    """Raises UsageError where nothing is left."""
+    kept = {key: part for key, part in parts.items() if f"{path}.{key}" not in names}
+    if parts and not kept:
+        raise UsageError(f"nothing of {path} would be left", where="--drop", fix="leave one of them in")
+    return kept

@@ -2,6 +2,9 @@
 
 Rows are cut where the id changes, after an end flag, where a timestep does not follow the one before, and where a file ends,
 unless the observations chain over it. Of flags that differ none is chosen silently.
+
+Replay buffers (stable-baselines3, d3rlpy) keep choices, rewards and flags as (N, 1). A declared space decides which shape its
+leaf has; without one, whole numbers (N, 1) as actions are choices.
 """
 
 from __future__ import annotations
@@ -19,6 +22,24 @@ from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import StartKind
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, equal_values, flatten, map_leaves
+
+
+def choices(actions: Tree) -> Tree:
+    """Actions without a declared space: whole numbers (N, 1) become (N,), the shape of Discrete."""
+    return map_leaves(lambda leaf: leaf.reshape(-1) if leaf.dtype.kind in "iu" and leaf.shape[1:] == (1,) else leaf, actions)
+
+
+def as_shape(leaf: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """A leaf (N, ...) of one number a step in the shape of its space, () or (1,); any other leaf as it is."""
+    return leaf.reshape(len(leaf), *shape) if {leaf.shape[1:], shape} == {(), (1,)} else leaf
+
+
+def one_number_each(values: NDArray[Any], name: str, *, where: str, fix: str) -> NDArray[Any]:
+    """Rewards or flags as (N,), from (N,) or (N, 1). Raises BadEpisode for any other shape, and for what is no number."""
+    if values.dtype.kind not in "biuf" or values.shape[1:] not in ((), (1,)):
+        raise BadEpisode(f"{name} are {values.dtype} of shape {list(values.shape)}", where=where, fix=fix)
+    return np.asarray(values.reshape(-1))
+
 
 NO_MODULE: Final = "default_policy"  # RLlib's names for what a recording leaves out
 NO_AGENT: Final = "default_agent"
@@ -107,7 +128,7 @@ class Keys:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRows:
+class SourceRows:
     """N rows in the order of their source."""
 
     keys: Keys
@@ -142,7 +163,7 @@ def timesteps(values: NDArray[Any], *, where: Callable[[int], str]) -> NDArray[n
     return steps
 
 
-def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
+def fragments_of_rows(rows: SourceRows, tally: Tally, *, lost: Container[str] = ()) -> tuple[EpisodeBatch, NDArray[np.int64]]:
     """A batch with one entry per run of rows, and (E,) the first row of each; counts joints and broken chains.
 
     `lost`: ids of episodes known to have lost rows, whose chains are broken for that reason and are not counted.
@@ -171,13 +192,13 @@ def fragments_of_rows(rows: StepRows, tally: Tally, *, lost: Container[str] = ()
     return _batch(rows, first, kinds), first
 
 
-def _in_words(rows: StepRows, row: int) -> str:
+def _in_words(rows: SourceRows, row: int) -> str:
     name = f"episode {rows.keys.eps_ids[int(rows.keys.code[row])]}"
     name = name if rows.t is None else f"{name}, step {rows.t[row]}"
     return name if rows.where is None else f"{rows.where(row)}, {name}"
 
 
-def _batch(rows: StepRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:
+def _batch(rows: SourceRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:
     starts = np.concatenate([first, [len(rows.rewards)]]).astype(np.int64)
     last, keys, codes = starts[1:] - 1, rows.keys, rows.keys.code[first].tolist()
     finals = rows.obs if rows.next_obs is None else rows.next_obs
@@ -207,7 +228,7 @@ def with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int
     return np.insert(acted, starts[1:], final[starts[1:] - 1], axis=0)
 
 
-def _infos(rows: StepRows, starts: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
+def _infos(rows: SourceRows, starts: NDArray[np.int64]) -> list[Mapping[str, Any]] | None:
     if rows.infos is None and rows.reset_infos is None:
         return None
     out: list[Mapping[str, Any]] = []

@@ -2,13 +2,17 @@
 
 A format reads one episode, or a block of flat arrays, as an `EpisodeBatch`. Batches of one structure are joined, for later
 steps take whole arrays.
+
+Flat arrays have a row a step, several episodes in each: D4RL's in HDF5, OGBench's in NumPy archives.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +20,44 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode
-from offline_cli.formats.action_shapes import choices, one_number_each
-from offline_cli.formats.source import FileSource, Fragments, Origins
-from offline_cli.formats.stored_arrays import StoredArray
-from offline_cli.formats.tables.episodes import source_hash
+from offline_cli.formats.sink import count_finals, named_leaves
+from offline_cli.formats.source import FileSource, Fragments, Origins, source_hash
+from offline_cli.formats.step_rows import choices, one_number_each
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten, map_leaves
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """The name, type and shape of one array."""
+
+    name: str  # its path, `/` between parts
+    dtype: np.dtype[Any] | None  # of its numbers; None: it holds none that are read
+    shape: tuple[int, ...]
+    said: str  # what it holds, for messages: a dtype, or text
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one row; 0 without numbers."""
+        return 0 if self.dtype is None else math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Of all rows."""
+        return self.row_bytes * (self.shape[0] if self.shape else 1)
+
+    def has_rows(self, rows: int) -> bool:
+        """Whether it has a number, or an array of numbers, for each of `rows` rows."""
+        return self.dtype is not None and self.shape[:1] == (rows,)
+
+    def why_no_column(self, rows: int) -> str:
+        """Why it is no column of `rows` rows: for its shape, or else for what it holds."""
+        if self.shape[:1] != (rows,):
+            return f"of shape {list(self.shape)}, and not one value for each of {rows:,} rows"
+        return f"{self.said} of shape {list(self.shape)}, and not a number, or an array of numbers, a row"
+
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
@@ -164,3 +198,76 @@ def _followed(acted: Any, after: Any) -> Any:
     if (acted.dtype, acted.shape) != (getattr(after, "dtype", None), getattr(after, "shape", None)):
         raise ValueError(f"{getattr(after, 'dtype', 'text')} for {acted.dtype} {list(acted.shape)}")
     return np.concatenate([acted, after[-1:]])
+
+
+# ---- flat arrays ----
+
+
+OBS, ACTIONS, REWARDS, TERMINALS = "observations", "actions", "rewards", "terminals"
+NEXT, TIMEOUTS = "next_observations", "timeouts"
+BLOCK: Final = 32 << 20  # bytes of rows that are read at a time
+
+
+class FlatArrays(Protocol):
+    """The arrays of one open file."""
+
+    starts: NDArray[np.int64]  # (E+1,) the rows of episode e are starts[e]:starts[e+1]
+    row_bytes: int  # of one row of all arrays
+
+    def episodes(self, begin: int, stop: int, ids: tuple[str, ...]) -> EpisodeBatch:
+        """Episodes [begin, stop), by these ids; they are asked for one block after the other. Raises BadData."""
+
+
+def blocks(flat: FlatArrays, prefix: str) -> Reads:
+    """The episodes of a file, as many at a time as fit into `BLOCK`, or a single one; `prefix`: how their ids begin.
+
+    What is wrong with a block ends the file, because arrays are read on from where the last one ended.
+    """
+    starts, rows, begin = flat.starts, max(1, BLOCK // max(1, flat.row_bytes)), 0
+    while begin < len(starts) - 1:
+        stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
+        batch = flat.episodes(begin, stop, tuple(f"{prefix}{at}" for at in range(begin, stop)))
+        yield starts[begin:stop].tolist(), partial(EpisodeBatch.concat, [batch])
+        begin = stop
+
+
+# ---- writing ----
+
+
+def narrow(rewards: NDArray[np.float64]) -> NDArray[np.floating[Any]]:
+    """As float32, as other programs write them, where that changes none."""
+    with np.errstate(over="ignore"):
+        cast = rewards.astype(np.float32)
+    return cast if np.array_equal(cast.astype(np.float64), rewards, equal_nan=True) else rewards
+
+
+class FlatSteps:
+    """Steps of batches as arrays by name. `next_observations` keep the final observation of each episode: they are for files
+    in which each of these was recorded.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally, self._finals = tally, Tally()  # the second counts the final observations that are known
+        self._are_known = True  # all of them
+
+    def arrays(self, batch: EpisodeBatch, extra: Mapping[str, Tree]) -> dict[str, NDArray[Any]]:
+        """Those of a batch; an extra output whose name is taken is left out."""
+        count_finals(batch, self._finals)
+        self._are_known &= not batch.final_obs_assumed.any()
+        terminateds, truncateds = batch.step_flags()
+        further = {path: leaf for name, tree in extra.items() for path, leaf in named_leaves(name, tree).items()}
+        return {
+            **further,
+            **named_leaves(OBS, batch.acted_obs(view=True)),
+            **named_leaves(ACTIONS, batch.actions),
+            REWARDS: batch.rewards,
+            **named_leaves(NEXT, batch.next_obs(view=True)),
+            TERMINALS: terminateds,
+            TIMEOUTS: truncateds,
+        }
+
+    def are_finals_known(self) -> bool:
+        """Whether `next_observations` are to be written; to be asked once, at the end: it counts what is not kept."""
+        if not self._are_known:
+            self._tally.add(self._finals)
+        return self._are_known

@@ -7,7 +7,16 @@ tells every reader which distribution was played: the limits of the log standard
 log-likelihoods and entropies add up.
 
 Box actions are Gaussian with a standard deviation per dimension, in the units of networks: about [-1, 1] within the bounds, see
-`action_units`, which also turns them into what an environment takes.
+`ActionUnits`, which also turns them into what an environment takes.
+
+A network works in about [-1, 1] whatever the bounds, and its outputs are stretched to them for the environment. Data of the
+scale `env` is brought there before it is learned from; data of the scale `normalized`, a module's own outputs, is there
+already: both teach the same policy. Decisions, which are RLlib's (`normalize_action`, `unsquash_action`) wherever it has one:
+
+* A Box without a bound somewhere is not scaled at all: its units are the environment's. The largest number of a wide dtype,
+  which some environments put there in place of infinity, is not a bound.
+* Integer boxes are recorded in the environment's units at either scale. Networks work in [-1, 1] there too.
+* A normalized action beyond [-1, 1] is learned as it was recorded. What goes to an environment is clipped to its bounds.
 """
 
 from __future__ import annotations
@@ -22,15 +31,137 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import Tensor, distributions, nn
 
 from offline_cli.choices import ActionScale as Scale
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig
 from offline_cli.spaces import Space, check_supported, leaf_spaces, map_space
-from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
-__all__ = ["CLONING", "HITS", "LOG_STD_RANGE", "ActionHead", "GaussianForm", "build_head", "check_scale", "rows"]
+__all__ = [
+    "CLONING",
+    "HITS",
+    "LOG_STD_RANGE",
+    "ActionHead",
+    "ForEnvironment",
+    "GaussianForm",
+    "Span",
+    "build_head",
+    "check_scale",
+    "in_network_units",
+    "network_space",
+    "rows",
+    "span_of",
+]
+
+
+ROWS: Final = 1 << 16  # scaled at a time: float64 in between, and no second copy of all the actions
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Span:
+    """The bounds of a Box, all of them finite: arrays of the Box's shape, in the environment's units.
+
+    They have the Box's own dtype where its width fits into that, so that `stretched` gives RLlib's numbers bit for bit.
+    """
+
+    low: NDArray[Any]
+    width: NDArray[Any]
+
+    def normalised(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """(B, *shape) in [-1, 1] within the bounds."""
+        half = self.width.astype(np.float64) / 2
+        divisor = np.where(half > 0, half, 1.0)  # in dimensions of a single value any will do
+        within: NDArray[np.float64] = (values.astype(np.float64) - (self.low + half)) / divisor
+        return within
+
+    def stretched(self, values: NDArray[Any]) -> NDArray[Any]:
+        """(B, *shape) in the environment's units: the way back."""
+        found: NDArray[Any] = self.low + (values + 1.0) * self.width / 2.0
+        return found
+
+
+def span_of(space: spaces.Box) -> Span | None:
+    """The bounds that actions are scaled by; None for unbounded spaces."""
+    dtype, low, high = np.dtype(space.dtype), space.low.astype(np.float64), space.high.astype(np.float64)
+    if dtype.kind == "f":  # many a float64 box has float32's
+        limit = float(np.finfo(np.float16 if dtype.itemsize == 2 else np.float32).max)
+    else:
+        limit = float(np.iinfo(dtype).max) if dtype.itemsize >= 4 else float("inf")
+    if not ((np.abs(low) < limit) & (np.abs(high) < limit)).all():
+        return None
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            width = space.high - space.low
+        if np.isfinite(width).all():
+            low, high = space.low, space.high
+    return Span(low, high - low)
+
+
+class ForEnvironment:
+    """Actions, leaves (B, *shape), as an environment with this action space takes them: its units, bounds and dtypes."""
+
+    def __init__(self, space: Space, stretched_by: Space | None = None, *, normalized: bool = True) -> None:
+        """`normalized`: boxes are in about [-1, 1], and stretched to the bounds of `stretched_by` (None: of `space`), which has
+        the same structure; else they are clipped alone.
+        """
+        self._leaves, self._normalized = leaf_spaces(space), normalized
+        by = leaf_spaces(stretched_by or space)
+        boxes = {path: leaf for path, leaf in by.items() if normalized and isinstance(leaf, spaces.Box)}
+        self._spans = {path: span_of(leaf) for path, leaf in boxes.items()}
+
+    def __call__(self, actions: Tree) -> Tree:
+        """New arrays: environments may write into them."""
+        return unflatten_like(actions, [self._fitted(path, np.asarray(leaf)) for path, leaf in flatten(actions)])
+
+    def _fitted(self, path: str, values: NDArray[Any]) -> NDArray[Any]:
+        space = self._leaves[path]
+        if not isinstance(space, spaces.Box):
+            return values.astype(space.dtype)
+        dtype, span = np.dtype(space.dtype), self._spans.get(path)
+        if self._normalized and values.dtype.kind in "iub" and dtype.kind in "iu":  # choices, counted from the lowest
+            values = space.low + values
+        elif span is not None:
+            values = span.stretched(values)
+        values = np.clip(values, space.low, space.high)
+        return (np.rint(values) if dtype.kind in "iu" else values).astype(dtype, copy=False)
+
+
+def in_network_units(actions: Tree, space: Space, *, action_scale: str) -> Tree:
+    """Recorded actions (leaves (N, *shape)) as a network learns them: Box leaves with bounds in about [-1, 1], float32.
+
+    `action_scale`: `env` or `normalized`, of the boxes that are not integers. Boxes of floats that need no scaling become
+    float32 nevertheless; all other leaves stay as they are.
+    """
+    parts = leaf_spaces(space)
+    return unflatten_like(actions, [_scaled(leaf, parts[path], action_scale) for path, leaf in flatten(actions)])
+
+
+def _scaled(leaf: NDArray[Any], space: Space, action_scale: str) -> NDArray[Any]:
+    if not isinstance(space, spaces.Box):
+        return leaf
+    floats = np.dtype(space.dtype).kind == "f"
+    span = None if floats and action_scale == "normalized" else span_of(space)
+    if span is None:
+        return leaf.astype(np.float32, copy=False) if floats else leaf
+    scaled = np.empty(leaf.shape, np.float32)
+    for first in range(0, len(leaf), ROWS):
+        scaled[first : first + ROWS] = span.normalised(leaf[first : first + ROWS])
+    return scaled
+
+
+def network_space(space: Space) -> Space:
+    """The space of what `in_network_units` gives for actions of `space`: its boxes have no bounds, for values lie beyond."""
+
+    def unbounded(leaf: Space) -> Space:
+        if not isinstance(leaf, spaces.Box) or (span_of(leaf) is None and np.dtype(leaf.dtype).kind != "f"):
+            return leaf
+        return spaces.Box(-np.inf, np.inf, leaf.shape, np.float32)
+
+    return map_space(unbounded, space)
+
 
 ACCURACY: Final = "accuracy"  # share of actions whose greedy guess is right in every component
 HITS: Final = "hits"  # (B, E) of E discrete components, whether each is right; no score, but what accuracy is made of
@@ -67,7 +198,7 @@ def rows(actions: Tensor) -> Tensor:
 class ActionHead(nn.Module):
     """A distribution over one action space, made from rows of `size` network outputs."""
 
-    def __init__(self, space: Space, parts: Sequence[_Part]) -> None:
+    def __init__(self, space: Space, parts: Sequence[_LeafDistribution]) -> None:
         """`parts`: of each leaf of `space`, depth first."""
         super().__init__()
         self.parts = nn.ModuleList(parts)
@@ -75,7 +206,7 @@ class ActionHead(nn.Module):
         self.size = sum(part.size for part in parts)
         self.chance_size = sum(part.chance_size for part in parts)  # how many uniform numbers `drawn` takes for an action
 
-    def _fed(self, inputs: Tensor) -> Iterator[tuple[_Part, Tensor]]:
+    def _fed(self, inputs: Tensor) -> Iterator[tuple[_LeafDistribution, Tensor]]:
         """Each part with its columns of (B, ..., size)."""
         return zip(self._parts, inputs.split_with_sizes([part.size for part in self._parts], -1), strict=True)
 
@@ -139,7 +270,7 @@ def _total(parts: list[Tensor]) -> Tensor:
     return reduce(torch.add, parts)
 
 
-class _Part(nn.Module, ABC):
+class _LeafDistribution(nn.Module, ABC):
     """The distribution of one leaf. Methods: see ActionHead; actions are (B, *shape)."""
 
     size: int
@@ -165,7 +296,7 @@ class _Part(nn.Module, ABC):
     def drawn(self, inputs: Tensor, chance: Tensor) -> Tensor: ...
 
 
-class _Choices(_Part):
+class _Choices(_LeafDistribution):
     """Discrete and MultiDiscrete: the logits of each component, one after the other; actions are int64, from `starts` on."""
 
     def __init__(self, counts: Sequence[int], starts: Sequence[int], shape: tuple[int, ...]) -> None:
@@ -200,7 +331,7 @@ class _Choices(_Part):
         return self.greedy(inputs - (-chance.log()).log())
 
 
-class _Bits(_Part):
+class _Bits(_LeafDistribution):
     """MultiBinary: one logit per bit; actions are int64."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -227,7 +358,7 @@ class _Bits(_Part):
         return (chance < torch.sigmoid(inputs)).long().reshape(-1, *self.shape)
 
 
-class _Gaussian(_Part):
+class _Gaussian(_LeafDistribution):
     """Box: a mean and a log standard deviation per dimension (`size` = 2 n); actions may lie beyond the bounds.
 
     What is learned from data of the scale `env` is stretched by the bounds of `space`, by which that data was scaled down;
@@ -307,7 +438,7 @@ def build_head(space: Space, *, action_scale: str, form: GaussianForm = CLONING)
     return ActionHead(space, [_part(leaf, action_scale, form) for leaf in leaf_spaces(space).values()])
 
 
-def _part(space: Space, action_scale: str, form: GaussianForm) -> _Part:
+def _part(space: Space, action_scale: str, form: GaussianForm) -> _LeafDistribution:
     match space:
         case spaces.Discrete():
             return _Choices([int(space.n)], [int(space.start)], ())

@@ -17,10 +17,8 @@ from torch import Tensor, nn
 from offline_cli.choices import ACTIVATION, HIDDEN, Activation
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
-from offline_cli.modules.action_units import network_space
-from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ObservationEncoder, after_layer, mlp
-from offline_cli.modules.images import AUTO, NATURE, ImageForm
+from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head, network_space
+from offline_cli.modules.encoders import AUTO, NATURE, ImageForm, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
 from offline_cli.modules.python_network import check_policy, made_by, own_policy
 from offline_cli.modules.rl_module import RLModule

@@ -19,8 +19,7 @@ from offline_cli.choices import ACTIVATION, HIDDEN
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, ObservationEncoder, after_layer, columns_of, mlp
-from offline_cli.modules.images import BY_SHAPE, ImageForm
+from offline_cli.modules.encoders import ACTIVATIONS, BY_SHAPE, ImageForm, ObservationEncoder, after_layer, columns_of, mlp
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import leaves, map_leaves

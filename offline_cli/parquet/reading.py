@@ -35,8 +35,7 @@ from typing import Any, BinaryIO, Final, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from offline_cli.byte_sizes import byte_size
-from offline_cli.choices import TABLE_MEMORY_LIMIT
+from offline_cli.choices import TABLE_MEMORY_LIMIT, byte_size
 from offline_cli.errors import BadData, MemoryLimitExceeded, StorageNotFound
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.locations import Location

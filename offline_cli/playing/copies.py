@@ -3,6 +3,10 @@
 No copy resets itself (`AutoresetMode.DISABLED`). A vector environment always steps all of its copies, so one without an
 episode to play is reset without a seed, and then stands still. What a copy raises comes back as its answer: so its episode can
 be named, and the other copies' steps are not lost.
+
+Infos are copied, since environments reuse theirs. `--infos` says which are kept: `plain`: numbers, texts, arrays of these, and
+lists and mappings of all of them; other entries are dropped, and counted by key. `all`: an entry that cannot be stored is an
+error. `none`: nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ import signal
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
@@ -21,13 +27,61 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
+from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.episode_spaces import zero_rows
-from offline_cli.episodes.value_fitting import fitter
-from offline_cli.errors import OfflineCliError
-from offline_cli.playing.infos import NOTHING, KeptInfo, kept_info
+from offline_cli.episodes.fit import fitter
+from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.policies.policy import RAISED
 from offline_cli.step_values import flag_of, reward_of
+from offline_cli.tally import Tally
 from offline_cli.trees import Tree, rows_of
+
+DROPPED: Final = "info-dropped"
+PLAIN: Final = frozenset({bool, float, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64})
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInfo:
+    """An info as one value, which gymnasium's vector environments hand on as it is."""
+
+    kept: dict[str, Any]
+    dropped: tuple[str, ...] = ()  # keys, with dots
+
+    def __bool__(self) -> bool:
+        return bool(self.kept or self.dropped)
+
+
+NOTHING: Final = KeptInfo({})
+
+
+def kept_info(info: Any, how: str) -> KeptInfo:
+    """The info as `how` says. Raises ValueError, with the key, where `all` cannot be kept."""
+    if how == "none" or not info:
+        return NOTHING
+    if not isinstance(info, Mapping):
+        raise ValueError(f"an info of type {type(info).__name__}, which is not a mapping")
+    dropped: list[str] = []
+    kept = _pruned(info, "", dropped)
+    if dropped and how == "all":
+        raise ValueError(f"an info with {', '.join(dropped)}, which cannot be stored")
+    return KeptInfo(kept, tuple(dropped))
+
+
+def _pruned(info: Mapping[Any, Any], path: str, dropped: list[str]) -> dict[Any, Any]:
+    kept = {}
+    for key, value in info.items():
+        if type(key) is str and type(value) in PLAIN:  # quick: what most infos hold
+            kept[key] = value
+        elif isinstance(value, Mapping):
+            kept[key] = _pruned(value, f"{path}{key}.", dropped)
+        else:
+            try:
+                plain_mapping({key: value}, tally=Tally(), where="info")
+                kept[key] = deepcopy(value)
+            except BadData:
+                dropped.append(f"{path}{key}")
+    return kept
+
 
 TOLD: Final = "offline_cli"  # the key of a copy's own answer: its info, or what it raised
 PATIENCE: Final = 5.0  # seconds for a process that has died to be gone

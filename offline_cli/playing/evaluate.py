@@ -1,33 +1,93 @@
-"""Plays a policy and measures its return: that of a run folder, or another by name."""
+"""Plays a policy and measures its return: that of a run folder, or another by name.
+
+`--video FOLDER`: an episode is played once more, alone, in a copy that renders; imageio writes the film. Files are MP4 where
+imageio finds ffmpeg, else GIF.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import numpy as np
+from gymnasium.wrappers import RenderCollection
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import Count, Device, Whole
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
-from offline_cli.errors import BadConfig, TargetNotMet, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.modules.devices import choose_threads
-from offline_cli.playing.loop import Plan, opened_policy, played_on
+from offline_cli.modules.python_network import choose_threads
+from offline_cli.playing.loop import Plan, opened_policy, played, played_on
 from offline_cli.playing.returns import Returns, played_of
-from offline_cli.playing.video import check_video, film
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.module_policy import PolicyForPieces
-from offline_cli.policies.policy import PolicyOptions
+from offline_cli.policies.policy import Policy, PolicyOptions, Purpose
 from offline_cli.policies.run_policy import known_environments, load_policy
-from offline_cli.policies.seeds import Purpose
 from offline_cli.progress import OnProgress, Progress, no_progress
+from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location, open_location
+
+
+def check_video(episodes: Sequence[int], count: int) -> ModuleType:
+    """imageio, which writes films. Raises MissingPackage without it, UsageError for episodes that are not played."""
+    if max(episodes, default=0) >= count:
+        what = f"episode {max(episodes)} is not among the {count} that are played, which count from 0"
+        raise UsageError(what, where="--video-episodes", fix="name episodes below --episodes")
+    try:
+        return importlib.import_module("imageio.v2")
+    except ImportError as err:
+        fix = "pip install 'offline-cli[video]'"
+        raise MissingPackage(f"videos need the package {err.name}", where="--video", fix=fix) from err
+
+
+def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> list[str]:
+    """Play these episodes of the plan once more, and write a file of each: the paths.
+
+    Raises BadConfig for an environment that renders no images, BadData where it raises.
+    """
+    imageio = check_video(episodes, plan.episodes or 0)
+    spec, written = plan.environment, list[str]()
+    ending = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with open_environment(spec.id, {**spec.kwargs, "render_mode": "rgb_array"}, spec.wrappers) as environment:
+        fps = (environment.singles(1)[0].metadata or {}).get("render_fps") or 30
+        for number in episodes:
+            frames = _frames(replace(plan, first=number, episodes=1, vectorize="sync"), environment, policy)
+            path = Path(folder) / f"episode-{number}.{ending}"
+            try:
+                imageio.mimwrite(path, frames, **({"fps": fps} if ending == "mp4" else {"duration": 1000 / fps}))
+            except (OSError, ValueError) as err:
+                raise BadData(f"the film cannot be written: {err}", where=str(path), fix="another folder") from err
+            written.append(str(path))
+    return written
+
+
+def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
+    frames: list[Any] = []
+    with suppress(AssertionError):  # gymnasium's, for an environment that does not render
+        rendering: Any = RenderCollection(environment.singles(1)[0])
+        with Environment(environment.name, lambda: rendering, environment.spec) as filmed:
+            for _ in played(plan, filmed, policy, Returns):
+                check()
+            frames += rendering.frame_list
+    if not frames or not all(isinstance(frame, np.ndarray) and frame.ndim == 3 for frame in frames):
+        fix = "an environment with render_mode 'rgb_array'"
+        raise BadConfig("it renders no images", where=f"--env {environment.name}", fix=fix)
+    return frames
+
 
 _log = logging.getLogger(__name__)
 

@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 from offline_cli.engines.engine import Engine
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadData
-from offline_cli.modules.devices import use_threads
-from offline_cli.playing.copies import Copies, CopyFailed
-from offline_cli.playing.infos import NOTHING, KeptInfo
+from offline_cli.modules.python_network import use_threads
+from offline_cli.playing.copies import NOTHING, Copies, CopyFailed, KeptInfo
 from offline_cli.policies.by_name import open_policies
-from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, blamed
-from offline_cli.policies.seeds import Purpose, chance_key, reset_seed
+from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, Purpose, State, blamed, chance_key, reset_seed
 from offline_cli.scopes import Reading
 from offline_cli.stop_signals import check, requested
 from offline_cli.trees import Tree, map_leaves, rows_of, with_rows
@@ -67,7 +65,7 @@ class Plan:
         return reset_seed(self.seed, episode, self.purpose, self.round_)
 
 
-class Sink(Protocol):
+class StepSink(Protocol):
     """Takes the steps that are played in S slots, and makes of an episode that ends what is kept of it."""
 
     def step(
@@ -80,7 +78,7 @@ class Sink(Protocol):
         """The episode of a slot, which has ended with this observation. It has `nbytes`."""
 
 
-MakeSink = Callable[[int, Environment], Sink]
+MakeSink = Callable[[int, Environment], StepSink]
 """A sink for that number of slots."""
 
 
@@ -132,7 +130,7 @@ def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
 class Loop:
     """Plays the plan's episodes with `policy` in `copies`."""
 
-    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: Sink) -> None:
+    def __init__(self, plan: Plan, copies: Copies, policy: Policy, sink: StepSink) -> None:
         self._plan, self._copies, self._policy, self._sink = plan, copies, policy, sink
         count = copies.count
         self._live = np.zeros(count, np.bool_)

@@ -12,16 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.environments import Environment
+from offline_cli.environments import ACTS, OBS, RETURN, STATE, TERMINATED, TRUNCATED, Environment
 from offline_cli.errors import BadData, OfflineCliError
-from offline_cli.games import ACTS, OBS, RETURN, STATE, TERMINATED, TRUNCATED
 from offline_cli.modules.rl_module import RLModule, evaluating
-from offline_cli.playing.infos import KeptInfo
+from offline_cli.playing.copies import KeptInfo
 from offline_cli.playing.loop import Plan, opened_policy, played
 from offline_cli.policies.module_policy import module_policy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Acted, Policy, PolicyOptions, stand_in
-from offline_cli.policies.seeds import Purpose
+from offline_cli.policies.policy import Acted, Policy, PolicyOptions, Purpose, stand_in
 from offline_cli.stop_signals import StopRequested, check
 from offline_cli.trees import Tree, leaves
 
@@ -64,7 +62,7 @@ class Returns:
                 self._counts[rows, 2] += np.isinf(numbers).sum(axis=1) * acts
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
-        """See Sink."""
+        """See StepSink."""
         states = [final[agent][STATE] for agent in self._agents]
         by_agent = [float(one[RETURN]) if one[TERMINATED] or one[TRUNCATED] else math.nan for one in states]
         total = sum(one[RETURN] for one in states if one[TERMINATED] or one[TRUNCATED])

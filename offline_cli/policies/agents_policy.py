@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.environments import Environment
+from offline_cli.environments import ACTS, OBS, REWARD, STATE, Environment
 from offline_cli.episodes.episode_spaces import zero_rows
 from offline_cli.errors import BadConfig
-from offline_cli.games import ACTS, OBS, REWARD, STATE
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
-from offline_cli.policies.policy import Acted, Policy, State
-from offline_cli.policies.seeds import draw
+from offline_cli.policies.policy import Acted, Policy, State, draw
 from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, flatten, map_leaves, rows_of, with_rows
 

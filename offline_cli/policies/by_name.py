@@ -7,17 +7,16 @@ from dataclasses import replace
 from typing import Final
 
 from offline_cli.environments import Environment
-from offline_cli.episodes.value_fitting import fitter
+from offline_cli.episodes.fit import fitter
 from offline_cli.errors import BadConfig, NoData, StorageNotFound
 from offline_cli.import_path import PYTHON
 from offline_cli.policies.agents_policy import open_agents
 from offline_cli.policies.module_policy import open_module
 from offline_cli.policies.onnx_policy import ONNX, open_onnx
 from offline_cli.policies.policy import RAISED, Policy, PolicyOptions, RandomPolicy, fitting, stand_in
-from offline_cli.policies.python_policy import open_python
+from offline_cli.policies.python_policy import SB3, open_model, open_python
 from offline_cli.policies.rllib_policy import RLLIB, open_checkpoint
 from offline_cli.policies.run_policy import environment_spaces, fingerprint_of, load_policy
-from offline_cli.policies.sb3_policy import SB3, open_model
 from offline_cli.spaces import Space
 
 __all__ = ["files_of", "is_code", "is_named", "open_policies", "open_policy"]

@@ -26,8 +26,7 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.episodes.stacking import stack, unstack
 from offline_cli.errors import BadEpisode, BadPiece
-from offline_cli.modules.action_units import ForEnvironment, in_network_units, network_space
-from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.distributions import ActionHead, ForEnvironment, in_network_units, network_space
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting, seeded

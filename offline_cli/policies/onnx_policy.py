@@ -24,7 +24,7 @@ from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.errors import BadConfig, BadData, MissingPackage, SpaceMismatch, UnsafeData, UnsupportedSpace
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, State, fitting
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.spaces import Space, leaf_spaces, space_from_json
 from offline_cli.storage.locations import open_location
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like

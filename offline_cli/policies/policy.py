@@ -3,6 +3,10 @@
 
 The caller keeps the `State` of the episodes, with what the policy remembers of them (`memory`), and hands it back in the rows
 of the observations; a policy that puts out no memory remembers nothing.
+
+Seeds of episodes and random numbers of policies follow from (--seed, purpose, episode, step), so a resumed recording draws what
+an uninterrupted one draws. A seed for an environment has 31 bits, since some environments take no more; its highest two bits
+are the purpose, so that no two purposes ever play the same episode.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import gymnasium as gym
@@ -21,23 +26,91 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.connectors.piece_options import piece_of
+from offline_cli.connectors.connector_v2 import piece_of
 from offline_cli.converting.fitting import misfits
 from offline_cli.environments import Environment
 from offline_cli.episodes.episode_spaces import category_bounds, space_tree
 from offline_cli.errors import BadConfig, BadData, BadPiece, OfflineCliError, SpaceMismatch
-from offline_cli.modules.devices import choose_device, seed_generators
+from offline_cli.modules.python_network import choose_device, seed_generators
 from offline_cli.plugins import with_network
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.seeds import uniform
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, leaves, map_leaves, stacked_rows, unflatten_like
 
 if TYPE_CHECKING:
     from offline_cli.policies.run_policy import LoadedPolicy
 
-__all__ = ["RAISED", "Acted", "Policy", "PolicyOptions", "RandomPolicy", "State", "blamed", "fitting", "sampled"]
-__all__ += ["seeded", "stand_in"]
+__all__ = [
+    "RAISED",
+    "Acted",
+    "Policy",
+    "PolicyOptions",
+    "Purpose",
+    "RandomPolicy",
+    "State",
+    "blamed",
+    "chance_key",
+    "draw",
+    "fitting",
+    "for_torch",
+    "reset_seed",
+    "sampled",
+    "seeded",
+    "stand_in",
+    "uniform",
+]
+
+
+BITS_BELOW_PURPOSE: Final = 29
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+MIXING: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+
+class Purpose(IntEnum):
+    """What episodes are played for."""
+
+    EVALUATE = 0
+    CHECK = 1
+    CONFIRM = 2
+    RECORD = 3
+
+
+def draw(*key: int) -> int:
+    """63 bits that follow from `key`, whose parts are not negative."""
+    return int(np.random.SeedSequence([int(part) for part in key]).generate_state(1, np.uint64)[0]) >> 1
+
+
+def for_torch(seed: int) -> int:
+    """`seed`, which is not negative, as torch takes one: itself where it fits into 64 bits, else bits that follow from it."""
+    return seed if seed < 1 << 64 else draw(seed)
+
+
+def reset_seed(seed: int, episode: int, purpose: Purpose = Purpose.RECORD, round_: int = 0) -> int:
+    """What episode `episode`, from 0 on, is reset with: no two of a command alike. `round_` tells checks of a run apart."""
+    first = draw(seed, purpose, round_) if round_ else draw(seed, purpose)
+    return (int(purpose) << BITS_BELOW_PURPOSE) | ((first + episode) % (1 << BITS_BELOW_PURPOSE))
+
+
+def chance_key(seed: int, purpose: Purpose, round_: int = 0) -> int:
+    """The key of the random numbers of policies: see `uniform`."""
+    return draw(seed, purpose, round_, 1)
+
+
+def uniform(key: int, episodes: NDArray[np.int64], steps: NDArray[np.int64], size: int) -> NDArray[np.float64]:
+    """(B, size) numbers in [0, 1) for steps (B,) of episodes (B,), by hashing. Source: Steele et al. 2014 (SplitMix64)."""
+    with np.errstate(over="ignore"):
+        rows = _mixed(np.uint64(key) + episodes.astype(np.uint64) * GOLDEN)
+        rows = _mixed(rows + steps.astype(np.uint64) * GOLDEN)
+        numbers = _mixed(rows[:, None] + np.arange(1, size + 1, dtype=np.uint64) * GOLDEN)
+    found: NDArray[np.float64] = (numbers >> np.uint64(11)) * np.float64(2.0**-53)
+    return found
+
+
+def _mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    for shift, factor in MIXING:
+        bits = (bits ^ (bits >> np.uint64(shift))) * np.uint64(factor)
+    return bits
+
 
 RAISED: Final = (Exception, SystemExit)  # by environments, policies and pieces, which may be a user's code
 

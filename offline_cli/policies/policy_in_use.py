@@ -2,6 +2,8 @@
 
 `act` takes one observation or a batch, which the observation space tells apart; pieces, action scale and memory are inside.
 Rows are environments that play side by side, each with an episode of its own. `reset` begins the next episodes.
+
+`names=True` gives the categories of choices as texts, where the data that the policy learned from names them.
 """
 
 from __future__ import annotations
@@ -10,30 +12,85 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import spaces
 from numpy.typing import ArrayLike, NDArray
 
+from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.environments import open_environment
-from offline_cli.episodes.episode_spaces import space_tree, zero_rows
-from offline_cli.episodes.value_fitting import fitted
+from offline_cli.episodes.episode_spaces import category_bounds, space_tree, zero_rows
+from offline_cli.episodes.fit import fitted
 from offline_cli.errors import BadConfig, BadData, SpaceMismatch
 from offline_cli.meanings import Meanings
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.policies import run_policy
-from offline_cli.policies.action_names import discrete_elements, with_names
 from offline_cli.policies.by_name import is_named, open_policy
-from offline_cli.policies.policy import Policy, PolicyOptions, State
-from offline_cli.policies.run_files import POLICY
-from offline_cli.policies.run_policy import LoadedPolicy
-from offline_cli.policies.seeds import Purpose, chance_key
-from offline_cli.spaces import describe, tree_from_lists
+from offline_cli.policies.policy import Policy, PolicyOptions, Purpose, State, chance_key
+from offline_cli.policies.run_policy import POLICY, LoadedPolicy
+from offline_cli.spaces import Space, describe, leaf_spaces, tree_from_lists
 from offline_cli.storage.locations import Location
-from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of
+from offline_cli.trees import Tree, flatten, leaves, map_leaves, rows_of, unflatten_like
 
-__all__ = ["PolicyInUse", "load_policy"]
+__all__ = ["DiscreteElement", "PolicyInUse", "discrete_elements", "load_policy", "with_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscreteElement:
+    """One number of an action that is one of several choices."""
+
+    place: str  # actions, actions[1], actions.gear
+    name: str  # its own, else its place
+    start: int  # the number of its first choice
+    count: int
+    texts: tuple[str, ...] | None  # of all choices; the number itself for one beyond the categories. None: there are none
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """A different text for each choice: its category, else its number."""
+        numbers = tuple(str(self.start + choice) for choice in range(self.count))
+        return numbers if self.texts is None or len(set(self.texts)) < self.count else self.texts
+
+
+def discrete_elements(action_space: Space, meanings: Meanings) -> dict[str, list[DiscreteElement]]:
+    """The elements of each leaf that is no Box, in C order, by the leaf's path (`actions`, `actions.gear`).
+
+    The i-th category is the text of the i-th choice, whatever number the space gives it.
+    """
+    found: dict[str, list[DiscreteElement]] = {}
+    for path, leaf in leaf_spaces(action_space, Columns.ACTIONS).items():
+        if isinstance(leaf, spaces.Box):
+            continue
+        shape, known, elements = leaf.shape or (), meanings.by_path.get(path, ()), found.setdefault(path, [])
+        starts, ends = (np.broadcast_to(bound, shape) for bound in category_bounds(leaf))
+        for number, at in enumerate(np.ndindex(shape)):
+            start, count = int(starts[at]), int(ends[at] - starts[at]) + 1
+            said = known[number].categories if len(known) == starts.size else None
+            texts = said and (*said[:count], *(str(start + choice) for choice in range(len(said), count)))
+            place = f"{path}[{', '.join(map(str, at))}]" if at else path
+            elements.append(DiscreteElement(place, meanings.named(path, at, shape), start, count, texts))
+    return found
+
+
+def with_names(actions: Tree, elements: Mapping[str, Sequence[DiscreteElement]]) -> Tree:
+    """`actions`, leaves (B, ...), with the texts of choices in place of their numbers: leaves that have some are of objects."""
+
+    def named(path: str, leaf: NDArray[Any]) -> NDArray[Any]:
+        known = elements.get(path, ())
+        if all(one.texts is None for one in known):
+            return leaf
+        numbers = leaf.reshape(len(leaf), len(known))
+        found = numbers.astype(object)
+        for column, one in enumerate(known):
+            if one.texts is not None:
+                found[:, column] = np.array(one.texts, object)[numbers[:, column] - one.start]
+        return found.reshape(leaf.shape)
+
+    return unflatten_like(actions, [named(path, leaf) for path, leaf in flatten(actions, Columns.ACTIONS)])
+
 
 WHERE: Final = "act(observation)"
 

@@ -1,9 +1,20 @@
-"""The policy of a run folder, read from its files; files that do not fit each other are BadData.
+"""The files of a run folder, and the policy that is read from them; files that do not fit each other are BadData.
 
 The description is in JSON: spaces, action scale, the network with its options, `gaussian` (how Box actions follow from what
 the network puts out, where that is not as in behaviour cloning), the pipeline file that it was trained through (null where
 Python objects were given, absent without one) with the hash of its pieces' state. Weights are in safetensors, what connector
 pieces learned in msgpack. A network of another package is imported where the user names that package.
+
+The tensors of a checkpoint by name:
+
+    modules.policy.network.0.weight   parameters and buffers of every module
+    adam.0.network.0.weight.exp_avg   of the optimizer of each group, by its number
+    sum.nll                           losses added up since the last row of metrics
+    best.network.0.weight             the policy of the best check
+    refreshed.policy...               the modules that columns were last computed with, where they are recomputed
+    generator, generator_cuda         torch's random generators
+
+The counters of the run are metadata of the same file, so that both are of one moment.
 """
 
 from __future__ import annotations
@@ -21,39 +32,143 @@ from typing import Any, Final, Literal
 import pydantic
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
+from offline_cli.datasets.file_names import RUN_CONFIG, RUN_POLICY
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, Uncommitted, UnsupportedSpace
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm
-from offline_cli.modules.images import NATURE, encoder_kind
-from offline_cli.modules.images import OURS as OUR_ENCODERS
+from offline_cli.modules.encoders import NATURE, encoder_kind
+from offline_cli.modules.encoders import OURS as OUR_ENCODERS
 from offline_cli.modules.network import OURS, PythonNetwork, network_kind
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
 from offline_cli.plugins import ENCODERS, NETWORKS, OPTION, PYTHON, check_plugins, package_of, with_network
-from offline_cli.policies.run_files import (
-    CONFIG,
-    LEARNED,
-    MODULES,
-    OF_POLICY,
-    POLICY,
-    RESULT,
-    TENSORS,
-    WEIGHTS,
-    check_learned,
-    checkpoint_bytes,
-    json_object,
-    part,
-)
-from offline_cli.schema_files import mistakes_by
+from offline_cli.schema_files import from_json, mistakes_by
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file
 
-__all__ = ["ENCODER_PACKAGE", "ENVIRONMENTS", "FORMAT", "GIVEN_SPACE", "MEANINGS", "NETWORK", "VERSION", "LoadedPolicy"]
-__all__ += ["described_form", "environment_spaces", "fingerprint_of", "known_environments", "load_policy"]
+__all__ = [
+    "BEST",
+    "CONFIG",
+    "CURVE",
+    "ENCODER_PACKAGE",
+    "ENVIRONMENTS",
+    "FORMAT",
+    "GIVEN_SPACE",
+    "LEARNED",
+    "MEANINGS",
+    "METRICS",
+    "MODULES",
+    "NETWORK",
+    "OF_POLICY",
+    "POLICY",
+    "REFRESHED",
+    "RESULT",
+    "STATE",
+    "STEPPED",
+    "TENSORS",
+    "TRACKERS",
+    "VERSION",
+    "WEIGHTS",
+    "LoadedPolicy",
+    "check_learned",
+    "checkpoint_bytes",
+    "copy_into",
+    "described_form",
+    "environment_spaces",
+    "fingerprint_of",
+    "json_bytes",
+    "json_object",
+    "known_environments",
+    "load_policy",
+    "part",
+    "prefixed",
+    "state_in",
+    "tensor_bytes",
+]
+
+
+MODULES: Final = "modules."
+BEST: Final = "best."
+REFRESHED: Final = "refreshed."
+OF_POLICY: Final = "policy."
+STEPPED: Final = "stepped."  # of the policy, where what is kept is a moving average
+
+TENSORS, STATE = "state.safetensors", "state.json"
+COUNTERS: Final = "state"  # the key of the metadata
+CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
+LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
+RESULT, CURVE, TRACKERS = "result.json", "curve.png", "trackers.json"
+
+
+def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors under names with `prefix` before them."""
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names have `prefix`, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of the same names into `own`, in place, without gradients."""
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
+    """Update and tensors of the checkpoint; None: there is none. Raises StorageError, BadData for a broken file."""
+    content = whole_file(run.join(TENSORS))
+    if content is None:
+        return None
+    try:
+        return int(state_in(content)["update"]), content
+    except (ValueError, TypeError, KeyError) as err:
+        raise BadData(f"{TENSORS} cannot be read: {err}", where=run.url, fix="train again with --overwrite") from err
+
+
+def state_in(checkpoint: bytes) -> dict[str, Any]:
+    """The counters in a checkpoint's file. Raises ValueError, TypeError or KeyError for another file."""
+    size = int.from_bytes(checkpoint[:8], "little")
+    return json_object(json_object(checkpoint[8 : 8 + size])["__metadata__"][COUNTERS].encode())
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """The file of a JSON object."""
+    return (json.dumps(value) + "\n").encode()
+
+
+def json_object(content: bytes) -> dict[str, Any]:
+    """The object in such a file. Raises ValueError for other files."""
+    loaded = from_json(content)
+    if not isinstance(loaded, dict):
+        raise ValueError("no JSON object")
+    return loaded
+
+
+def tensor_bytes(tensors: Mapping[str, Tensor], counters: str | None = None) -> bytes:
+    """The safetensors file of `tensors`; `counters`: of a checkpoint, as JSON.
+
+    By way of memory: the library's own writer reports a full disk as an error of the format.
+    """
+    metadata = None if counters is None else {COUNTERS: counters}
+    return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
+
+
+def check_learned(content: bytes | None, told: Any) -> bytes:
+    """`content`. Raises ValueError unless it (None: no file) is what the pieces learned, as policy.json says."""
+    if content is None:
+        raise ValueError(f"{LEARNED} is missing, which holds what its connector pieces learned")
+    if not isinstance(told, dict) or hashlib.sha256(content).hexdigest() != told.get("state_sha256"):
+        raise ValueError(f"{LEARNED} is not the one that {POLICY} was written with")
+    return content
+
 
 _log = logging.getLogger(__name__)
 

@@ -45,15 +45,14 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.import_path import allowed_changes, code_of, content_hash_of
 from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
-from offline_cli.recording.agent_episodes import AgentEpisodes
-from offline_cli.recording.episode_rows import EpisodeRows, RecordedEpisode, batch_of, count_dropped
+from offline_cli.recording.episode_rows import AgentEpisodes, EpisodeCollector, RecordedEpisode, batch_of, count_dropped
 from offline_cli.recording.results import RecordResult, ended_early, nothing_recorded, recorded
-from offline_cli.source_code import allowed_changes, code_of, content_hash_of
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location, open_location
@@ -244,7 +243,7 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
 
 
 @dataclass(slots=True, eq=False)
-class _Part:
+class _Output:
     """A dataset: of all episodes, or of those of one kind of agents."""
 
     place: Location
@@ -277,7 +276,7 @@ class _Recording:
 
     def _part(
         self, place: Location, agents: AgentEpisodes | None, provenance: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> _Part:
+    ) -> _Output:
         finished, spec, tally = _finished(place, provenance, options), self._plan.environment, Tally()
         spaces = self._policy.spaces if agents is None else agents.spaces
         writer = DatasetWriter(
@@ -285,14 +284,14 @@ class _Recording:
             observation_space=spaces[0],
             action_space=spaces[1],
             action_scale=self._policy.action_scale,
-            environment=manifests.Environment(spec.id, dict(spec.kwargs), spec.wrappers),
+            environment=manifests.EnvironmentRecord(spec.id, dict(spec.kwargs), spec.wrappers),
             provenance=provenance,
             identity=provenance[IDENTITY],
             tally=tally,
             count_not_finite=True,
             **{name: options[name] for name in OF_WRITER},
         )
-        return _Part(place, writer, tally, agents, finished)
+        return _Output(place, writer, tally, agents, finished)
 
     def kept(self) -> list[Manifest]:
         """Of the parts that are committed."""
@@ -316,7 +315,7 @@ class _Recording:
                     num_envs=_even_envs(plan),
                 )
                 try:
-                    played = played_on(engine, workers, rest, self._environment, self._policy, EpisodeRows)
+                    played = played_on(engine, workers, rest, self._environment, self._policy, EpisodeCollector)
                     with played, suppress(StopRequested):
                         self._write(played, parts)
                 except BadData as err:
@@ -325,7 +324,7 @@ class _Recording:
             for part in parts if self.episodes else ():
                 part.finished = part.writer.commit(complete=self._is_enough(), episodes_lost=0)
 
-    def _there(self, part: _Part) -> tuple[int, int]:
+    def _there(self, part: _Output) -> tuple[int, int]:
         """How many episodes are there already, and their steps; or games, whose steps are not counted.
 
         The last game of which anything is there is played again, and what is missing of it is written.
@@ -341,7 +340,7 @@ class _Recording:
             return self.episodes >= self._plan.episodes
         return self.steps >= (self._plan.steps or 0)
 
-    def _write(self, played: Iterator[list[RecordedEpisode]], parts: Sequence[_Part]) -> None:
+    def _write(self, played: Iterator[list[RecordedEpisode]], parts: Sequence[_Output]) -> None:
         plan = self._plan
         for episodes in played:
             first = plan.first + self.episodes

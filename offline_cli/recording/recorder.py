@@ -23,15 +23,15 @@ import numpy as np
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import MAX_BYTES_PER_FILE, Compression, Count, Infos, RowFormat
-from offline_cli.datasets.manifest import IDENTITY, Environment, Manifest
+from offline_cli.datasets.manifest import IDENTITY, EnvironmentRecord, Manifest
 from offline_cli.datasets.target_folder import check_target, dataset_to_append_to
 from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.episodes.value_fitting import category_check, fitter
+from offline_cli.episodes.fit import category_check, fitter
 from offline_cli.errors import BadData, OfflineCliError, UsageError
-from offline_cli.playing.infos import NOTHING, kept_info
+from offline_cli.import_path import code_of
+from offline_cli.playing.copies import NOTHING, kept_info
 from offline_cli.policies.policy import Acted
-from offline_cli.recording.episode_rows import EpisodeRows, batch_of, count_dropped
-from offline_cli.source_code import code_of
+from offline_cli.recording.episode_rows import EpisodeCollector, batch_of, count_dropped
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.storage.blanking import blanked, without_folders
 from offline_cli.storage.locations import Location, open_location
@@ -87,7 +87,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._see = fitter(self._spaces[0])
         self._take, self._check = fitter(self._spaces[1], "an action"), category_check(self._spaces[1], "the action")
         self._session = uuid.uuid4().hex[:8]  # no two recordings share an id: they can be merged
-        self._rows, self._tally = EpisodeRows(1), Tally()
+        self._rows, self._tally = EpisodeCollector(1), Tally()
         played_by = {} if policy is None else {"policy": without_folders(blanked(policy))}
         identity = {**played_by, **code_of(env)}
         self._writer = DatasetWriter(
@@ -95,7 +95,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             observation_space=self._spaces[0],
             action_space=self._spaces[1],
             action_scale="env",
-            environment=_environment(env) if env_id is None else Environment(env_id, {}),
+            environment=_environment(env) if env_id is None else EnvironmentRecord(env_id, {}),
             provenance={**played_by, IDENTITY: identity},
             base=dataset_to_append_to(place, resume=resume) if append else None,
             tally=self._tally,
@@ -232,7 +232,7 @@ def _row(value: Tree) -> Tree:
     return map_leaves(lambda leaf: np.array(leaf)[None], value)
 
 
-def _environment(env: gym.Env[Any, Any]) -> Environment | None:
+def _environment(env: gym.Env[Any, Any]) -> EnvironmentRecord | None:
     """For the manifest: how gymnasium made the environment; arguments that JSON cannot hold are left out."""
     spec = env.spec
     if spec is None:
@@ -247,7 +247,7 @@ def _environment(env: gym.Env[Any, Any]) -> Environment | None:
         path = name if module.startswith("gymnasium.wrappers.") else f"{module}:{name}"
         told = ",".join(f"{key}={json.dumps(value)}" for key, value in _plain(wrapper.kwargs or {}).items())
         wrappers.append(path + (f":{told}" if told else ""))
-    return Environment(spec.id, kwargs, tuple(wrappers))
+    return EnvironmentRecord(spec.id, kwargs, tuple(wrappers))
 
 
 def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,17 +28,16 @@ from offline_cli.engines.ranks import ALONE, RankFailed, Ranks
 from offline_cli.environments import Environment
 from offline_cli.errors import BadConfig, BadData, UsageError
 from offline_cli.meanings import Meanings
-from offline_cli.modules.devices import autocast, choose_device
 from offline_cli.modules.distributions import HITS, rows
+from offline_cli.modules.python_network import autocast, choose_device
 from offline_cli.modules.rl_module import evaluating
 from offline_cli.playing.returns import Played, play
-from offline_cli.policies.action_names import discrete_elements
 from offline_cli.policies.agents_policy import AgentsPolicy
 from offline_cli.policies.by_name import files_of, open_policies
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import Policy, PolicyOptions, RandomPolicy, stand_in
+from offline_cli.policies.policy import Policy, PolicyOptions, Purpose, RandomPolicy, stand_in
+from offline_cli.policies.policy_in_use import discrete_elements
 from offline_cli.policies.rllib_policy import RLLIB
-from offline_cli.policies.seeds import Purpose
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.stop_signals import StopRequested
 from offline_cli.training.algorithms.algorithm import Batch

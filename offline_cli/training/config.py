@@ -43,11 +43,11 @@ from offline_cli.choices import (
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, StorageNotFound, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.modules.images import AUTO, encoder_kind
+from offline_cli.modules.encoders import AUTO, encoder_kind
 from offline_cli.modules.network import LAYERS, MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.by_name import is_code
-from offline_cli.policies.run_files import CONFIG
+from offline_cli.policies.run_policy import CONFIG
 from offline_cli.schema_files import mistakes_by, toml_schema
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.training.algorithms.algorithm import algorithm_kind

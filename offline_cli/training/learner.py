@@ -28,12 +28,24 @@ from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, Ranks
 from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
 from offline_cli.meanings import Meanings, joined
-from offline_cli.modules.devices import autocast
 from offline_cli.modules.network import Network, network_kind
+from offline_cli.modules.python_network import autocast
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import PYTHON, plugin_behind
-from offline_cli.policies.run_files import CONFIG, MODULES, OF_POLICY, STEPPED, checkpoint_bytes, copy_into, part, prefixed
-from offline_cli.policies.run_policy import MEANINGS, NETWORK, LoadedPolicy, load_policy
+from offline_cli.policies.run_policy import (
+    CONFIG,
+    MEANINGS,
+    MODULES,
+    NETWORK,
+    OF_POLICY,
+    STEPPED,
+    LoadedPolicy,
+    checkpoint_bytes,
+    copy_into,
+    load_policy,
+    part,
+    prefixed,
+)
 from offline_cli.spaces import Space, same_space
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms

@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from offline_cli.byte_sizes import byte_size
+from offline_cli.choices import byte_size
 from offline_cli.engines.ranks import Ranks, is_first, joined
 from offline_cli.environments import open_environment
 from offline_cli.errors import (
@@ -37,13 +37,13 @@ from offline_cli.errors import (
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
-from offline_cli.modules.devices import choose_device, choose_threads, use_threads
-from offline_cli.modules.images import BY_SHAPE, flattened_images, image_notes
+from offline_cli.import_path import code_of
+from offline_cli.modules.encoders import BY_SHAPE, flattened_images, image_notes
+from offline_cli.modules.python_network import choose_device, choose_threads, use_threads
 from offline_cli.plugins import check_plugins, network_named
-from offline_cli.policies.run_files import BEST, REFRESHED, copy_into, part, prefixed
-from offline_cli.policies.seeds import draw
+from offline_cli.policies.policy import draw
+from offline_cli.policies.run_policy import BEST, REFRESHED, copy_into, part, prefixed
 from offline_cli.progress import OnProgress, Progress
-from offline_cli.source_code import code_of
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training import checks

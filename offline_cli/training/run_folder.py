@@ -40,16 +40,17 @@ from safetensors.torch import load
 from torch import Tensor
 
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.datasets.manifest import WRAPPERS, Environment
+from offline_cli.datasets.manifest import WRAPPERS, EnvironmentRecord
 from offline_cli.datasets.ownership import is_own_part, keep_bytes, keep_names
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, Locked, OfflineCliError, OutputExists
+from offline_cli.import_path import allowed_changes
 from offline_cli.meanings import NO_MEANINGS
-from offline_cli.modules.images import NATURE, encoder_package
+from offline_cli.modules.encoders import NATURE, encoder_package
 from offline_cli.modules.network import network_package
 from offline_cli.modules.rl_module import DEFAULT_MODULE_ID
-from offline_cli.policies import run_files as files
+from offline_cli.policies import run_policy as files
 from offline_cli.policies.run_policy import (
     ENCODER_PACKAGE,
     ENVIRONMENTS,
@@ -61,7 +62,6 @@ from offline_cli.policies.run_policy import (
     described_form,
 )
 from offline_cli.report.curves import draw_curve
-from offline_cli.source_code import allowed_changes
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
@@ -205,7 +205,7 @@ def describe_policy(data: TrainingData, config: BCConfig, played_in: Environment
         told[MEANINGS] = data.meanings.as_json()
     known = {one.id: one for one in (data.recorded_in, played_in) if one is not None}  # the latter in place of the former
     if known:
-        kept = filter(None, map(Environment.of, known.values()))
+        kept = filter(None, map(EnvironmentRecord.of, known.values()))
         told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     if data.facts.module not in (None, DEFAULT_MODULE_ID):
         told["module"] = data.facts.module  # whose episodes it learned from, for people: a run holds one policy

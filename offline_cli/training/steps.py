@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline_cli.applying.frame_stacks import FrameStacks, gather_stacks
+from offline_cli.applying.learner_batches import FrameStacks, gather_stacks
 from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.modules.devices import fits_on
-from offline_cli.policies.seeds import draw
+from offline_cli.modules.python_network import fits_on
+from offline_cli.policies.policy import draw
 from offline_cli.storage.local_files import TempFile
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 

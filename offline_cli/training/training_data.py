@@ -32,8 +32,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offline_cli.applying.frame_stacks import stack_by_rows
-from offline_cli.applying.learned_pieces import check_streamable, freeze, learn
 from offline_cli.applying.learner_batches import (
     UNREWARDED,
     check_rewards,
@@ -44,19 +42,21 @@ from offline_cli.applying.learner_batches import (
     learner_spaces,
     of_one_module,
     place_of_first,
+    stack_by_rows,
     with_steps,
 )
+from offline_cli.applying.pipeline_run import check_streamable, freeze, learn
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.connectors.pipeline_spec import Given, PipelineSpec, Setting, notes_on_export
-from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.environments import Environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, NoData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back
 from offline_cli.formats.tables.source import LEAST_MEMORY, PLAIN_TABLES, TableOptions
-from offline_cli.modules.devices import use_threads
+from offline_cli.modules.python_network import use_threads
 from offline_cli.policies.play_spec import PlaySpec, beside_learner
 from offline_cli.progress import OnProgress
 from offline_cli.scopes import Scope

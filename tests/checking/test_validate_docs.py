@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from offline_cli.checking.validate import CODES
-from offline_cli.checking.validate.problem_codes import Code
+from offline_cli.checking.validate.findings import Code
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

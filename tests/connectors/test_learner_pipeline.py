@@ -14,7 +14,7 @@ from gymnasium import spaces
 from offline_cli.columns import Columns
 from offline_cli.connectors import ConnectorV2
 from offline_cli.connectors.connector_v2 import Batch, Episodes
-from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.connectors.learner.added_columns import learner_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.modules import build_recurrent_module

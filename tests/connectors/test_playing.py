@@ -11,13 +11,13 @@ import torch
 
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors.common.batching import AgentToModuleMapping
-from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
-from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.connectors.env_to_module.observation_preprocessor import env_to_module_pipeline
+from offline_cli.connectors.learner.added_columns import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.errors import BadPiece
 from offline_cli.modules import build_module, build_recurrent_module
-from offline_cli.modules.action_units import ForEnvironment
+from offline_cli.modules.distributions import ForEnvironment
 from offline_cli.trees import flatten, map_leaves
 
 VECTOR = gym.spaces.Box(-1.0, 1.0, (3,), np.float32)

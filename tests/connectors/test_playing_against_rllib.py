@@ -17,7 +17,7 @@ import torch
 from rllib_answers import Answers
 
 from offline_cli import Columns, SingleAgentEpisode
-from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
+from offline_cli.connectors.env_to_module.observation_preprocessor import env_to_module_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import GetActions, module_to_env_pipeline
 from offline_cli.modules.distributions import build_head
 from offline_cli.trees import flatten, map_leaves

@@ -12,14 +12,15 @@ from rllib_answers import Answers, asked_nightly
 
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors import FlattenObservations, OneHot
-from offline_cli.connectors.env_to_module.default_pipeline import WriteObservationsToEpisodes, env_to_module_pipeline
 from offline_cli.connectors.env_to_module.observation_preprocessor import (
     GymnasiumWrapper,
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,
+    WriteObservationsToEpisodes,
     built_in_preprocessing,
+    env_to_module_pipeline,
 )
-from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.connectors.learner.added_columns import learner_pipeline
 from offline_cli.errors import BadEpisode
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)

@@ -19,9 +19,8 @@ import torch
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.connectors.env_to_module.default_pipeline import env_to_module_pipeline
-from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor
-from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.connectors.env_to_module.observation_preprocessor import ObservationPreprocessor, env_to_module_pipeline
+from offline_cli.connectors.learner.added_columns import learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
 from offline_cli.connectors.pipeline_player import PipelinePlayer
 from offline_cli.modules import build_module

@@ -173,6 +173,18 @@ def test_an_output_that_exists_is_not_touched_and_is_found_before_anything_is_re
     assert not reports
 
 
+def test_progress_of_files_is_told_in_kilobytes_up_to_their_size(tmp_path: Path) -> None:
+    source, reports = tmp_path / "steps.csv", list[Progress]()
+    names = ("eps_id", "obs", "actions", "rewards", "terminateds")
+    mapping = {"columns": dict(zip(names, names, strict=True))}
+    rows = "".join(f"{episode},{step},0,1.0,{step == 2}\n" for episode in range(500) for step in range(3))
+    source.write_text(",".join(names) + f"\n{rows}", encoding="utf-8")
+    convert(str(source), str(tmp_path / "D"), mapping=mapping, on_progress=reports.append)
+    total = -(-source.stat().st_size // 1000)
+    assert {(one.total, one.unit) for one in reports if one.unit == "kB"} == {(total, "kB")}
+    assert max(one.done for one in reports if one.unit == "kB") == total
+
+
 def interrupt_after(reports: int) -> Callable[[Progress], None]:
     seen: list[Progress] = []
 

@@ -12,7 +12,7 @@ from offline_cli.converting.stitching import Stitcher
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import Fragments, Origins, StartKind
-from offline_cli.tally import OnError, Rejects, Tally
+from offline_cli.tally import Lost, OnError, Rejects, Tally
 
 AT_T, UNKNOWN, CONTINUES = StartKind.AT_T, StartKind.UNKNOWN, StartKind.CONTINUES
 
@@ -54,6 +54,12 @@ def test_a_batch_of_whole_new_episodes_passes_as_it_is() -> None:
     whole, _ = stitch(batch)
     assert len(whole) == 1
     assert whole[0].obs is batch.obs
+
+
+def test_an_episode_without_steps_is_counted_and_left_out_even_where_it_has_an_end() -> None:
+    whole, stitcher = stitch(fragment("a", 0, 0, end="terminated"), fragment("b", 0, 2, end="terminated"))
+    assert [batch.ids for batch in whole] == [("b",)]
+    assert stitcher.tally.assumptions["zero-length-episode"] == 1
 
 
 def test_fragments_with_timesteps_are_joined_in_their_order_whatever_order_they_come_in() -> None:
@@ -232,6 +238,12 @@ def test_a_copy_that_lost_a_row_does_not_count_against_the_whole_one_before_it()
     assert [out.ids for out in whole] == [("a",)]
     assert list(stitcher.feed(Fragments(fragment("a", 1, 2, end="terminated")), "g")) == []
     assert "lost at g row 1" in rejects.kept[0].reason
+
+
+def test_steps_that_follow_an_end_of_their_id_are_lost_as_such_and_not_as_another_episode() -> None:
+    after = fragment("a", 3, 2, start=StartKind.AFTER_END, end="terminated", shift=9.0)
+    _, stitcher = stitch(fragment("a", 0, 3, end="terminated"), after, on_error="skip")
+    assert dict(stitcher.rejects.lost) == {Lost.STEPS_AFTER_END: 1}
 
 
 def test_what_an_unfinished_episode_lost_is_found_at_the_end() -> None:

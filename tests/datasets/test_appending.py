@@ -18,7 +18,7 @@ from offline_cli.cli.app import app
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.datasets.lock import WritingNote
-from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.manifest import EnvironmentRecord
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import fingerprints
@@ -39,7 +39,7 @@ def write(place: Path, batch: EpisodeBatch, row_format: str = "episodes", **opti
         "observation_space": batch.observation_space,
         "action_space": batch.action_space,
         "action_scale": "env",
-        "environment": Environment("CartPole-v1"),
+        "environment": EnvironmentRecord("CartPole-v1"),
         "provenance": {"commands": [f"wrote {place.name}"]},
     }
     with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import polars as pl
 from gymnasium import spaces
 
 from offline_cli import open_dataset, write_dataset
-from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.manifest import EnvironmentRecord
 from offline_cli.storage.locations import open_location
 
 Make = Callable[..., Any]
@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 def test_the_card_has_a_header_that_hugging_face_reads_and_says_what_the_dataset_is(
     tmp_path: Path, make_batch: Make, writer_for: Make
 ) -> None:
-    with writer_for(open_location(tmp_path / "D"), environment=Environment("CartPole-v1")) as writer:
+    with writer_for(open_location(tmp_path / "D"), environment=EnvironmentRecord("CartPole-v1")) as writer:
         writer.write(make_batch((3, 4)))
         writer.commit()
     head, _, text = (tmp_path / "D" / "README.md").read_text(encoding="utf-8").removeprefix("---\n").partition("---\n")
@@ -53,7 +53,7 @@ def test_pandas_and_polars_read_every_row_once(tmp_path: Path, make_batch: Make,
 
 def test_what_is_written_like_a_dataset_keeps_what_that_says(tmp_path: Path, make_batch: Make, writer_for: Make) -> None:
     wide = spaces.Box(-9, 9, (4,), "float32")
-    about = {"environment": Environment("CartPole-v1"), "action_scale": "normalized", "observation_space": wide}
+    about = {"environment": EnvironmentRecord("CartPole-v1"), "action_scale": "normalized", "observation_space": wide}
     with writer_for(open_location(tmp_path / "D"), **about) as writer:
         writer.write(make_batch((3, 4)))
         writer.commit()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.errors import BadData
 from offline_cli.spaces import same_space
 from offline_cli.storage.locations import open_location
@@ -23,7 +23,7 @@ def manifest(write_dataset: Write, make_batch: Callable[..., Any], tmp_path: Pat
     return write_dataset(
         open_location(tmp_path / "M"),
         make_batch(extra={"logp": np.zeros(9)}),
-        environment=Environment("CartPole-v1", {"render_mode": None}),
+        environment=EnvironmentRecord("CartPole-v1", {"render_mode": None}),
     )
 
 
@@ -35,7 +35,7 @@ def test_a_manifest_read_again_is_equal(manifest: Manifest) -> None:
     again = Manifest.from_bytes(manifest.to_bytes(), where="D/manifest.json")
     assert again.as_json() == manifest.as_json()
     assert same_space(again.observation_space, manifest.observation_space)
-    assert again.environment == Environment("CartPole-v1", {"render_mode": None})
+    assert again.environment == EnvironmentRecord("CartPole-v1", {"render_mode": None})
 
 
 def set_at(document: dict[str, Any], path: str, value: Any) -> None:

@@ -46,6 +46,16 @@ def test_as_many_episodes_share_a_shard_as_the_limit_holds(format: str, fit: int
     assert episodes_per_shard(tmp_path / "less") == [3] * 8
 
 
+@pytest.mark.parametrize("limit", [{"max_rows_per_file": 7}, {"max_bytes_per_file": 7 * (STEPS + 1) * ROW}])
+@pytest.mark.parametrize("together", [1, 5, 9])
+def test_shards_are_cut_alike_whatever_batches_the_episodes_come_in(
+    limit: dict[str, int], together: int, tmp_path: Path
+) -> None:
+    batches = (batch().select(slice(first, first + together)) for first in range(0, EPISODES, together))
+    write_dataset(batches, tmp_path / "d", **limit)  # type: ignore[arg-type]
+    assert episodes_per_shard(tmp_path / "d") == [7, 7, 7, 3]
+
+
 def test_infos_count_with_their_texts_and_arrays(tmp_path: Path) -> None:
     infos = [{"text": "x" * 1000, "picture": np.zeros(500, np.uint8), "n": 1} for _ in range(EPISODES * (STEPS + 1))]
     row = ROW + 3 * 64 + 1000 + 500

@@ -41,6 +41,11 @@ def test_a_numpy_scalar_keeps_value_and_type(scalar: Any) -> None:
     assert (again, type(again)) == (scalar, type(scalar))
 
 
+def test_every_character_of_unicode_can_be_in_a_string_array() -> None:
+    texts = np.array(["\x00", "\U0010ffff"])
+    np.testing.assert_array_equal(unpack(pack(texts), where="test"), texts, strict=True)
+
+
 def test_a_complex_number_is_read_as_msgpack_numpy_writes_it() -> None:
     assert unpack(msgpack.packb(1 - 2.5j, default=msgpack_numpy.encode), where="test") == 1 - 2.5j
 

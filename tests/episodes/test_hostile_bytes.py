@@ -123,6 +123,10 @@ UNSAFE: dict[str, bytes] = {
     "extension type": in_custom_data(msgpack.packb(msgpack.ExtType(5, b"123"))),
     "a list of 2^32-1 values": in_custom_data(b"\xdd\xff\xff\xff\xff"),
     "lists nested 3000 deep": nested(3000),
+    "two million empty maps": in_custom_data(b"\xdd" + struct.pack(">I", 2_200_000) + b"\x80" * 2_200_000),
+    "maps of ten numbers that take far more memory than bytes": in_custom_data(
+        b"\xdd" + struct.pack(">I", 240_000) + (b"\x8a" + bytes(key for at in range(10) for key in (at, 0))) * 240_000
+    ),
     "more numbers as keys than a map may have": packed(custom_data={"x": dict.fromkeys(range(70_000))}),
     "a space bound of objects": boxed(npy("(3,)", dtype="'|O'", data=POINTERS)),
     "a space bound that promises a terabyte": boxed(npy("(1000000000000,)")),
@@ -160,6 +164,13 @@ MALFORMED: dict[str, bytes] = {
     "empty axis beside a huge one": observed(shape=[0, 1 << 62], data=b""),
     "width that numpy does not know": observed(type="<f3", shape=[4]),
     "characters out of range": observed(type="<U1", data=b"\xff" * 12),
+    "a flag of numpy's that is 2": packed(is_terminated={b"nd": False, b"type": "|b1", b"data": b"\x02"}),
+    "an agent that is a flag": packed(agent_id=True),
+    "rewards of rank 2": packed(rewards=buffer(node(shape=[2, 1], data=ROW[:2].tobytes()))),
+    "rewards that are text": packed(rewards=buffer(node(type="<U1", shape=[2], data="ab".encode("utf-32-le")))),
+    "infos of another number": packed(infos=buffer([{}, {}], finalized=False)),
+    "a complex number that is no text": packed(custom_data={"x": {b"complex": True, b"data": 5}}),
+    "a complex number of a thousand letters": packed(custom_data={"x": {b"complex": True, b"data": b"1" * 1000}}),
     "a space that is a number": packed(_observation_space=7),
     "a space of values larger than memory": packed(_action_space={"space": "multi-binary", "n": [1 << 40, 1 << 40]}),
 }

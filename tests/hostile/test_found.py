@@ -36,7 +36,7 @@ from offline_cli.errors import (
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.rllib.packed import unpack
 from offline_cli.modules.policy_modules import build_module
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib
 from offline_cli.tally import OnError, Rejects, Tally
 

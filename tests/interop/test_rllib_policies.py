@@ -15,7 +15,7 @@ from exported_policies import KINDS, Exports
 from offline_cli import Columns, export, load_policy
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.policies.seeds import reset_seed as environment_seed
+from offline_cli.policies.policy import reset_seed as environment_seed
 from offline_cli.recording.record import record
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]

@@ -9,7 +9,7 @@ import pytest
 from gymnasium import spaces
 from rllib_answers import Answers
 
-from offline_cli.modules.action_units import ForEnvironment, in_network_units, span_of
+from offline_cli.modules.distributions import ForEnvironment, in_network_units, span_of
 
 LARGEST = np.finfo(np.float32).max
 ASYMMETRIC = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([0.5, 10.0], np.float32))

@@ -12,8 +12,7 @@ from gymnasium import spaces
 from rllib_answers import Answers
 
 from offline_cli.errors import BadConfig, UnsupportedSpace
-from offline_cli.modules.action_units import ForEnvironment
-from offline_cli.modules.distributions import build_head
+from offline_cli.modules.distributions import ForEnvironment, build_head
 
 ROWS = 7
 BOX = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 10.0], np.float32))

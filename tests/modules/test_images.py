@@ -16,8 +16,7 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
-from offline_cli.modules.encoders import ImageEncoder, ObservationEncoder
-from offline_cli.modules.images import AUTO, Axes, ImageForm
+from offline_cli.modules.encoders import AUTO, Axes, ImageEncoder, ImageForm, ObservationEncoder
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.train import train_bc
 
@@ -139,7 +138,7 @@ def test_an_encoder_by_name_learns_and_is_loaded_again(
 
 PACKAGE = """
 from torch import nn
-from offline_cli.modules.images import ImageNetwork
+from offline_cli.modules.encoders import ImageNetwork
 
 
 class Mean(ImageNetwork):

@@ -11,9 +11,8 @@ from offline_cli.environments import open_environment
 from offline_cli.errors import BadConfig, BadData, OfflineCliError, SpaceMismatch
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
-from offline_cli.policies.policy import RandomPolicy, stand_in
+from offline_cli.policies.policy import Purpose, RandomPolicy, stand_in
 from offline_cli.policies.run_policy import load_policy
-from offline_cli.policies.seeds import Purpose
 from offline_cli.recording.record import record
 from offline_cli.training.train import train
 

@@ -11,7 +11,7 @@ import pytest
 
 from offline_cli import evaluate
 from offline_cli.errors import BadConfig, MissingPackage, TargetNotMet, UsageError
-from offline_cli.policies.seeds import Purpose, reset_seed
+from offline_cli.policies.policy import Purpose, reset_seed
 
 WALKERS = "python:agent_games:Walkers"
 PLAYED: dict[str, Any] = {"env": "CartPole-v1", "episodes": 4, "device": "cpu"}

@@ -11,7 +11,7 @@ from offline_cli.errors import BadData
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.returns import Played, play
-from offline_cli.policies.seeds import Purpose, reset_seed
+from offline_cli.policies.policy import Purpose, reset_seed
 
 
 def policy_for(name: str) -> RLModule:

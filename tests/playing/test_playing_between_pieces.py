@@ -26,7 +26,7 @@ from offline_cli.modules.rl_module import RLModule
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.seeds import Purpose
+from offline_cli.policies.policy import Purpose
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import load_data

@@ -22,9 +22,8 @@ from offline_cli.playing.evaluate import evaluate
 from offline_cli.playing.returns import play
 from offline_cli.policies.module_policy import ModulePolicy
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.policies.policy import stand_in
+from offline_cli.policies.policy import Purpose, reset_seed, stand_in
 from offline_cli.policies.policy_in_use import PolicyInUse
-from offline_cli.policies.seeds import Purpose, reset_seed
 from offline_cli.training.train import train_bc
 
 SEED = 5

@@ -89,7 +89,7 @@ def test_a_failure_before_any_episode_is_whole_leaves_nothing(tmp_path: Path) ->
 def _first_of(length: int) -> int:
     import numpy as np
 
-    from offline_cli.policies.seeds import reset_seed as environment_seed
+    from offline_cli.policies.policy import reset_seed as environment_seed
 
     lengths = (int(np.random.default_rng(environment_seed(0, i)).integers(1, 31)) for i in range(10_000))
     return next(i for i, found in enumerate(lengths) if found == length)

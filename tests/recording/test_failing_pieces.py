@@ -12,7 +12,7 @@ import pytest
 from offline_cli import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.policies.seeds import reset_seed as environment_seed
+from offline_cli.policies.policy import reset_seed as environment_seed
 from offline_cli.recording.record import record
 
 Record = Callable[..., Path]

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from offline_cli import open_dataset
-from offline_cli.connectors.learner.default_pipeline import learner_pipeline
+from offline_cli.connectors.learner.added_columns import learner_pipeline
 from offline_cli.connectors.pipeline_spec import load_pipeline
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
-from offline_cli.policies.seeds import reset_seed as environment_seed
+from offline_cli.policies.policy import reset_seed as environment_seed
 from offline_cli.recording.record import record
 from offline_cli.trees import map_leaves
 

@@ -15,7 +15,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadData, MissingPackage
 from offline_cli.playing.evaluate import evaluate
-from offline_cli.policies.seeds import reset_seed as environment_seed
+from offline_cli.policies.policy import reset_seed as environment_seed
 from offline_cli.recording.record import record
 from offline_cli.training.train import train
 

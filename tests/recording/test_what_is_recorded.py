@@ -13,7 +13,7 @@ import pytest
 from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.playing import loop
-from offline_cli.policies.seeds import reset_seed as environment_seed
+from offline_cli.policies.policy import reset_seed as environment_seed
 from offline_cli.spaces import same_space
 
 Record = Callable[..., Path]

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 
 from offline_cli import Columns, ConnectorV2
-from offline_cli.connectors.common.observation_transform import ObservationTransform
+from offline_cli.connectors.common.flattening import ObservationTransform
 
 
 class Scaled(ObservationTransform):

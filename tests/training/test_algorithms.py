@@ -121,6 +121,12 @@ def test_groups_that_do_not_fit_the_modules_are_refused(named: tuple[str, ...]) 
     assert caught.value.where == "algorithm Wrong"
 
 
+@pytest.mark.parametrize("wrong", [{"every": 0}, {"losses": ()}, {"modules": ()}, {"losses": ("val",)}])
+def test_a_group_that_cannot_be_stepped_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  a mistake of who writes an algorithm
+        Group(**{"modules": ("policy",), "losses": ("nll",), "loss": lambda _: {}, **wrong})
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("group", [0, 1])
 def test_one_loss_of_several_that_is_no_number_ends_training_and_the_last_checkpoint_stays(

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from offline_cli.applying import learner_batches
-from offline_cli.applying.frame_stacks import FrameStacks
+from offline_cli.applying.learner_batches import FrameStacks
 from offline_cli.connectors import ClipRewards, FrameStacking, MeanStdFilter
 from offline_cli.connectors.connector_v2 import ConnectorV2
 from offline_cli.datasets.write_dataset import write_dataset

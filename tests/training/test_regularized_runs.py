@@ -16,12 +16,12 @@ from signal_at import signal_at
 
 from offline_cli import train
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import Interrupted
+from offline_cli.errors import BadConfig, Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.training.algorithms import Task
-from offline_cli.training.algorithms.algorithm import own_algorithms
+from offline_cli.training.algorithms.algorithm import number, own_algorithms
 from offline_cli.training.learner import Learner, Update, cloning_learner
 
 Write = Callable[..., Path]
@@ -71,8 +71,8 @@ def last_checkpoint(run: Path) -> dict[str, Any]:
 def test_what_is_checked_is_the_moving_average_and_what_is_stepped_comes_back() -> None:
     module, batch = made()
     update = Update(cloning_learner(module), batch, lr=1e-2, ema=0.9)
-    for number in range(20):
-        update(number)
+    for update_number in range(20):
+        update(update_number)
     stepped = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     kept = {name: tensor.clone() for name, tensor in update.policy_state().items()}
     with update.kept_policy():
@@ -112,6 +112,27 @@ def test_the_spread_is_within_the_limits_that_were_asked_for(
     run = run_of(data, tmp_path / "run", algorithm=algorithm, updates=3, **asked)
     assert told_in(run / "policy.json")["gaussian"] == told
     assert [list(form.log_std) for form in load_policy(run).module.action_head.forms()] == [told["log_std"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "limits"),
+    [
+        ("bc", spaces.Discrete(2), {"log_std_min": -2.0}),
+        ("bc", BOX, {"log_std_min": 3.0}),
+        ("td3-bc", BOX, {"log_std_max": 0.0}),
+    ],
+)
+def test_limits_of_a_spread_that_is_not_learned_are_refused(name: str, space: Any, limits: dict[str, float]) -> None:
+    kind = own_algorithms(name)[name]
+    defaults = {key: one["default"] for key, one in kind.schema["properties"].items() if "default" in one}
+    asked = limits.get("log_std_min"), limits.get("log_std_max")
+    with pytest.raises(BadConfig):
+        Learner.of(kind(defaults), Task(OBS, space, "env", Mlp({"hidden": [4]}), log_std=asked))
+
+
+@pytest.mark.parametrize(("limits", "low"), [({}, 0), ({"exclusiveMinimum": 0}, None), ({"minimum": -1}, -1)])
+def test_an_option_that_is_a_number_is_not_negative_unless_its_limits_say_so(limits: dict[str, int], low: int | None) -> None:
+    assert number("a share", 0.5, **limits).get("minimum") == low
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bytes(data: Path, tmp_path: Path) -> None:

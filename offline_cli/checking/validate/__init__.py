@@ -1,7 +1,6 @@
 """Every check of data that we know, for recordings and datasets alike; nothing is changed."""
 
-from offline_cli.checking.validate.findings import Problem, Validation
-from offline_cli.checking.validate.problem_codes import CODES, Severity
+from offline_cli.checking.validate.findings import CODES, Problem, Severity, Validation
 from offline_cli.checking.validate.validating import validate
 
 __all__ = ["CODES", "Problem", "Severity", "Validation", "validate"]

@@ -18,8 +18,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from offline_cli.checking.validate.findings import Found
-from offline_cli.checking.validate.problem_codes import Severity
+from offline_cli.checking.validate.findings import Found, Severity
 from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space
 from offline_cli.episodes.batch import EpisodeBatch

@@ -35,7 +35,7 @@ class FrameStacking(TwoSidedPiece):
     Before the first observation there are zeros; the lookback buffer is looked at. Leaves of Dict and Tuple are stacked each on
     their own. `multi_agent`: the spaces are Dicts by agent.
 
-    `by_rows`, set by a learner that gathers stacks itself (`applying/frame_stacks.py`): of an `EpisodeBatch`, `obs` (T,) are
+    `by_rows`, set by a learner that gathers stacks itself (`applying/learner_batches.py`): of an `EpisodeBatch`, `obs` (T,) are
     the rows in FRAMES of the newest frame of each step, and AGES (T,) how many before it are its episode's, at most N - 1.
     """
 

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
-from offline_cli.connectors.common.observation_transform import ObservationTransform
+from offline_cli.connectors.common.flattening import ObservationTransform
 from offline_cli.connectors.torch_forms import Standardized
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode

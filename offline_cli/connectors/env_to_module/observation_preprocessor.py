@@ -7,6 +7,11 @@ episode, lookback buffer included.
 
 `built_in_preprocessing` gives the piece that a space calls for, or none, by the rules of RLlib (`preprocessor_pref="rllib"`):
 `AtariImages`, `AtariRam`, `OneHot`, `FlattenObservations`. Everything else goes to the module as it is.
+
+`env_to_module_pipeline` is the default pipeline. Custom pieces come first, in the order given, and must be connectors. Then, as
+documented by RLlib: the last observations, for stateful modules a time axis of one step and the states, for several agents the
+mapping to modules, stacking, tensors. The pieces for stateful modules are always there and do nothing for others, so that one
+pipeline serves any module.
 """
 
 from __future__ import annotations
@@ -24,10 +29,23 @@ from gymnasium import spaces
 from gymnasium.wrappers import AddRenderObservation, GrayscaleObservation, ResizeObservation, TransformObservation
 from numpy.typing import NDArray
 
-from offline_cli.connectors.common.flattening import FlattenObservations
-from offline_cli.connectors.common.observation_transform import ObservationTransform, change_observations, check_no_obs
-from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece
-from offline_cli.connectors.piece_options import what_it_wants
+from offline_cli.columns import Columns
+from offline_cli.connectors.common.batching import (
+    AddObservationsFromEpisodesToBatch,
+    AgentToModuleMapping,
+    BatchIndividualItems,
+    NumpyToTensor,
+)
+from offline_cli.connectors.common.flattening import (
+    FlattenObservations,
+    ObservationTransform,
+    change_observations,
+    check_no_obs,
+)
+from offline_cli.connectors.common.states_and_time import AddStatesFromEpisodesToBatch, AddTimeDimToBatchAndZeroPad
+from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
+from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes, TwoSidedPiece, what_it_wants
+from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.connectors.torch_forms import Centred, Flat
 from offline_cli.episodes.episode_spaces import hot_size, one_hot_leaf
 from offline_cli.episodes.stacking import stack, unstack
@@ -38,13 +56,17 @@ from offline_cli.trees import Tree
 __all__ = [
     "AtariImages",
     "AtariRam",
+    "EnvToModulePipeline",
     "GymnasiumWrapper",
     "MultiAgentObservationPreprocessor",
     "ObservationPreprocessor",
     "OneHot",
     "SingleAgentObservationPreprocessor",
+    "WriteObservationsToEpisodes",
     "built_in_preprocessing",
+    "env_to_module_pipeline",
 ]
+
 
 IMAGE_SHAPE, RAM_SHAPE = (210, 160, 3), (128,)
 MIDDLE = np.float32(128)  # of a byte, and what zero-mean numbers are counted from
@@ -269,3 +291,63 @@ def built_in_preprocessing(observation_space: Space, *, as_learner_connector: bo
         case _ if _is_bytes(observation_space, IMAGE_SHAPE):
             return [AtariImages(**side, **images)]
     return [AtariRam(**side)] if _is_bytes(observation_space, RAM_SHAPE) else []
+
+
+# ---- the default pipeline ----
+
+
+class WriteObservationsToEpisodes(ConnectorV2):
+    """Writes the batch's observations back as the last observation of each episode. Only in env-to-module pipelines."""
+
+    writes_episodes = True
+
+    def __call__(self, *, batch: Batch, episodes: Episodes, **_: Any) -> Batch:
+        """The batch. Raises BadPiece without observations and for numpy'ized episodes, ValueError for too many or too few."""
+        if Columns.OBS not in batch:
+            fix = "put AddObservationsFromEpisodesToBatch before it"
+            raise self.bad(f"no column {Columns.OBS!r} among {sorted(batch)}", fix=fix)
+        for episode, observation in self.single_agent_episode_iterator(episodes, zip_with_batch_column=batch[Columns.OBS]):
+            if episode.is_numpy:
+                what = f"episode {episode.id_} is numpy'ized, and only one that goes on is written to"
+                raise self.bad(what, fix="keep it in env-to-module pipelines")
+            episode.observation_space = self.observation_space
+            episode.set_observations(at_indices=-1, new_data=observation)
+        return batch
+
+
+class EnvToModulePipeline(ConnectorPipelineV2):
+    """From growing episodes to the batch of a forward pass, one row per episode or agent."""
+
+
+def env_to_module_pipeline(
+    observation_space: Space,
+    action_space: Space,
+    *,
+    custom: Custom = None,
+    mapping: AgentToModuleMapping | None = None,
+    env: Any = None,
+    device: Any = None,
+    num_envs: int = 1,
+    add_default_connectors_to_env_to_module_pipeline: bool = True,
+) -> EnvToModulePipeline:
+    """Custom pieces and, unless turned off, the default ones.
+
+    `mapping`: which module each agent plays with, for episodes of several agents. `device`: where tensors go, and what builders
+    get. Raises BadConfig as `custom_pieces` does, and what the pieces raise for spaces that do not fit.
+    """
+    pieces = custom_pieces(custom, "env_to_module", observation_space, action_space, env=env, device=device, num_envs=num_envs)
+    if add_default_connectors_to_env_to_module_pipeline:
+        pieces += default_pieces(mapping, device)
+    return EnvToModulePipeline(observation_space, action_space, connectors=pieces)
+
+
+def default_pieces(mapping: AgentToModuleMapping | None, device: Any) -> list[ConnectorV2]:
+    """The default pieces, in order."""
+    return [
+        AddObservationsFromEpisodesToBatch(),
+        AddTimeDimToBatchAndZeroPad(),
+        AddStatesFromEpisodesToBatch(),
+        *([] if mapping is None else [mapping]),
+        BatchIndividualItems(multi_agent=mapping is not None),
+        NumpyToTensor(device=device),
+    ]

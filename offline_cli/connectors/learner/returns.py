@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
-from offline_cli.connectors.common.batch_columns import StepColumns
+from offline_cli.connectors.common.batching import StepColumns
 from offline_cli.connectors.common.states_and_time import Cut
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.episodes.batch import EpisodeBatch

@@ -22,16 +22,14 @@ from torch import Tensor
 
 from offline_cli.columns import Columns
 from offline_cli.connectors.batch_items import SharedData, is_filed
-from offline_cli.connectors.common.batch_columns import TensorToNumpy
-from offline_cli.connectors.common.batching import ModuleToAgentUnmapping
+from offline_cli.connectors.common.batching import ModuleToAgentUnmapping, TensorToNumpy
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import Batch, ConnectorV2, Episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.stacking import unstack
 from offline_cli.errors import BadPiece
-from offline_cli.modules.action_units import ForEnvironment
-from offline_cli.modules.distributions import ActionHead
+from offline_cli.modules.distributions import ActionHead, ForEnvironment
 from offline_cli.modules.rl_module import module_of
 from offline_cli.spaces import Space
 from offline_cli.trees import Tree, map_leaves

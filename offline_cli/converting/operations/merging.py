@@ -18,7 +18,7 @@ import numpy as np
 
 from offline_cli.choices import EXTRAS, Extras
 from offline_cli.columns import Columns
-from offline_cli.converting.extra_outputs import CHOSEN, first_batch
+from offline_cli.converting.fitting import CHOSEN, first_batch
 from offline_cli.converting.operations.operation import Operation, OperationOptions, OperationResult, with_options
 from offline_cli.converting.stitching import Stitcher, stitched
 from offline_cli.episodes.batch import EpisodeBatch

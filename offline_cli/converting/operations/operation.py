@@ -43,11 +43,11 @@ from offline_cli.choices import (
 )
 from offline_cli.columns import Columns
 from offline_cli.converting.convert import assumptions_of, interrupted, listed, provenance_of, write_episodes
-from offline_cli.converting.extra_outputs import Extras
+from offline_cli.converting.fitting import Extras
 from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.datasets.manifest import Environment, Manifest
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
 from offline_cli.datasets.target_folder import check_apart, check_target
 from offline_cli.datasets.writer import DatasetWriter
@@ -59,9 +59,9 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import OwnSource, open_sources
 from offline_cli.formats.source import Source
 from offline_cli.formats.tables.source import TableOptions
+from offline_cli.import_path import content_hash_of
 from offline_cli.parquet.reading import opened
 from offline_cli.progress import OnProgress, Progress, no_progress
-from offline_cli.source_code import content_hash_of
 from offline_cli.spaces import same_space
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location, Sources, expand, open_location
@@ -381,7 +381,7 @@ class Operation(OpenedSources):
             target.place,
             format=self.format,  # type: ignore[arg-type]
             **{name: getattr(stream, name) for name in known},
-            environment=Environment.of(stream.environment),
+            environment=EnvironmentRecord.of(stream.environment),
             provenance={**provenance_of(self.places, stream, options["command"]), "operation": told},
             compression=self.compression,
             **{name: options[name] for name in ("max_rows_per_file", "max_bytes_per_file", "overwrite", "resume")},

@@ -145,7 +145,7 @@ class BatchDecoder:
         """The batch of these rows; None where something in them does not fit."""
         tally = Tally()
         try:
-            batch = _Columns(layout, rows, tally).batch()
+            batch = _RowsOfLayout(layout, rows, tally).batch()
         except BadEpisode:
             return None
         self.tally.assumptions.update(tally.assumptions)
@@ -167,7 +167,7 @@ class BatchDecoder:
             self.rejects.lose_episodes(Lost.UNREADABLE)
 
 
-class _Columns:
+class _RowsOfLayout:
     """Rows of one layout, transposed. What does not fit raises BadEpisode, without a place."""
 
     def __init__(self, layout: ItemLayout, rows: Sequence[Sequence[Any]], tally: Tally) -> None:

@@ -19,14 +19,12 @@ from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsupportedSpace
-from offline_cli.formats.flat_steps import narrow
-from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
+from offline_cli.formats.hdf5.safe import Hdf5File, SafeDataset
 from offline_cli.formats.hdf5.writing import Hdf5Sink, check_hdf5, read_metadata
-from offline_cli.formats.left_out import count_finals, count_left_out
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.sink import SinkContext, SinkKind, Written
+from offline_cli.formats.sink import SinkContext, SinkKind, Written, count_finals, count_left_out
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
-from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode
+from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, narrow, whole_episode
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Location
@@ -72,7 +70,7 @@ class D3rlpySource(EpisodeFiles):
         yield from (([number], partial(_episode, found, number, prefix, file.url)) for number in range(int(count[0])))
 
 
-def _episode(found: Mapping[str, Dataset], number: int, prefix: str, url: str) -> EpisodeBatch:
+def _episode(found: Mapping[str, SafeDataset], number: int, prefix: str, url: str) -> EpisodeBatch:
     where = f"{url} episode {number}"
     obs, actions, rewards, terminated = (_column(found, f"{column}_{number}", where) for column in COLUMNS)
     if not isinstance(terminated, np.ndarray) or terminated.size != 1 or terminated.dtype.kind not in "biuf":
@@ -89,7 +87,7 @@ def _episode(found: Mapping[str, Dataset], number: int, prefix: str, url: str) -
     )
 
 
-def _column(found: Mapping[str, Dataset], name: str, where: str) -> Tree:
+def _column(found: Mapping[str, SafeDataset], name: str, where: str) -> Tree:
     """One array, or one for each part of a Tuple. Raises BadEpisode."""
     if name in found:
         return found[name].read()

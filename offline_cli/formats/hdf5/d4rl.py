@@ -22,18 +22,25 @@ from numpy.typing import NDArray
 from offline_cli.columns import STEP_COLUMNS, Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
-from offline_cli.formats.action_shapes import one_number_each
-from offline_cli.formats.dropped_leaves import LEFT_OUT
-from offline_cli.formats.flat_steps import ACTIONS, NEXT, OBS, REWARDS, TERMINALS, TIMEOUTS, FlatSteps, blocks, narrow
-from offline_cli.formats.hdf5.safe import Dataset, Hdf5File
+from offline_cli.formats.hdf5.safe import Hdf5File, SafeDataset
 from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, check_hdf5, read_metadata
-from offline_cli.formats.leaf_names import tree_of_names
-from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.sink import SinkContext, SinkKind, Written
-from offline_cli.formats.source import ENV_SCALE, SourceInfo
-from offline_cli.formats.step_rows import END_FLAGS, chained, with_finals
-from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
+from offline_cli.formats.sink import SinkContext, SinkKind, Written, count_left_out, tree_of_names
+from offline_cli.formats.source import ENV_SCALE, LEFT_OUT, SourceInfo
+from offline_cli.formats.step_rows import END_FLAGS, chained, one_number_each, with_finals
+from offline_cli.formats.whole_episodes import (
+    ACTIONS,
+    NEXT,
+    OBS,
+    REWARDS,
+    TERMINALS,
+    TIMEOUTS,
+    EpisodeFiles,
+    FlatSteps,
+    Reads,
+    blocks,
+    narrow,
+)
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import UNFINISHED, Tally
@@ -77,9 +84,9 @@ class D4rlSource(EpisodeFiles):
 class _Steps:
     """The datasets of a file with a row a step: `FlatArrays`."""
 
-    def __init__(self, found: Mapping[str, Dataset], where: str, drop: frozenset[str], tally: Tally) -> None:
+    def __init__(self, found: Mapping[str, SafeDataset], where: str, drop: frozenset[str], tally: Tally) -> None:
         """Raises BadData where arrays that are needed are missing, or disagree. `drop`: see `OpenContext`."""
-        self._where, self._tally, self._datasets = where, tally, dict[str, Dataset]()
+        self._where, self._tally, self._datasets = where, tally, dict[str, SafeDataset]()
         kept = {name.partition("/")[0] for name in found if _dotted(name) not in drop}
         missing = [key for key in NEEDED if key not in kept]
         if missing or REWARDS not in found or not found[REWARDS].shape:

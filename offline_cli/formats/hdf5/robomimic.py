@@ -25,14 +25,11 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
-from offline_cli.formats.dropped_leaves import LEFT_OUT
 from offline_cli.formats.hdf5.safe import Hdf5File, Values, numbered
 from offline_cli.formats.hdf5.writing import OURS, Hdf5Sink, check_hdf5, environment_of, put, put_attributes, read_metadata
-from offline_cli.formats.leaf_names import checked_key, tree_of_names
-from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.sink import SinkContext, SinkKind, Written
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, SourceInfo
+from offline_cli.formats.sink import SinkContext, SinkKind, Written, checked_key, count_left_out, tree_of_names
+from offline_cli.formats.source import ENV_SCALE, LEFT_OUT, NORMALIZED_SCALE, SourceInfo
 from offline_cli.formats.whole_episodes import EpisodeFiles, Reads, whole_episode, why_left_out
 from offline_cli.scopes import Scope
 from offline_cli.storage.blanking import blanked

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from offline_cli.errors import BadData, MemoryLimitExceeded, MissingPackage, OfflineCliError, UnsafeData
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit
-from offline_cli.formats.stored_arrays import StoredArray
+from offline_cli.formats.whole_episodes import StoredArray
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 from offline_cli.storage.local_files import open_plain
@@ -57,7 +57,7 @@ def need_h5py(where: str, extra: str = "hdf5") -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Dataset(StoredArray):
+class SafeDataset(StoredArray):
     """A dataset that passed the allow-list. Reading raises BadData, and MemoryLimitExceeded."""
 
     where: str  # its place, for messages
@@ -195,10 +195,10 @@ class Hdf5File:
         """Names in a group; none where there is no such group."""
         return list(dict.fromkeys(name.partition("/")[0] for name in self._below(path)))
 
-    def datasets(self, path: str = "") -> dict[str, Dataset]:
+    def datasets(self, path: str = "") -> dict[str, SafeDataset]:
         """All datasets below a group, by path."""
         h5d, h5g, h5o = self._h5.h5d, self._h5.h5g, self._h5.h5o
-        where, found = self._where(path), dict[str, Dataset]()
+        where, found = self._where(path), dict[str, SafeDataset]()
         with _failures(where):
             group = self._group(path)
             for name in self._below(path):
@@ -246,7 +246,7 @@ class Hdf5File:
             raise BadData("not a group", where=self._where(path), fix=FIX)
         return self._last[1]
 
-    def _checked(self, opened: Any, name: str, where: str) -> Dataset:
+    def _checked(self, opened: Any, name: str, where: str) -> SafeDataset:
         """Raises BadData, UnsafeData for what is not on the allow-list."""
         h5d = self._h5.h5d
         stored, shape, dtype = opened.get_create_plist(), opened.shape, opened.dtype
@@ -266,7 +266,7 @@ class Hdf5File:
         if nbytes > SMALL and nbytes > RATIO * opened.get_storage_size():
             what = f"{nbytes / 1e6:,.0f} MB of values in {opened.get_storage_size():,} stored bytes"
             raise BadData(what, where=where, fix="write the file again without compression")
-        return Dataset(name, numbers, shape, said, where, opened, self._most)
+        return SafeDataset(name, numbers, shape, said, where, opened, self._most)
 
 
 def _type_of(kind: np.dtype[Any], where: str) -> tuple[np.dtype[Any] | None, str]:

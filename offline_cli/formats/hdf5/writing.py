@@ -16,13 +16,12 @@ from typing import Any, Final, Self
 import pydantic
 from pydantic.dataclasses import dataclass as model
 
-from offline_cli.datasets.manifest import STRICT, Environment, Flag, MeaningsPart, SpacePart
+from offline_cli.datasets.manifest import STRICT, EnvironmentRecord, Flag, MeaningsPart, SpacePart
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, StorageError
 from offline_cli.formats.hdf5.safe import need_h5py
-from offline_cli.formats.leaf_names import named_leaves
-from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check
-from offline_cli.safe_json import from_json
+from offline_cli.formats.sink import ForeignSink, SinkContext, Written, file_check, named_leaves
+from offline_cli.schema_files import from_json
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 from offline_cli.trees import Tree
@@ -40,7 +39,7 @@ class _Metadata:
     spaces_inferred: Flag
     action_scale: str = pydantic.Field(pattern="^(env|normalized|unknown)$")
     meanings: MeaningsPart
-    environment: Environment | None = None
+    environment: EnvironmentRecord | None = None
 
 
 def read_metadata(attributes: Mapping[str, Any], url: str) -> dict[str, Any]:

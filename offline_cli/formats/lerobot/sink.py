@@ -29,10 +29,19 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, OfflineCliError, UnsupportedSpace
-from offline_cli.formats.left_out import count_finals, count_left_out
-from offline_cli.formats.lerobot.dataset import CUSTOM_DATA, EPS_ID, INFO
-from offline_cli.formats.lerobot.reader import ACTION, DONE, FRAME, OBSERVATION, REWARDS, STATE, TRUNCATED
-from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written, refuse_folder
+from offline_cli.formats.lerobot.reader import (
+    ACTION,
+    CUSTOM_DATA,
+    DONE,
+    EPS_ID,
+    FRAME,
+    INFO,
+    OBSERVATION,
+    REWARDS,
+    STATE,
+    TRUNCATED,
+)
+from offline_cli.formats.sink import ForeignSink, SinkContext, SinkKind, Written, count_finals, count_left_out, refuse_folder
 from offline_cli.meanings import Meanings
 from offline_cli.parquet.writing import ShardWriter
 from offline_cli.spaces import Space

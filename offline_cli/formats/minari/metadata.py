@@ -22,7 +22,7 @@ from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, UnsupportedSpace
 from offline_cli.formats.hdf5.writing import environment_of
 from offline_cli.formats.sink import SinkContext
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location

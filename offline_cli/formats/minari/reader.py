@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, NoData
-from offline_cli.formats.action_shapes import one_number_each
-from offline_cli.formats.arrow_files import record_batches
-from offline_cli.formats.arrow_leaves import is_text, tree_of
-from offline_cli.formats.dropped_leaves import LEFT_OUT
+from offline_cli.formats.arrow_leaves import is_text, record_batches, tree_of
 from offline_cli.formats.hdf5.safe import Hdf5File, Values, numbered
-from offline_cli.formats.leaf_names import tree_of_names
 from offline_cli.formats.minari.metadata import EXTRA, FORMAT, HDF5, IDS, MAIN, METADATA, Metadata, json_object, metadata_of
 from offline_cli.formats.reader import OpenContext
-from offline_cli.formats.source import ENV_SCALE, Fragments, SourceInfo
+from offline_cli.formats.sink import tree_of_names
+from offline_cli.formats.source import ENV_SCALE, LEFT_OUT, Fragments, SourceInfo
+from offline_cli.formats.step_rows import one_number_each
 from offline_cli.formats.whole_episodes import EpisodeFiles, whole_episode, why_left_out
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.formats.hdf5.writing import Hdf5Sink, put
-from offline_cli.formats.left_out import count_left_out
 from offline_cli.formats.minari.metadata import EXTRA, FORMAT, IDS, MAIN, METADATA, document_of
-from offline_cli.formats.sink import SinkContext, SinkKind, Written, refuse_folder
+from offline_cli.formats.sink import SinkContext, SinkKind, Written, count_left_out, refuse_folder
 from offline_cli.spaces import check_supported
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import write_whole

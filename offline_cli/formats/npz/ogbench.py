@@ -19,12 +19,11 @@ import numpy as np
 from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, UsageError
-from offline_cli.formats.action_shapes import one_number_each
-from offline_cli.formats.flat_steps import ACTIONS, OBS, REWARDS, TERMINALS, blocks
 from offline_cli.formats.npz.archive import NpzArchive
 from offline_cli.formats.reader import OpenContext
 from offline_cli.formats.source import ENV_SCALE, SourceInfo
-from offline_cli.formats.whole_episodes import EpisodeFiles, Reads
+from offline_cli.formats.step_rows import one_number_each
+from offline_cli.formats.whole_episodes import ACTIONS, OBS, REWARDS, TERMINALS, EpisodeFiles, Reads, blocks
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location
 from offline_cli.tally import MISSING_REWARDS, Tally

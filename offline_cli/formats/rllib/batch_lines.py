@@ -28,7 +28,7 @@ from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.rllib.json_lines import Line
 from offline_cli.formats.rllib.packed import looks_packed, unpack, unpack_cells
 from offline_cli.formats.step_rows import END_FLAGS, end_flags, timesteps
-from offline_cli.safe_json import from_json
+from offline_cli.schema_files import from_json
 from offline_cli.spaces import Space
 from offline_cli.tally import MISSING_REWARDS, Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves

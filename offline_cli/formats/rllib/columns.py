@@ -35,7 +35,7 @@ from offline_cli.formats.arrow_leaves import (
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.parquet_files import Chunk, chunks
 from offline_cli.formats.source import FileSource, Fragments, Origins
-from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, StepRows, end_flags, fragments_of_rows, timesteps
+from offline_cli.formats.step_rows import END_FLAGS, Keys, SharedIds, SourceRows, end_flags, fragments_of_rows, timesteps
 from offline_cli.parquet.arrow_trees import without_dictionaries
 from offline_cli.tally import Lost, OnError, Rejects, Tally
 from offline_cli.trees import Tree, flatten
@@ -239,11 +239,11 @@ class ColumnsReading:
         for name in set(rows.names_of(range(len(rows.numbers)))):
             self.rejects.lose(name, error.where)
 
-    def _steps(self, rows: _Rows, trees: Mapping[str, Any], file: Rows) -> StepRows:
+    def _steps(self, rows: _Rows, trees: Mapping[str, Any], file: Rows) -> SourceRows:
         self._count_once("missing-end-flags", trees.keys().isdisjoint(END_FLAGS))
         self._count_once("missing-t", Columns.T not in trees and Columns.NEXT_OBS not in trees)
         terminateds, truncateds = end_flags(trees, len(rows.numbers), self.tally)
-        return StepRows(
+        return SourceRows(
             keys=rows.keys,
             obs=trees[Columns.OBS],
             next_obs=trees.get(Columns.NEXT_OBS),
@@ -300,7 +300,7 @@ def _order_of(table: pa.Table, keys: Keys) -> Rows | None:
     return np.argsort(keys.code, kind="stable") if t is None else np.lexsort((np.arange(len(t)), t, keys.code))
 
 
-def _open_runs(rows: StepRows) -> list[str]:
+def _open_runs(rows: SourceRows) -> list[str]:
     """The episodes of runs of rows whose last one is no end."""
     codes = rows.keys.code
     last = np.append(np.flatnonzero(np.diff(codes)), len(codes) - 1)

@@ -87,7 +87,7 @@ def unpack_cells(cells: Sequence[str | bytes] | pa.Array | pa.ChunkedArray, *, w
     array = _binary(cells, where)
     if not len(array):
         return np.zeros(0, np.float32)
-    column = _Column(array, where)
+    column = _Cells(array, where)
     step = max(1, CHUNK_BYTES // max(1, len(array[0].as_py())))
     for start in range(0, len(array), step):
         column.fill(start, min(step, len(array) - start))
@@ -122,7 +122,7 @@ def _by_length(array: pa.LargeBinaryArray) -> Iterator[tuple[NDArray[np.intp], N
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _CellForm:
     """Cells of one array in which it is known where its numbers are: others that agree everywhere else hold other numbers.
 
     Of base64 only the characters are decoded that stand for numbers, four for each three bytes, with the bytes that share a
@@ -140,7 +140,7 @@ class _Form:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+    def of(cls, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _CellForm | None:
         """The form of `cell`: `data`, a frame or a pickle that holds `leaf` alone, or base64 of that. None where it cannot be
         proved, or numbers lie at the very end of a text, where base64 may be padded.
 
@@ -162,7 +162,7 @@ class _Form:
         return None
 
     @classmethod
-    def _at(cls, start: int, stop: int, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _Form | None:
+    def _at(cls, start: int, stop: int, cell: bytes, data: bytes, leaf: NDArray[Any]) -> _CellForm | None:
         is_text, stored, known = cell is not data, np.frombuffer(cell, np.uint8), np.frombuffer(data, np.uint8)
         if not is_text:
             none = known[:0]
@@ -191,12 +191,12 @@ class _Form:
         return same, numbers_of(found.tobytes(), self.dtype).reshape(len(found), *self.shape)
 
 
-class _Column:
+class _Cells:
     """The arrays being filled, and the structure of the first cell, which all must share."""
 
     def __init__(self, cells: pa.LargeBinaryArray, where: Callable[[int], str]) -> None:
         self.cells, self.where = cells, where
-        self.forms: dict[int, list[_Form]] = {}  # by the length of their cells
+        self.forms: dict[int, list[_CellForm]] = {}  # by the length of their cells
         self.trials = MAX_TRIALS
         self.tree = tree_of_value(unpack(cells[0].as_py(), where=where(0)), where=where(0))
         self.paths, firsts = paths(self.tree), leaves(self.tree)
@@ -220,7 +220,7 @@ class _Column:
                     rows, data = self._without_alike(new, rows, data)
 
     def _without_alike(
-        self, form: _Form, rows: NDArray[np.intp], data: NDArray[np.uint8]
+        self, form: _CellForm, rows: NDArray[np.intp], data: NDArray[np.uint8]
     ) -> tuple[NDArray[np.intp], NDArray[np.uint8]]:
         """The rows that have another form, and their bytes; the others are read."""
         alike, found = form.read(data)
@@ -229,7 +229,7 @@ class _Column:
         self.values[0][rows[alike]] = found
         return rows[~alike], data[~alike]
 
-    def _fill_one(self, row: int) -> _Form | None:
+    def _fill_one(self, row: int) -> _CellForm | None:
         """Read a cell with all care; its form, where that is a new one."""
         cell = self.cells[row].as_py()
         try:
@@ -249,7 +249,7 @@ class _Column:
         if len(cell) > SMALL_CELL or not self.trials or not isinstance(value, (np.ndarray, np.generic)):
             return None
         self.trials -= 1
-        form = _Form.of(cell, raw, tree)
+        form = _CellForm.of(cell, raw, tree)
         if form is not None:
             self.forms.setdefault(len(cell), []).append(form)
         return form

@@ -1,7 +1,7 @@
 """RLlib's old-stack recordings: files of SampleBatch and MultiAgentBatch lines of JSON, as a source of fragments.
 
 Each line becomes rows of steps, policy by policy (`batch_lines`). Lines are read in blocks: the dtypes of their columns are
-settled (`dtypes`), and lines of the same columns and shapes share a batch. A line that cannot be read whole is rejected, and
+settled, and lines of the same columns and shapes share a batch. A line that cannot be read whole is rejected, and
 reading continues with the next.
 
 Ids: where the source has one policy and one agent, an episode's id is its `eps_id` as text, its module the policy's name, and
@@ -12,6 +12,14 @@ Rows of one episode and agent that are apart in a line (agents that took turns) 
 `eps_id` an episode begins after an end flag, where the agent changes, where `t` does not follow and, where there is no `t`
 either, where `new_obs` is not the next `obs`; with neither of the two, where a file begins. Such episodes are named `<8 hex of
 the first rows>-<number>`, and counted.
+
+JSON has no float32. RLlib writes float32 values as the decimals of the float64 they equal, so a column whose values all survive
+the way to float32 and back is taken as float32, as the same column packed would say; any other as float64. Integers are int64,
+and among decimals such a decimal if they are small: 1.0 may have been written as 1. Rewards are float64 always. Each column of
+decimals is counted once, as `dtype-inferred`.
+
+Dtypes are settled on a block of lines, in most cases on all of the source. A later block that does not fit what was settled
+makes the column wider from there on (`dtype-widened`): nothing is rounded.
 """
 
 from __future__ import annotations
@@ -27,13 +35,84 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadData
-from offline_cli.formats.rllib.batch_lines import AGENT_INDEX, BatchReader, PolicyRows
-from offline_cli.formats.rllib.dtypes import Dtypes
+from offline_cli.formats.rllib.batch_lines import AGENT_INDEX, TREES, BatchReader, PolicyRows
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
-from offline_cli.formats.step_rows import Keys, SharedIds, StepRows, chained, fragments_of_rows
+from offline_cli.formats.step_rows import Keys, SharedIds, SourceRows, chained, fragments_of_rows
 from offline_cli.tally import Lost, Rejects, Tally
-from offline_cli.trees import Tree, leaves, map_leaves, same_leaf
+from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, same_leaf, unflatten_like
+
+FLOAT32: Final = np.dtype(np.float32)
+SMALL: Final = np.dtype(np.int16)  # stands for plain integers that float32 holds too
+Leaf = tuple[str | None, str]  # policy, dotted path
+
+
+@dataclass(slots=True)
+class ColumnDtypes:
+    """The narrowest dtype of each leaf that holds all of its values so far."""
+
+    tally: Tally
+    known: frozenset[str] = frozenset()  # columns whose spaces are known: converting gives their values the dtypes of these
+    _settled: dict[Leaf, np.dtype[Any]] = field(default_factory=dict)
+    _plain: set[Leaf] = field(default_factory=set)  # of which a value was in a plain list
+    _inferred: set[Leaf] = field(default_factory=set)  # from decimals
+
+    def settle(self, block: Sequence[PolicyRows]) -> None:
+        """Take all rows of a block into account."""
+        needed: dict[Leaf, np.dtype[Any]] = {}
+        for rows in block:
+            for name in (*TREES, *rows.extras):
+                for path, leaf in flatten(rows.columns.get(name, {}), _shared_name(name)):
+                    key, is_plain = (rows.policy, path), name not in rows.typed
+                    found = _narrowest(leaf) if is_plain else leaf.dtype
+                    needed[key] = np.promote_types(needed.get(key, found), found)
+                    if is_plain:
+                        self._plain.add(key)
+                        if leaf.dtype.kind == "f" and key not in self._inferred and name not in self.known:
+                            self._inferred.add(key)
+                            self.tally.assume("dtype-inferred")
+        for key, dtype in needed.items():
+            before = self._dtype_of(key, dtype)
+            self._settled[key] = np.promote_types(self._settled.get(key, dtype), dtype)
+            self.tally.assume("dtype-widened", int(self._dtype_of(key, dtype) != before))
+
+    def of(self, rows: PolicyRows) -> PolicyRows:
+        """The rows with their columns in the settled dtypes."""
+        found = dict(rows.columns)
+        for name in (*TREES, *rows.extras):
+            if name in found:
+                keys = [((rows.policy, path), leaf) for path, leaf in flatten(found[name], _shared_name(name))]
+                cast = [leaf.astype(self._dtype_of(key, leaf.dtype), copy=False) for key, leaf in keys]
+                found[name] = unflatten_like(found[name], cast)
+        return replace(rows, columns=found)
+
+    def _dtype_of(self, key: Leaf, default: np.dtype[Any]) -> np.dtype[Any]:
+        dtype = self._settled.get(key, default)
+        return np.dtype(np.int64) if dtype == SMALL and key in self._plain else dtype
+
+
+def _narrowest(leaf: NDArray[Any]) -> np.dtype[Any]:
+    """For values of a plain list."""
+    if leaf.dtype.kind == "f":
+        return FLOAT32 if _survives(leaf, FLOAT32) else leaf.dtype
+    if leaf.dtype.kind in "iu":
+        return SMALL if not leaf.size or (leaf.min() >= -(2**15) and leaf.max() < 2**15) else leaf.dtype
+    return leaf.dtype
+
+
+def _survives(leaf: NDArray[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether every value of `leaf` is exact in `dtype`."""
+    if leaf.dtype == dtype:
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        back = leaf.astype(dtype).astype(leaf.dtype)
+    return bool((back == leaf).all()) or bool(equal_values(back, leaf).all())
+
+
+def _shared_name(name: str) -> str:
+    """obs and new_obs are parts of one column in the end, and have one dtype."""
+    return Columns.OBS if name == Columns.NEXT_OBS else name
+
 
 BLOCK_BYTES: Final = 32 << 20  # of lines that are settled together: half a file of RLlib
 Key = tuple[Any, Any]  # eps_id, agent_index
@@ -59,7 +138,7 @@ class SampleBatchSource(FileSource):
         self.done = 0
         observations, actions = self.info.spaces
         known = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
-        dtypes = Dtypes(tally, frozenset(name for name, space in known.items() if space is not None))
+        dtypes = ColumnDtypes(tally, frozenset(name for name, space in known.items() if space is not None))
         ids = _EpisodeIds(tally)
         for block in self._blocks(tally, rejects):
             ids.see(block)
@@ -135,7 +214,7 @@ def _fragments(
     if order is not None:
         rows, keys, line, number = rows.take(order), replace(keys, code=keys.code[order]), line[order], number[order]
     columns = rows.columns
-    steps = StepRows(
+    steps = SourceRows(
         keys=keys,
         obs=columns[Columns.OBS],
         next_obs=columns.get(Columns.NEXT_OBS),

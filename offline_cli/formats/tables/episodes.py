@@ -10,8 +10,6 @@ copy elsewhere gives the same ids, and two tables that both number their episode
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,16 +22,16 @@ from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
 from offline_cli.errors import PROBLEM, BadEpisode, MemoryLimitExceeded
-from offline_cli.formats.action_shapes import choices
-from offline_cli.formats.leaf_names import tree_of_names
 from offline_cli.formats.memory_limits import WRITTEN
-from offline_cli.formats.source import Fragments, Openable, Origins
+from offline_cli.formats.sink import tree_of_names
+from offline_cli.formats.source import Fragments, Origins
 from offline_cli.formats.step_rows import (
     END_FLAGS,
     Keys,
-    StepRows,
+    SourceRows,
     agent_episode_id,
     chained,
+    choices,
     end_flags,
     equal_rows,
     fragments_of_rows,
@@ -41,12 +39,10 @@ from offline_cli.formats.step_rows import (
 from offline_cli.formats.tables.files import POS, ROW_BITS, TableFiles
 from offline_cli.formats.tables.mapping import EXTRA, FILE_ID, STARTS, TableMapping, span_of
 from offline_cli.formats.tables.values import BAD, BETWEEN, KEY_FIX, MISSING, NOTHING, Mask, Rows, ValueReader, WrongRow
-from offline_cli.storage.failures import storage_failures
 from offline_cli.tally import MISSING_REWARDS, T_FALLS, UNFINISHED, EpisodePlace, Lost, Rejects, Tally
 from offline_cli.trees import Tree, flatten
 
 RUN, EPISODE, NEXT = "__run", "__episode", "__next"
-HASHED_BYTES: Final = 64 << 10  # at each end of a file
 LONG_GAP: Final = 10  # times the median step of an episode, from which on a step is a gap in a `t` that is no counter
 UNKNOWN_EPISODE: Final = "bad-row-of-unknown-episode"  # the assumption that it belonged to an episode beside it
 UNFILLED: Final = "fill it with zero or a number, or --on-error skip to leave out the episode"
@@ -60,20 +56,6 @@ ROW_ID: Final = "@row"  # in the place of a column of ids: a row is an episode
 
 
 # ---- ids ----
-
-
-def source_hash(files: Sequence[Openable]) -> str:
-    """8 hex digits, of the files in order of their names."""
-    digest = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.url):
-        with storage_failures(file.url, "reading it"), file.open() as stored:
-            size = stored.seek(0, io.SEEK_END)
-            stored.seek(0)
-            digest.update(size.to_bytes(8, "little"))
-            digest.update(stored.read(HASHED_BYTES))
-            stored.seek(max(0, size - HASHED_BYTES))
-            digest.update(stored.read(HASHED_BYTES))
-    return digest.hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,7 +458,7 @@ class Assembler:
         if Columns.REWARDS not in rows:
             self.tally.assume(MISSING_REWARDS, count)
         infos = rows.get(Columns.INFOS)
-        steps = StepRows(
+        steps = SourceRows(
             keys=Keys(code, ids, agents, modules, shared if any(shared) else None),
             obs=self._tree(rows, Columns.OBS),
             next_obs=self._next_obs(rows),

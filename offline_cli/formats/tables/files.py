@@ -28,16 +28,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from offline_cli.datasets.lock import began, runs
 from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.memory_limits import room_for_data
-from offline_cli.formats.npz.archive import NpzArchive
-from offline_cli.formats.npz.columns import npz_batches, npz_schema
+from offline_cli.formats.npz.archive import NpzArchive, npz_batches, npz_schema
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables import text_files
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.reading import ParquetFile, without_objects
-from offline_cli.running_processes import began, runs
 from offline_cli.scopes import Scope
 
 POS: Final = "__pos"

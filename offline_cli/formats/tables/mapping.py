@@ -23,8 +23,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 from offline_cli.columns import Columns
 from offline_cli.errors import BadMapping, StorageNotFound, UnsupportedSpace
 from offline_cli.formats.step_rows import END_FLAGS
-from offline_cli.safe_json import deeper_than
-from offline_cli.schema_files import schemas_folder, toml_schema
+from offline_cli.schema_files import deeper_than, schemas_folder, toml_schema
 from offline_cli.spaces import Space, space_from_json
 from offline_cli.storage.locations import open_location
 
@@ -78,11 +77,11 @@ Span = Annotated[str | float, AfterValidator(_span), WithJsonSchema({"type": ["s
 Encoding = Annotated[str, Field(min_length=1), AfterValidator(_encoding)]
 
 
-class _Form(BaseModel):
+class _MappingModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class RoleNames(_Form):
+class RoleNames(_MappingModel):
     """Our columns by name, each with theirs; a list of columns is stacked into a vector, `"obs.camera"` is one part of a Dict.
 
     A name that no column has may lead into structs: `state.position`.
@@ -114,7 +113,7 @@ class RoleNames(_Form):
     infos: str | None = Field(default=None, description="JSON objects as text, or structs.")
 
 
-class CsvForm(_Form):
+class CsvForm(_MappingModel):
     """How CSV files are written."""
 
     delimiter: str | None = Field(default=None, min_length=1, max_length=1, description="Default: a comma, and a tab in .tsv.")
@@ -124,21 +123,21 @@ class CsvForm(_Form):
     columns: Texts | None = Field(default=None, description="Names of the columns, for files that have no header.")
 
 
-class Dtypes(_Form):
+class Dtypes(_MappingModel):
     """The dtype that `obs` or `actions` get; floats are rounded to it."""
 
     obs: Dtype | None = None
     actions: Dtype | None = None
 
 
-class Spaces(_Form):
+class Spaces(_MappingModel):
     """What the values may be, in the form of spaces.v1.json; else of `--env`, else inferred."""
 
     observation: dict[str, Any] | None = None
     action: dict[str, Any] | None = None
 
 
-class MappingDocument(_Form):
+class MappingDocument(_MappingModel):
     """What the columns of a foreign table mean (TOML, `convert --mapping FILE`): ours = theirs."""
 
     description: str = Field(default="", description="For people.")

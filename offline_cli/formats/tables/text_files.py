@@ -32,7 +32,7 @@ from offline_cli.errors import BadData, MemoryLimitExceeded
 from offline_cli.formats.source import Openable
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.reading import extension_failures
-from offline_cli.safe_json import deeper_than, from_json
+from offline_cli.schema_files import deeper_than, from_json
 from offline_cli.scopes import Scope
 from offline_cli.storage.failures import storage_failures
 

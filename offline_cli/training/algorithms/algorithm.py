@@ -26,7 +26,7 @@ from offline_cli.modules.distributions import CLONING, GaussianForm
 from offline_cli.modules.network import Critic, Network
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import ALGORITHMS, registered_class
-from offline_cli.policies.seeds import draw, for_torch
+from offline_cli.policies.policy import draw, for_torch
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, leaves, map_leaves
 

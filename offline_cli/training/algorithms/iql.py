@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from offline_cli.columns import Columns
 from offline_cli.connectors import AddNextObservationsFromEpisodesToTrainBatch, AddObservationsFromEpisodesToBatch
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
-from offline_cli.modules.action_units import span_of
-from offline_cli.modules.distributions import CLONING, GaussianForm
+from offline_cli.modules.distributions import CLONING, GaussianForm, span_of
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.training.algorithms.algorithm import (

@@ -21,8 +21,7 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.learner.added_columns import IS_FOLLOWED, NEXT_ACTIONS, AddNextActionsFromEpisodesToTrainBatch
 from offline_cli.engines.ranks import whole
 from offline_cli.errors import BadConfig
-from offline_cli.modules.action_units import span_of
-from offline_cli.modules.distributions import GaussianForm, rows
+from offline_cli.modules.distributions import GaussianForm, rows, span_of
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.training.algorithms.algorithm import (

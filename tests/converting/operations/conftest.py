@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from written_datasets import format, make_batch, write_dataset, writer_for  # noqa: F401
 
-from offline_cli.datasets.manifest import Environment
+from offline_cli.datasets.manifest import EnvironmentRecord
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.storage.locations import open_location
@@ -28,7 +28,7 @@ def written(tmp_path: Path) -> Made:
             "observation_space": batch.observation_space,
             "action_space": batch.action_space,
             "action_scale": "env",
-            "environment": Environment("CartPole-v1"),
+            "environment": EnvironmentRecord("CartPole-v1"),
         }
         place = tmp_path / name
         with DatasetWriter(open_location(place), format=row_format, **{**known, **options}) as writer:  # type: ignore[arg-type]

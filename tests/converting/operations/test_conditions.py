@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offline_cli.converting.operations.conditions import PLAIN_COLUMNS, Condition
+from offline_cli.converting.operations.selecting import PLAIN_COLUMNS, Condition
 from offline_cli.datasets.row_format import PLAIN_SCHEMA
 from offline_cli.errors import UsageError
 

@@ -20,7 +20,7 @@ from offline_cli.connectors.learner.returns import discounted, factors
 from offline_cli.errors import Interrupted
 from offline_cli.modules.network import Mlp
 from offline_cli.spaces import Space
-from offline_cli.training.algorithms.algorithm import Task, algorithm_kind
+from offline_cli.training.algorithms.algorithm import Task, algorithm_kind, cloning_scores
 from offline_cli.training.config import BCConfig, filled
 from offline_cli.training.learner import Learner, Setup
 from offline_cli.training.train import train_bc
@@ -167,6 +167,15 @@ def test_loss_its_parts_and_all_gradients_are_rllibs(
     for path, mine in gradients(learner).items():
         wanted = theirs["gradients"][path]
         np.testing.assert_allclose(mine, wanted, rtol=1e-5, atol=1e-5 * float(np.abs(wanted).max()), err_msg=path)
+
+
+def test_the_held_out_loss_is_weighted_as_the_policys_loss_is() -> None:
+    space = ACTIONS["discrete"]
+    learner, batch = marwil(space, beta=0.5, moving_average_sqd_adv_norm_start=4.0), batch_of(space)
+    value, scores = learner.modules["value"], learner.algorithm.scores(learner.modules, batch)
+    counts = torch.exp(0.5 * (batch["value_targets"] - value(batch["obs"])) / 2)
+    cloned = cloning_scores(learner.modules["policy"], batch)
+    torch.testing.assert_close(scores["loss"], cloned["loss"] * counts, rtol=1e-5, atol=1e-6)
 
 
 # ---- runs ----
