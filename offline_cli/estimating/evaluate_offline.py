@@ -31,9 +31,8 @@ from offline_cli.estimating.fitting import cloned_logp, fitted_values
 from offline_cli.estimating.intervals import Array, Estimate, as_json, bootstrapped
 from offline_cli.estimating.likelihood import likelihood
 from offline_cli.estimating.recorded import Recorded, recorded_for
-from offline_cli.modules.action_units import span_of
-from offline_cli.modules.devices import choose_device
-from offline_cli.modules.distributions import build_head, rows
+from offline_cli.modules.distributions import build_head, rows, span_of
+from offline_cli.modules.python_network import choose_device
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress, no_progress

@@ -23,7 +23,7 @@ from offline_cli.estimating.intervals import Array
 from offline_cli.estimating.recorded import ROWS, Recorded
 from offline_cli.modules.network import MLP, Mlp
 from offline_cli.modules.rl_module import evaluating
-from offline_cli.policies.seeds import draw
+from offline_cli.policies.policy import draw
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.algorithms.algorithm import POLICY, Task
 from offline_cli.training.algorithms.fqe import FOLD, FQE, NEXT_POLICY, TARGETS, Choices, policy_column, taken_values, values_of

@@ -17,7 +17,7 @@ from torch import Tensor
 from offline_cli.columns import Columns
 from offline_cli.estimating.recorded import Recorded
 from offline_cli.modules.distributions import HITS, rows
-from offline_cli.policies.action_names import discrete_elements
+from offline_cli.policies.policy_in_use import discrete_elements
 from offline_cli.spaces import leaf_spaces
 from offline_cli.trees import flatten
 

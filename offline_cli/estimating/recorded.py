@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offline_cli.applying.learned_pieces import freeze
 from offline_cli.applying.learner_batches import (
     check_values,
     grouped,
@@ -27,9 +26,10 @@ from offline_cli.applying.learner_batches import (
     of_one_module,
     with_steps,
 )
+from offline_cli.applying.pipeline_run import freeze
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
-from offline_cli.converting.extra_outputs import ExtraOutputs
+from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData
