@@ -78,7 +78,7 @@ class Episodes:
     @cached_property
     def discounts(self) -> Array:
         """(T,)."""
-        found: Array = self.gamma ** np.arange(self.longest)
+        found: Array = np.power(self.gamma, np.arange(self.longest), dtype=np.float64)
         return found
 
     @cached_property

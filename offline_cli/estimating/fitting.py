@@ -2,8 +2,8 @@
 
 Decisions: both are cross-fitted, a clone in 5 folds, an ensemble of Q functions in 3: no episode is weighed, or corrected, by
 what has learned from it, which would make intervals too narrow. Q functions see what the policy sees, and rewards divided by
-the largest return, which Adam's steps suit. Where observations and actions are choices they are tables (one linear layer of a
-one-hot observation).
+the largest return, which Adam's steps suit. Where observations and actions are numbers they are tables, whose regression is a
+mean: Adam takes long to fill rare cells.
 """
 
 from __future__ import annotations
@@ -37,16 +37,17 @@ FOLDS: Final = 5
 MEMBERS: Final = 3
 CLONE: Final[Mapping[str, Any]] = {"batch": 256, "lr": 1e-3, "epochs": 10, "least": 300, "most": 3000}
 NET: Final[Mapping[str, Any]] = {"batch": 512, "lr": 1e-3, "tau": 0.01, "updates": 4000}
-TABLE: Final[Mapping[str, Any]] = {"batch": 2048, "lr": 0.03, "tau": 0.05, "updates": 2000}
+SWEEPS: Final = 2000  # of a table at most
+SETTLED: Final = 1e-6  # change of a table, of the largest return
 FOLD_SEED: Final = 31  # sets these seeds apart from others drawn from the same seed
 
 
-def _network(description: Mapping[str, Any], *, table: bool = False) -> Mlp:
+def _network(description: Mapping[str, Any]) -> Mlp:
     """That of the run without its memory, where it is ours."""
     own = description if description.get("name") == MLP else {}
     kept = ("activation", "layer_norm", "encoder", "images")
     options = {"hidden": own.get("hidden", [256, 256]), "activation": "relu", **{one: own[one] for one in kept if one in own}}
-    return Mlp({**options, "hidden": []} if table else options)
+    return Mlp(options)
 
 
 def _updated(
@@ -114,8 +115,6 @@ def fitted_values(
     episodes, module, acted = recorded.episodes, recorded.module, recorded.acted
     head, choices = module.action_head, Choices.of(module.action_space)
     fold = _folds(len(episodes), MEMBERS, seed)
-    is_table = choices is not None and isinstance(module.observation_space, spaces.Discrete)
-    how = TABLE if is_table else NET
     rewards, scale = episodes.rewards, max(float(np.abs(episodes.returns).max()), 1e-9)
     ends = torch.zeros(episodes.num_steps, dtype=torch.bool)
     ends[torch.from_numpy(episodes.starts[1:] - 1)] = torch.from_numpy(episodes.terminated)
@@ -129,16 +128,19 @@ def fitted_values(
         NEXT_POLICY: policy[acted + 1],
         FOLD: torch.from_numpy(np.repeat(fold, episodes.lengths)),
     }
+    task = Task(module.observation_space, module.action_space, recorded.action_scale, _network(network), seed)
     known = torch.ones(episodes.num_steps, dtype=torch.bool)
     known[torch.from_numpy(episodes.starts[1:][episodes.invented_ends] - 1)] = False
-    task = Task(module.observation_space, module.action_space, recorded.action_scale, _network(network, table=is_table), seed)
-    algorithm = FQE({"gamma": gamma, "tau": how["tau"], "explore": explore, "members": MEMBERS})
-    modules = {POLICY: module, **algorithm.critics(task)}
-    learner = Learner(algorithm, modules, algorithm.groups(modules), module, module.is_stateful())
     learned = columns if bool(known.all()) else {name: rows_of(tree, known) for name, tree in columns.items()}
-    for done in _updated(learner, learned, how, seed, device):
-        on_progress(Progress("fitting Q", done, how["updates"], "updates"))
-    critics = [*modules[TARGETS].cpu().children()]
+    if choices is not None and isinstance(module.observation_space, spaces.Discrete):
+        critics = [*_tables(module.observation_space, choices, learned, gamma)]
+    else:
+        algorithm = FQE({"gamma": gamma, "tau": NET["tau"], "explore": explore, "members": MEMBERS})
+        modules = {POLICY: module, **algorithm.critics(task)}
+        learner = Learner(algorithm, modules, algorithm.groups(modules), module, module.is_stateful())
+        for done in _updated(learner, learned, NET, seed, device):
+            on_progress(Progress("fitting Q", done, NET["updates"], "updates"))
+        critics = [one.cpu().eval() for one in modules[TARGETS].children()]
 
     def each(function: Any, *trees: Any) -> Array:
         """(M, rows) of each critic."""
@@ -152,9 +154,34 @@ def fitted_values(
     def value(critic: Any, observations: Tree, column: Tensor) -> Tensor:
         return values_of(critic, head, choices, observations, column, explore=explore)
 
-    with evaluating(learner.whole):
-        first = torch.from_numpy(episodes.obs_starts[:-1])
-        after = each(value, columns[Columns.NEXT_OBS], columns[NEXT_POLICY]) * ~ends.numpy()
-        taken = each(lambda one, *pair: taken_values(one, choices, *pair), columns[Columns.OBS], columns[Columns.ACTIONS])
-        own = np.repeat(fold, episodes.lengths), np.arange(episodes.num_steps)
-        return Values(each(value, rows_of(recorded.observations, first), policy[first]), fold, taken[own], after[own])
+    first = torch.from_numpy(episodes.obs_starts[:-1])
+    after = each(value, columns[Columns.NEXT_OBS], columns[NEXT_POLICY]) * ~ends.numpy()
+    taken = each(lambda one, *pair: taken_values(one, choices, *pair), columns[Columns.OBS], columns[Columns.ACTIONS])
+    own = np.repeat(fold, episodes.lengths), np.arange(episodes.num_steps)
+    return Values(each(value, rows_of(recorded.observations, first), policy[first]), fold, taken[own], after[own])
+
+
+def _tables(space: spaces.Discrete, choices: Choices, columns: Mapping[str, Any], gamma: float) -> Iterator[Any]:
+    """Of each fold left out the function of observations (N,) that gives Q (N, A): fitted Q evaluation without a network.
+
+    An action that was never taken in a state has the mean of those that were; a state without any that of all.
+    """
+    pairs = (columns[Columns.OBS].long() - int(space.start)) * choices.count + choices.numbers(columns[Columns.ACTIONS])
+    size, goes_on = int(space.n) * choices.count, (~columns[Columns.TERMINATEDS]).double()
+    after, policy = columns[Columns.NEXT_OBS].long() - int(space.start), columns[NEXT_POLICY].double()
+    for fold in range(MEMBERS):
+        mine = (columns[FOLD] != fold).nonzero()[:, 0]
+        pair, rewards, to, chances, more = (
+            one[mine] for one in (pairs, columns[Columns.REWARDS].double(), after, policy, goes_on)
+        )
+        counts = pair.bincount(minlength=size).double().view(-1, choices.count)
+        table = torch.zeros_like(counts)
+        for _ in range(SWEEPS):
+            found = rewards + gamma * more * (table[to] * chances).sum(-1)
+            sums = pair.bincount(found, minlength=size).view_as(counts)
+            of_state = sums.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True)  # NaN: it has none
+            filled = torch.where(counts > 0, sums / counts, of_state).nan_to_num(float(found.mean()))
+            change, table = float((filled - table).abs().max()), filled
+            if change < SETTLED:
+                break
+        yield lambda observations, table=table: table[observations.long() - int(space.start)]

@@ -149,3 +149,82 @@ def test_data_of_other_spaces_is_refused(made: Path) -> None:
 def test_a_policy_without_probabilities_is_a_usage_error(made: Path) -> None:
     with pytest.raises(UsageError):
         evaluate_offline("random", made / "half")
+
+
+def test_weights_correct_a_q_that_does_not_know_when_walks_end_and_the_direct_method_is_no_gate(made: Path) -> None:
+    found = evaluate_offline(made / "run", made / "half", explore=True, estimators=("dm", "dr", "wdr")).estimates
+    returns = walks(20_000, right=0.6, seed=9).returns
+    errors = {name: abs(one["value"] - returns.mean()) for name, one in found.items()}
+    assert max(errors["dr"], errors["wdr"]) < 0.15
+    assert errors["dm"] < 0.4
+    assert {name: one["reliable"] for name, one in found.items()} == {"dm": False, "dr": True, "wdr": True}
+
+
+def test_a_clone_is_near_the_recorded_probabilities(made: Path) -> None:
+    said = evaluate_offline(made / "run", made / "half", explore=True, estimators=("wis",)).estimates["wis"]
+    fitted = evaluate_offline(made / "run", made / "bare", explore=True, estimators=("wis",), behaviour="fit")
+    assert fitted.behaviour == "fit"
+    assert fitted.estimates["wis"]["value"] == pytest.approx(said["value"], abs=0.3)
+
+
+def test_the_command_gives_the_keys_draws_a_figure_and_exits_with_7_at_a_missed_gate(call: Command, made: Path) -> None:
+    command = ("evaluate", made / "run", "--offline", made / "half", "--explore", "--estimators", "wis,is")
+    code, found = call(*command, "--plot", made / "figure.png")
+    assert (code, sorted(found["estimates"])) == (0, ["is", "wis"])
+    assert {"value", "low", "high", "effective_samples"} <= found["estimates"]["wis"].keys()
+    assert (made / "figure.png").read_bytes().startswith(b"\x89PNG")
+    code, failed = call(*command, "--min-value", 6)
+    assert (code, failed["exit_code"]) == (7, 7)
+
+
+def test_options_of_playing_are_refused_beside_recordings(call: Command, made: Path) -> None:
+    code, failed = call("evaluate", made / "run", "--offline", made / "half", "--episodes", 5)
+    assert (code, failed["error"]["where"]) == (2, "--offline")
+
+
+def continuous(count: int, *, logp: bool) -> EpisodeBatch:
+    """Episodes of 4 steps with actions between 0 and 4, drawn around the observation."""
+    chance = np.random.default_rng(0)
+    seen = chance.uniform(1, 3, (count * 5, 1)).astype(np.float32)
+    acted = np.delete(seen, np.arange(4, count * 5, 5), 0)
+    noise = chance.normal(0, 0.3, acted.shape)
+    density = -0.5 * (noise / 0.3) ** 2 - np.log(0.3 * np.sqrt(2 * np.pi))
+    return EpisodeBatch(
+        ids=tuple(map(str, range(count))),
+        starts=np.arange(count + 1) * 4,
+        obs=seen,
+        actions=(acted + noise).astype(np.float32),
+        rewards=-np.abs(noise[:, 0]),
+        terminated=np.ones(count, np.bool_),
+        truncated=np.zeros(count, np.bool_),
+        extra={"action_logp": density[:, 0].astype(np.float32)} if logp else {},
+        observation_space=spaces.Box(0, 4, (1,), np.float32),
+        action_space=spaces.Box(0, 4, (1,), np.float32),
+    )
+
+
+def test_densities_of_the_environments_units_are_compared_in_the_networks(tmp_path: Path) -> None:
+    write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
+    train_bc(tmp_path / "data", tmp_path / "run", hidden=[16], updates=400, lr=0.01)
+    found = evaluate_offline(tmp_path / "run", tmp_path / "data", explore=True)
+    assert found.estimates["wis"]["reliable"], found.estimates["wis"]["reason"]
+    assert found.estimates["wis"]["effective_samples"] > 200
+    assert found.mse == pytest.approx((0.3 / 2) ** 2, rel=0.3)
+    assert found.calibration_error < 0.1
+
+
+def test_a_greedy_policy_of_continuous_actions_has_no_weights(tmp_path: Path) -> None:
+    write_dataset(continuous(30, logp=True), tmp_path / "data", action_scale="env")
+    train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
+    with pytest.raises(BadConfig) as caught:
+        evaluate_offline(tmp_path / "run", tmp_path / "data", estimators=("wis",))
+    assert "dm" in caught.value.fix
+
+
+def test_a_policy_with_memory_sees_whole_episodes(made: Path, tmp_path: Path) -> None:
+    config = tmp_path / "memory.toml"
+    config.write_text('[network]\nname = "mlp"\nmemory = "gru"\nmemory_size = 4\nmax_seq_len = 2\n')
+    train_bc(made / "right", tmp_path / "run", config=config, hidden=[4], updates=20)
+    found = evaluate_offline(tmp_path / "run", made / "half", explore=True)
+    assert found.steps == 2400
+    assert found.estimates["wis"]["low"] < found.estimates["wis"]["high"]
