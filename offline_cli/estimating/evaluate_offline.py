@@ -46,6 +46,7 @@ __all__ = ["OfflineResult", "evaluate_offline"]
 LEAST: Final = 50  # effective episodes
 LEAST_SHARE: Final = 0.01  # of the episodes, unless they are
 ENOUGH: Final = 1000
+UNCORRECTED: Final = ("is", "pdis", "wpdis")  # estimates that weights of the wrong sum shift
 BEYOND: Final = 0.05  # share of the policy's actions that the behaviour never takes
 
 
@@ -206,11 +207,11 @@ def _log_volume(recorded: Recorded) -> float:
         if isinstance(leaf, spaces.Box):
             if span_of(leaf) is None:
                 raise BadConfig(f"{path} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
-            total += math.prod(leaf.shape) * math.log(2)
+            total += math.prod(leaf.shape or ()) * math.log(2)
         elif isinstance(leaf, spaces.MultiDiscrete):
             total += float(np.log(leaf.nvec).sum())
         else:
-            total += math.log(leaf.n) if isinstance(leaf, spaces.Discrete) else math.prod(leaf.shape) * math.log(2)
+            total += math.log(leaf.n) if isinstance(leaf, spaces.Discrete) else math.prod(leaf.shape or ()) * math.log(2)
     return total
 
 
@@ -289,6 +290,11 @@ def _doubts(episodes: Episodes, name: str, value: float) -> list[str]:
         found.append(f"the behaviour never takes {1 - mass:.0%} of the policy's actions")
     elif mass > 1 + BEYOND + 3 * spread:
         found.append(f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities")
+    last = episodes.weights[:, -1]
+    if name in UNCORRECTED and abs(float(last.mean()) - 1) > BEYOND + 3 * float(last.std()) / count**0.5:
+        found.append(
+            f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
+        )
     effective = episodes.effective_samples
     if effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
         found.append(f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played")

@@ -92,7 +92,7 @@ def cloned_logp(
             on_progress(Progress("fitting the behaviour", number * updates + done, FOLDS * updates, "updates"))
         policy = learner.policy.cpu()
         with evaluating(policy), torch.inference_mode():
-            for rows in mine.split(ROWS):
+            for rows in torch.split(mine, ROWS):
                 inputs = policy.forward_train({Columns.OBS: rows_of(observations, rows)})[Columns.ACTION_DIST_INPUTS]
                 found[rows] = policy.action_head.logp(inputs, rows_of(recorded.actions, rows)).double().numpy()
     return found
@@ -118,7 +118,7 @@ def fitted_values(
     rewards, scale = episodes.rewards, max(float(np.abs(episodes.returns).max()), 1e-9)
     ends = torch.zeros(episodes.num_steps, dtype=torch.bool)
     ends[torch.from_numpy(episodes.starts[1:] - 1)] = torch.from_numpy(episodes.terminated)
-    policy = torch.cat([policy_column(head, part, choices, explore=explore) for part in recorded.inputs.split(ROWS)])
+    policy = torch.cat([policy_column(head, part, choices, explore=explore) for part in torch.split(recorded.inputs, ROWS)])
     columns = {
         Columns.OBS: rows_of(recorded.observations, acted),
         Columns.ACTIONS: recorded.actions,
@@ -161,7 +161,7 @@ def fitted_values(
     return Values(each(value, rows_of(recorded.observations, first), policy[first]), fold, taken[own], after[own])
 
 
-def _tables(space: spaces.Discrete, choices: Choices, columns: Mapping[str, Any], gamma: float) -> Iterator[Any]:
+def _tables(space: Any, choices: Choices, columns: Mapping[str, Any], gamma: float) -> Iterator[Any]:
     """Of each fold left out the function of observations (N,) that gives Q (N, A): fitted Q evaluation without a network.
 
     An action that was never taken in a state has the mean of those that were; a state without any that of all.

@@ -69,8 +69,9 @@ def _choices(recorded: Recorded, inputs: Tensor, logp: Tensor) -> dict[str, Any]
 
 def _elements(recorded: Recorded, inputs: Tensor, hits: Tensor | None) -> dict[str, Any]:
     found, first, column = dict[str, Any](), 0, 0
+    heads: Any = recorded.module.action_head.parts
     names = discrete_elements(recorded.space, recorded.meanings)
-    parts = zip(leaf_spaces(recorded.space, Columns.ACTIONS), recorded.module.action_head.parts, strict=True)
+    parts = zip(leaf_spaces(recorded.space, Columns.ACTIONS), heads, strict=True)
     taken = dict(flatten(recorded.actions, Columns.ACTIONS))
     for path, part in parts:
         own, first = inputs[:, first : first + part.size], first + part.size

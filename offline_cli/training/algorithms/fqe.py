@@ -75,7 +75,7 @@ class Choices:
     def every(self) -> Tree:
         """All actions (A, ...)."""
         chosen = torch.cartesian_prod(*map(torch.arange, self._counts)).reshape(self.count, -1) + self._lows
-        parts = chosen.split([math.prod(shape) for shape in self._shapes], -1)
+        parts = torch.split(chosen, [math.prod(shape) for shape in self._shapes], -1)
         made = [part.reshape(self.count, *shape) for part, shape in zip(parts, self._shapes, strict=True)]
         return unflatten_like(self._like, made)
 
