@@ -47,6 +47,7 @@ LEAST: Final = 50  # effective episodes
 LEAST_SHARE: Final = 0.01  # of the episodes, unless they are
 ENOUGH: Final = 1000
 UNCORRECTED: Final = ("is", "pdis", "wpdis")  # estimates that weights of the wrong sum shift
+FAR: Final = 0.25  # of the sum of weights from 1, for estimates that divide by it
 BEYOND: Final = 0.05  # share of the policy's actions that the behaviour never takes
 
 
@@ -291,7 +292,8 @@ def _doubts(episodes: Episodes, name: str, value: float) -> list[str]:
     elif mass > 1 + BEYOND + 3 * spread:
         found.append(f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities")
     last = episodes.weights[:, -1]
-    if name in UNCORRECTED and abs(float(last.mean()) - 1) > BEYOND + 3 * float(last.std()) / count**0.5:
+    allowed = BEYOND if name in UNCORRECTED else FAR
+    if abs(float(last.mean()) - 1) > allowed + 3 * float(last.std()) / count**0.5:
         found.append(
             f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
         )
