@@ -24,7 +24,7 @@ from offline_cli.cli.streams import is_terminal, write
 from offline_cli.engines.ranks import is_first
 from offline_cli.errors import NoData, UsageError
 
-__all__ = ["call", "call_and_show", "show_result"]
+__all__ = ["call", "call_and_show", "keep_parameters_of", "show_result"]
 
 OF_COMMANDS: Final = (
     "as_json",
@@ -58,6 +58,16 @@ def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
         known = {"on_progress": on_progress, "command": ctx.obj.recorded()}
         taken = signature(function).parameters
         return function(**given, **{name: value for name, value in known.items() if name in taken})
+
+
+def keep_parameters_of(ctx: typer.Context, function: Callable[..., Any], *, option: str) -> None:
+    """Leave out what `function` does not take, which `option` is for. Raises UsageError naming what of it was given."""
+    others = [one for one in ctx.command.params if one.name not in {*signature(function).parameters, *OF_COMMANDS}]
+    given = [one.opts[0] for one in others if getattr(ctx.get_parameter_source(one.name or ""), "name", "") == "COMMANDLINE"]
+    if wrong := [one for one in given if one.startswith("-")]:
+        raise UsageError(f"{', '.join(wrong)} with {option}", where=option, fix=f"leave out {', '.join(wrong)}, or {option}")
+    for one in others:
+        ctx.params.pop(one.name or "", None)
 
 
 def show_result(ctx: typer.Context, result: Any, summary: Summary = dict) -> None:

@@ -10,9 +10,9 @@ import typer
 from offline_cli import choices as c
 from offline_cli.cli import completion
 from offline_cli.cli import options as o
-from offline_cli.cli.calling import call_and_show
+from offline_cli.cli.calling import call_and_show, keep_parameters_of
 from offline_cli.cli.command import command
-from offline_cli.cli.values import settings, whole_numbers
+from offline_cli.cli.values import names, settings, whole_numbers
 from offline_cli.errors import OfflineCliError
 
 LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
@@ -84,6 +84,7 @@ def record(
         "offline-cli evaluate run --env CartPole-v1 --episodes 100",
         "offline-cli evaluate run --min-return 450 --json",
         "offline-cli evaluate run --explore --seed 7",
+        "offline-cli evaluate run --offline dataset --explore --min-value 0.5",
     ),
     keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
 )
@@ -111,13 +112,53 @@ def evaluate(
         list[str],
         o.playing(help="Policy for one of several agents, or a pattern of names: AGENT=random. Repeatable.", metavar="AGENT=P"),
     ] = o.NO_VALUES,
+    offline: Annotated[
+        list[str],
+        o.offline(
+            help="Play nothing: measure the run on these recordings. Repeatable.",
+            metavar="SRC",
+            autocompletion=completion.sources,
+        ),
+    ] = o.NO_VALUES,
+    estimators: Annotated[
+        Any,
+        o.offline(
+            help="Estimates of the policy's value: is, wis, pdis, wpdis by weights of episodes; dm, dr, wdr by fitted Q "
+            "functions, which takes minutes.",
+            parser=names,
+            metavar="NAME,...",
+            show_default="is,wis,pdis,wpdis",
+        ),
+    ] = None,
+    behaviour: Annotated[
+        c.Behaviour,
+        o.offline(
+            help="Probabilities of what played: recorded ones (action_logp, else action_dist_inputs), those of a clone that is "
+            "fitted, or equal ones."
+        ),
+    ] = "recorded",
+    gamma: Annotated[float, o.offline(help="Discount of estimates, above 0, at most 1.")] = 1.0,
+    clip: Annotated[float | None, o.offline(help="Largest weight of an episode; biases estimates.")] = None,
+    min_value: Annotated[
+        float | None,
+        o.offline(
+            help="Exit with 7 unless an estimate is reliable, and each that is has a low end of at least V.", metavar="V"
+        ),
+    ] = None,
+    plot: Annotated[str | None, o.offline(help="PNG file of estimates and weights.", metavar="FILE")] = None,
 ) -> None:
-    """Play a trained policy and measure its return.
+    """Play a trained policy and measure its return, or estimate it from recordings alone (--offline).
 
     Plays the first episodes to start, each to its end, and reports the mean with a 95% confidence interval. A policy trained
     with --pipeline plays through its env-to-module pieces in their state after training. The same command gives the same
     result. An unfinished run plays its last checkpoint, with a note.
     """
+    if offline:
+        from offline_cli.estimating.evaluate_offline import evaluate_offline
+
+        keep_parameters_of(ctx, evaluate_offline, option="--offline")
+        call_and_show(ctx, evaluate_offline)
+        return
     from offline_cli.playing.evaluate import evaluate
 
     call_and_show(ctx, evaluate)

@@ -13,7 +13,7 @@ from offline_cli.choices import byte_size
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.schema_files import json_or_text
 
-__all__ = ["cache_bytes", "comparisons", "json_object", "pairs", "settings", "storage_pairs", "whole_numbers"]
+__all__ = ["cache_bytes", "comparisons", "json_object", "names", "pairs", "settings", "storage_pairs", "whole_numbers"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
@@ -24,6 +24,11 @@ def whole_numbers(text: Any) -> tuple[int, ...]:
         return text if isinstance(text, tuple) else tuple(map(int, text.split(",")))  # a tuple: the default
     except ValueError as err:
         raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 2,3") from err
+
+
+def names(text: Any) -> tuple[str, ...]:
+    """`"is,wis"` as `("is", "wis")`."""
+    return text if isinstance(text, tuple) else tuple(one.strip() for one in text.split(",") if one.strip())
 
 
 def cache_bytes(text: str) -> int:

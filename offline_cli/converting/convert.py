@@ -138,8 +138,8 @@ def convert(
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    With `limit`, further episodes are not counted (docs/reference/assumptions.md). `dry_run` writes nothing, raises the same errors,
-    and     sets `preview` of the result. `command`: for provenance.
+    With `limit`, further episodes are not counted (docs/reference/assumptions.md). `dry_run` writes nothing, raises the same
+    errors, and sets `preview` of the result. `command`: for provenance.
 
     Raises OutputExists, UsageError, as `read_episodes` does, and Interrupted, which reports what was kept and how to resume.
     """

@@ -1,0 +1,1 @@
+"""Values of policies without a simulator: from recorded episodes alone."""
