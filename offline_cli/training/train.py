@@ -29,6 +29,7 @@ from offline_cli.storage.locations import Location, Sources
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.loop import learn
 from offline_cli.training.run_folder import TrainResult
+from offline_cli.training.seeds import train_seeds, wanted_seeds
 
 __all__ = ["train", "train_bc"]
 
@@ -53,6 +54,7 @@ def train(
     batch_size: Count | None = None,
     lr: Positive | None = None,
     seed: Whole | None = None,
+    seeds: int | str | Sequence[int] | None = None,
     hidden: Sequence[int] | None = None,
     config: str | os.PathLike[str] | None = None,
     network: str | None = None,
@@ -118,6 +120,9 @@ def train(
     `AGENT=POLICY`, else at random; returns are its own, and `until_return` may say so: "hunter=3". `track`: names of trackers
     that get each row of metrics.jsonl. `compile`: compute losses by torch.compile.
 
+    `seeds`: a run for each, in `out`/seed-N, side by side where there are cores; how many, or the seeds themselves. Then
+    the result is a `SeedsResult`: means over the runs with 95% intervals, and each run's own. `resume` continues all of them.
+
     With `streaming`, steps are kept on disk, in `temp_dir`; their order is the same. What `config` or
     `pipeline` names is imported without `plugins`. `command`: not used here.
 
@@ -131,6 +136,8 @@ def train(
     kept all the same).
     """
     options = dict(locals())
+    if several := wanted_seeds(seeds, out, options):
+        return train_seeds(train, several, options.pop("sources"), options.pop("out"), options)
     if "name" in (set or {}):
         raise UsageError("the name of the algorithm is not an option of it", where="--set name", fix="--algorithm NAME")
     options["algorithm"] = {**(set or {}), **({"name": algorithm} if algorithm else {})}
@@ -156,6 +163,7 @@ def train_bc(
     batch_size: Count | None = None,
     lr: Positive | None = None,
     seed: Whole | None = None,
+    seeds: int | str | Sequence[int] | None = None,
     hidden: Sequence[int] | None = None,
     config: str | os.PathLike[str] | None = None,
     network: str | None = None,

@@ -1,0 +1,1 @@
+"""How good policies are: without a simulator, over seeds, and beside each other."""
