@@ -63,6 +63,7 @@ from offline_cli.trees import flatten
 
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
 KEEP = 256 << 20  # bytes of episodes held while spaces are inferred, or an eighth of the memory for data
+OBJECTS: Final = 400  # bytes that ids and custom data of one episode take beside its arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +345,7 @@ class EpisodeStream:
         for location, batch in chain(self._ahead, self._rest):
             check_same_shapes(first, batch)
             extremes.see(batch)
-            size += batch.nbytes
+            size += batch.nbytes + OBJECTS * len(batch)
             held.append((location, batch))
             if size > keep:
                 held.clear()

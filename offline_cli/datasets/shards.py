@@ -1,8 +1,8 @@
 """The shards of a dataset that is being written: which episodes share a row group and a shard, and the shards themselves.
 
 A stream of episodes is cut by episodes alone, so that data/ does not depend on how they arrived. Neighbours become one table,
-and so a row group: about 8 MiB of raw arrays, always whole episodes. A shard is a run of row groups within the limits that the
-user gave. An episode larger than a limit has a row group, or a shard, of its own.
+and so a row group: about 8 MiB of raw arrays, and at most 8,192 whole episodes. A shard is a run of row groups within the
+limits that the user gave. An episode larger than a limit has a row group, or a shard, of its own.
 
 A shard counts once it has its final name. Of complete shards of an earlier writer the plain columns are read (`adopt`); one
 that cannot be read is an error.
@@ -32,6 +32,7 @@ from offline_cli.trees import Tree, leaves
 
 ROW_OVERHEAD: Final = 64  # bytes: id, t, reward and flags of a step
 KEY_BYTES: Final = 64  # of one value in an info, as JSON text
+BLOCK_EPISODES: Final = 1 << 13  # of a row group: packing takes kilobytes of each, however short
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class ShardSequence:
         self._table_of = table_of
         self._limits = [1 << 62 if most is None else most for most in (max_rows, max_bytes)]
         self._pending: list[Piece] = []  # of the next row group
-        self._pending_bytes = 0
+        self._pending_bytes = self._waiting = 0  # of them, bytes and episodes
         self._rows = self._bytes = 0  # of the open shard, pending ones included
         self._open: ShardWriter | None = None
         self._episodes = self._steps = 0  # in the open shard
@@ -77,7 +78,7 @@ class ShardSequence:
         first = 0
         while first < len(rows):
             in_shard = min(_fitting(ends, first, max_rows - self._rows), _fitting(bytes_to, first, max_bytes - self._bytes))
-            taken = min(in_shard, _fitting(bytes_to, first, BLOCK_BYTES - self._pending_bytes))
+            taken = min(in_shard, _fitting(bytes_to, first, BLOCK_BYTES - self._pending_bytes), BLOCK_EPISODES - self._waiting)
             if not taken and not in_shard and self._rows:
                 self.close()
             elif not taken and self._pending:
@@ -87,6 +88,7 @@ class ShardSequence:
                 self._pending.append(Piece(item, first, last))
                 size = int(bytes_to[last] - bytes_to[first])
                 self._pending_bytes += size
+                self._waiting += last - first
                 self._bytes += size
                 self._rows += int(ends[last] - ends[first])
                 first = last
@@ -95,7 +97,7 @@ class ShardSequence:
         """Write what is pending, if anything is, as a row group."""
         if not self._pending:
             return
-        pieces, self._pending, self._pending_bytes = self._pending, [], 0
+        pieces, self._pending, self._pending_bytes, self._waiting = self._pending, [], 0, 0
         table, episodes, steps = self._table_of(pieces)
         if self._open is None:
             place = self._folder.join(shard_name(self._generation, len(self.finished)))

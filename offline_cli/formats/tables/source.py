@@ -342,13 +342,17 @@ class TableSource(FileSource):
             yield from (batch.slice(first, at_once) for first in range(0, batch.num_rows, at_once))
 
     def _in_order(self, layout: Layout) -> bool:
-        """Whether the rows of each key stand together, and none falls back in `t`; reads until one does not."""
+        """Whether the rows of each key stand together, and none falls back in `t`. The first rows mostly show where not."""
+        t = [leaf for leaf in layout.of(Columns.T) if self._division.ends != "t"]
+        return self._stand_together(t, f" LIMIT {BATCH_ROWS}") and self._stand_together(t)
+
+    def _stand_together(self, t: Sequence[Leaf], limit: str = "") -> bool:
         import polars as pl
 
-        t = [leaf for leaf in layout.of(Columns.T) if self._division.ends != "t"]
         inner, values = self._inner(t)
         known, before = pl.Series(dtype=pl.UInt64), pl.DataFrame()  # hashes of the keys of all runs; the last row
-        for batch in self.rows.query(f"SELECT key, {'v0' if t else 'NULL'} AS t FROM {inner} WHERE key IS NOT NULL", values):
+        sql = f"SELECT key, {'v0' if t else 'NULL'} AS t FROM {inner} WHERE key IS NOT NULL{limit}"
+        for batch in self.rows.query(sql, values):
             rows = pl.concat([before, pl.DataFrame(batch)])
             begins = (rows["key"] != rows["key"].shift()).fill_null(before.is_empty())
             falls, runs = rows["t"] < rows["t"].shift(), rows["key"].filter(begins).hash()

@@ -111,9 +111,9 @@ class ValueReader:
         if leaf.role in (*SCALARS, Columns.T):
             values = values.reshape(len(values))  # lists of one
         nan = np.isnan(values) if values.dtype.kind == "f" and values.ndim == 1 else np.zeros_like(bad)
-        missing = _mask(cells.is_null())
+        missing = _nulls(cells)
         if raw is not None:
-            missing &= _mask(raw.is_null())
+            missing &= _nulls(raw)
         if is_flag or column.fill is not None:
             missing |= nan
         if missing.any():
@@ -180,8 +180,11 @@ class ValueReader:
         raise BadEpisode(what, where=self.files.place(pos), fix="name another column in the mapping")
 
 
-def _mask(array: pa.Array) -> Mask:
-    return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
+def _nulls(array: pa.Array) -> Mask:
+    """(N,) whether a cell has no value."""
+    if not array.null_count and not pa.types.is_null(array.type):
+        return np.zeros(len(array), np.bool_)
+    return np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
 def _why(value: Any, leaf: Leaf, column: Column, shape: Shape) -> str:
@@ -208,7 +211,7 @@ def array_of(array: pa.Array, shape: Shape | None) -> tuple[NDArray[Any], Mask]:
     elif pa.types.is_null(array.type):
         values, bad = np.zeros(len(array)), np.ones(len(array), np.bool_)
     else:
-        bad = _mask(array.is_null())
+        bad = _nulls(array)
         filled = array.fill_null(False if pa.types.is_boolean(array.type) else 0) if array.null_count else array
         values = np.asarray(filled.to_numpy(zero_copy_only=False))
     if shape is not None and values.shape[1:] != shape:
