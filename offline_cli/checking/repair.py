@@ -60,6 +60,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "action_scale": "unknown",
     "environment": None,
     "meanings": NO_MEANINGS,
+    "reference": None,
     "compression": COMPRESSION,
     "assumptions": {},
     "provenance": {},
@@ -368,7 +369,7 @@ def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
     try:
         return {
             **DEFAULTS,
-            **{name: told[name] for name in ("action_scale", "compression") if name in told},
+            **{name: told[name] for name in ("action_scale", "compression", "reference") if name in told},
             "format": told["format"],
             **{name: told[name] and space_from_json(told[name], where=where) for name in FACTS[1:3]},
             "environment": told.get("environment") and EnvironmentRecord.from_json(told["environment"]),

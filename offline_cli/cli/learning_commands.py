@@ -64,6 +64,7 @@ def record(
             "counted by key. all: an entry that cannot be stored is an error. none: nothing."
         ),
     ] = "plain",
+    reference: o.ReferenceOption = o.NO_VALUES,
     allow_changes: o.AllowChangesOption = False,
 ) -> None:
     """Play a policy and record whole episodes.
@@ -86,15 +87,18 @@ def record(
         "offline-cli evaluate run --env CartPole-v1 --episodes 100",
         "offline-cli evaluate run --min-return 450 --json",
         "offline-cli evaluate run --explore --seed 7",
+        "offline-cli evaluate bc/seed-0 iql/seed-0 --env CartPole-v1",
     ),
     keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
 )
 def evaluate(
     ctx: typer.Context,
     run: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="Run folder of train, or another policy, as in record.", metavar="RUN", autocompletion=completion.policies
+            help="Run folder of train, or another policy, as in record; of several each plays the same episodes' seeds.",
+            metavar="RUN",
+            autocompletion=completion.policies,
         ),
     ],
     env: o.EnvOption = None,
@@ -119,11 +123,16 @@ def evaluate(
     Episodes are those that start first, all played to their end; the mean comes with a 95% confidence interval. A policy that
     was trained with --pipeline plays between those of its pieces that belong beside an environment, as they were after
     training. The same command gives the same result. Of a run that is not finished the last checkpoint plays, and a note says
-    so.
+    so. Several runs are compared with the first, episode by episode.
     """
+    from offline_cli.cli.tables import show_evaluations
     from offline_cli.playing.evaluate import evaluate
 
-    call_and_show(ctx, evaluate)
+    result = call(ctx, evaluate)
+    if ctx.params["as_json"] or not result.runs:
+        show_result(ctx, result)
+    else:
+        show_evaluations(result.as_dict())
 
 
 def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:

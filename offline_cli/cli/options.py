@@ -80,6 +80,14 @@ CompressionOption = Annotated[
 AllowChangesOption = Annotated[
     bool, output("--allow-changes", help="Resume although sources, package versions or options have changed; it is counted.")
 ]
+ReferenceOption = Annotated[
+    list[str],
+    output(
+        "--reference",
+        help="Mean return of random play, and of an expert, which scores are normalised by: random=R, expert=E. Repeatable.",
+        metavar="K=V",
+    ),
+]
 DryRunOption = Annotated[bool, output("--dry-run", help="Check everything, write nothing.")]
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "inspected",
     "show_closer",
     "show_comparison",
+    "show_evaluations",
     "show_pieces",
     "show_seeds",
     "validated",
@@ -97,6 +98,17 @@ def show_seeds(told: Mapping[str, Any]) -> None:
     rows += [(f"95% {end}", *values) for end, values in zip(("low", "high"), ends, strict=True)]
     above = f"{told['run']}: {len(told['seeds'])} seeds, {told['updates']:,} updates in {told['seconds']:.1f} s"
     render.show_grid(("seed", *(name.replace("_", " ") for name in figures)), rows, above=above)
+
+
+def show_evaluations(told: Mapping[str, Any]) -> None:
+    """A row for each run, with its paired differences from the first."""
+    head = ("run", "return mean", "± 95%", "length mean", "difference from the first", "episodes with a higher return")
+    rows = []
+    for name, one in told["runs"].items():
+        paired = told["differences"].get(name)
+        share = "" if paired is None else f"{paired['share_higher']:.0%}"
+        rows.append((name, one["return_mean"], one["return_ci95"], one["length_mean"], _between(paired), share))
+    render.show_grid(head, rows, above=f"{told['episodes']:,} episodes of {told['environment']}, seed {told['seed']}")
 
 
 def show_comparison(told: Mapping[str, Any]) -> None:

@@ -187,6 +187,8 @@ class Manifest:
     def as_json(self) -> dict[str, Any]:
         """Plain values, as schemas/manifest.v1.json describes them."""
         document: dict[str, Any] = _adapter().dump_python(self, mode="json")
+        if self.reference is None:
+            del document["reference"]
         return {**document, "assumptions": dict(sorted(self.assumptions.items()))}
 
     def to_bytes(self) -> bytes:

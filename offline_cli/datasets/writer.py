@@ -31,7 +31,7 @@ from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
-from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, Reference, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
@@ -67,6 +67,7 @@ class DatasetWriter:
         action_scale: str = UNKNOWN,
         environment: EnvironmentRecord | None = None,
         meanings: Meanings = NO_MEANINGS,
+        reference: Reference | None = None,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
         compression: str = COMPRESSION,
@@ -86,6 +87,7 @@ class DatasetWriter:
         Spaces may be None for `episodes` only. `action_scale`: `env` | `normalized` | `unknown`, of Box actions.
         `max_rows_per_file` counts episodes or steps, as rows do; `max_bytes_per_file` arrays before compression; one episode
         larger than either has a file of its own. `provenance`: see schemas/manifest.v1.json; missing parts are filled in.
+        `reference`: mean returns of random play and an expert, for normalised scores; None: those of `base`.
         `identity`: what the content follows from, by name, as JSON values without secrets: `resume` asks for the same, unless
         `allow_changes`, which counts them; a `base` too where that is not None. `base`: the dataset here, which is added to.
         `count_not_finite`: NaN and infinite values are counted among the assumptions, `nan-in-rewards` for one. Raises
@@ -99,6 +101,7 @@ class DatasetWriter:
         if base is not None:
             base.refuse_other(format, check_compression(compression), self._spaces, action_scale)
             meanings, _ = joined([(self.location.url, base.manifest.meanings), ("what is added", meanings)])
+            reference = reference or base.manifest.reference
             self._changes += [] if allow_changes is None else base.changes_to(identity, allow_changes)
         self._known: dict[str, Any] = {  # of the manifest, what is known from the start
             "format": format,
@@ -108,6 +111,7 @@ class DatasetWriter:
             "spaces_inferred": spaces_inferred,
             "action_scale": action_scale,
             "meanings": meanings,
+            "reference": reference,
             "compression": check_compression(compression),
         }
         self._options: dict[str, Any] = {  # what must be equal for a write to be resumed; plain JSON values
@@ -120,6 +124,7 @@ class DatasetWriter:
             "max_bytes_per_file": max_bytes_per_file,
             "environment": environment and environment.as_json(),
             "meanings": meanings.as_json(),
+            **({} if reference is None else {"reference": reference}),
             "identity": dict(identity),
             **({} if base is None else {APPENDS_TO: base.identity}),
         }

@@ -160,8 +160,9 @@ def _contender(place: Location, metric: str) -> _Contender:
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
         task = config.get("env") or ONE_TASK
         scores.setdefault(task, []).append(float(value))
-        if reference := getattr(result, "reference", None):
-            references[task] = reference
+        references.setdefault(task, result.reference)
+        if references[task] != result.reference:  # runs of other data
+            references[task] = {}
     return _Contender({task: np.array(values) for task, values in scores.items()}, references)
 
 
