@@ -26,7 +26,15 @@ from offline_cli.errors import NoData, UsageError
 
 __all__ = ["call", "call_and_show", "show_result"]
 
-OF_COMMANDS: Final = ("as_json", "quiet", "debug", "cache", "cache_size", "list_formats")  # no keywords of functions
+OF_COMMANDS: Final = (
+    "as_json",
+    "quiet",
+    "debug",
+    "cache",
+    "cache_size",
+    "list_formats",
+    "markdown",
+)  # no keywords of functions
 SOURCES: Final = ("sources", "a", "b")  # keywords that `-` may be among
 STDIN: Final = "-"
 

@@ -418,8 +418,6 @@ def compare(
     from offline_cli.cli.tables import comparison_markdown, show_comparison
     from offline_cli.estimating.compare import compare
 
-    ctx.params.pop("markdown")
-
     def show(told: Mapping[str, Any]) -> None:
         if markdown:
             write(sys.stdout, comparison_markdown(told))

@@ -63,7 +63,7 @@ class _Contender:
     """The scores of one algorithm by task, and the references of its data by task."""
 
     scores: Mapping[str, Array]
-    references: Mapping[str, Mapping[str, float]]
+    references: Mapping[str, Mapping[str, Any]]
     is_runs: bool = True  # else a file
 
 
@@ -130,7 +130,7 @@ def compare(
     if plot is not None:
         picture, target = io.BytesIO(), open_location(plot, storage_options)
         draw_comparison(result.as_dict(), picture)
-        write_whole(target, picture.getvalue(), folder=target.parent())
+        write_whole(target, picture.getvalue(), folder=target.parent() or target)
     if missed := [*_missed(differences, min_improvement, no_regression)]:
         fix = "more seeds narrow the intervals; or a better policy"
         raise TargetNotMet("; ".join(missed), where=f"compared to {first}", fix=fix, details=result.as_dict())
@@ -144,7 +144,7 @@ def _contender(place: Location, metric: str) -> _Contender:
     """Raises NoData where there are neither runs nor scores, BadData for a run without the metric."""
     if place.is_file():
         return _Contender(_scores_of(place), {}, is_runs=False)
-    scores, references = dict[str, list[float]](), dict[str, Mapping[str, float]]()
+    scores, references = dict[str, list[float]](), dict[str, Mapping[str, Any]]()
     for folder in _run_folders(place):
         run = RunFolder(folder)
         result, config = run.result(), run.config() or {}
@@ -214,9 +214,9 @@ def _tasks(found: Mapping[str, _Contender]) -> list[str]:
 
 def _references(
     found: Mapping[str, _Contender], given: Sequence[str], tasks: Sequence[str], storage_options: Mapping[str, Any] | None
-) -> tuple[dict[str, Mapping[str, float]], list[str]]:
+) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
     """The references by task, and notes. Raises BadConfig where one is wrong, or only some tasks have one."""
-    references = dict[str, Mapping[str, float]]()
+    references = dict[str, Mapping[str, Any]]()
     for text in [given] if isinstance(given, str) else given:
         references |= dict(_reference(text, tasks, storage_options))
     if not given:
@@ -237,13 +237,13 @@ def _references(
 
 def _reference(
     text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None
-) -> Iterator[tuple[str, Mapping[str, float]]]:
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest."""
     task, _, values = text.rpartition(":")
     if "=" in values:
         known = reference_of(values)
         for one in [task] if task else tasks:
-            yield one, known
+            yield one, {**known}
         return
     place = open_location(text, storage_options)
     if not holds_dataset(place):
@@ -252,13 +252,14 @@ def _reference(
     if not manifest.reference:
         fix = "convert or record it with --reference random=R --reference expert=E"
         raise BadConfig("the manifest has no reference", where=place.url, fix=fix)
-    yield (manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]), manifest.reference
+    yield (manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]), {**manifest.reference}
 
 
-def _normalised(scores: Array, reference: Mapping[str, float] | None) -> Array:
+def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
     if reference is None:
         return scores
-    return (scores - reference["random"]) / (reference["expert"] - reference["random"])
+    found: Array = (scores - reference["random"]) / (reference["expert"] - reference["random"])
+    return found
 
 
 # ---- figures and gates ----

@@ -50,7 +50,8 @@ class Interval:
 
 def mean(scores: Scores) -> Array:
     """Mean over tasks of the means over runs."""
-    return _task_means(scores).mean(axis=-1)
+    found: Array = _task_means(scores).mean(axis=-1)
+    return found
 
 
 def median(scores: Scores) -> Array:

@@ -18,7 +18,8 @@ def draw_comparison(told: Mapping[str, Any], target: str | PathLike[str] | Binar
 
     names = list(told["runs"])
     figure = Figure(figsize=(8, 3.4 + 0.35 * len(names)), dpi=100, layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1.2 + 0.35 * len(names), 2.2))
+    parts: Any = figure.subfigures(2, 1, height_ratios=(1.2 + 0.35 * len(names), 2.2))
+    above, below = parts
     panes: Any = above.subplots(1, len(AGGREGATES), sharey=True)
     for axes, (aggregate, title) in zip(panes, AGGREGATES, strict=True):
         for row, name in enumerate(names):

@@ -394,7 +394,7 @@ def _telling_how_to_resume() -> Iterator[None]:
 def _reference(places: Sequence[Location]) -> dict[str, float]:
     """The returns that scores are normalised by, where all sources are datasets that say the same."""
     manifests = [info.manifest for info in infos_of_manifests(places)]
-    told = [dict(one.reference or {}) for one in manifests if one is not None]
+    told: list[dict[str, Any]] = [{**(one.reference or {})} for one in manifests if one is not None]
     return told[0] if len(told) == len(places) and all(one == told[0] for one in told) else {}
 
 
@@ -467,6 +467,7 @@ def _result(
         chosen=dict(facts.chosen),
         weights=dict(facts.weights),
         init_from=dict(state.init_from),
+        reference={},  # known once the run is finished
     )
 
 

@@ -150,7 +150,7 @@ class TrainResult:
     chosen: dict[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, of how many, and their least return
     weights: dict[str, Any] = field(default_factory=dict)  # by source: its weight, steps, and steps of it in an epoch
     val_recall: dict[str, Any] = field(default_factory=dict)  # by action: share of its held-out steps guessed right, or None
-    reference: dict[str, float] = field(default_factory=dict)  # of normalised scores, where the data's manifests say the same
+    reference: dict[str, Any] = field(default_factory=dict)  # of normalised scores, where the data's manifests say the same
     init_from: dict[str, Any] = field(default_factory=dict)  # run, sha256 of its weights, and which modules are from there
 
     def as_dict(self) -> dict[str, Any]:
