@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
@@ -54,6 +55,24 @@ def test_shards_are_cut_alike_whatever_batches_the_episodes_come_in(
     batches = (batch().select(slice(first, first + together)) for first in range(0, EPISODES, together))
     write_dataset(batches, tmp_path / "d", **limit)  # type: ignore[arg-type]
     assert episodes_per_shard(tmp_path / "d") == [7, 7, 7, 3]
+    assert {pq.ParquetFile(file).num_row_groups for file in (tmp_path / "d/data").iterdir()} == {1}
+
+
+@pytest.mark.parametrize(("episodes", "width", "groups"), [(40, 1 << 15, 3), (10_000, 1, 2)], ids=["large", "many"])
+def test_blocks_that_are_full_are_row_groups_of_one_shard(episodes: int, width: int, groups: int, tmp_path: Path) -> None:
+    made = EpisodeBatch(
+        ids=tuple(map(str, range(episodes))),
+        starts=np.arange(episodes + 1),
+        obs=np.zeros((2 * episodes, width), np.float32),
+        actions=np.zeros(episodes, np.int64),
+        rewards=np.zeros(episodes),
+        terminated=np.ones(episodes, np.bool_),
+        truncated=np.zeros(episodes, np.bool_),
+    )
+    known = {"observation_space": spaces.Box(0, 1, (width,), np.float32), "action_space": spaces.Discrete(2)}
+    write_dataset(made, tmp_path / "d", **known)
+    (shard,) = open_dataset(tmp_path / "d").manifest.shards
+    assert pq.ParquetFile(tmp_path / "d" / shard.path).num_row_groups == groups
 
 
 def test_infos_count_with_their_texts_and_arrays(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import os
-import random
 import re
 import subprocess
 import sys
@@ -51,6 +51,7 @@ SWAPS.update({"//": "*", "%": "*", "**": "*", "@": "*"})
 OPERATOR: Final = re.compile(
     "|".join(rf"\b{w}\b" if w.isalpha() else re.escape(w) for w in sorted(SWAPS, key=len, reverse=True))
 )
+BOUNDS: Final = ("<", "<=", ">", ">=")  # beside a constant, a limit of memory or nesting, which is of no exact size
 SILENT: Final = (ast.Raise, ast.Assert, ast.JoinedStr)  # what a message says, and what only a bug of ours reaches
 
 
@@ -79,7 +80,7 @@ def mutants_of(file: str, text: str) -> Iterator[Mutant]:
         assert left.end_lineno is not None and left.end_col_offset is not None  # noqa: PT018  # one fact: it was parsed
         start = offsets[left.end_lineno - 1] + left.end_col_offset
         found = OPERATOR.search(code[start : offsets[right.lineno - 1] + right.col_offset].decode())
-        if found:
+        if found and not (found[0] in BOUNDS and isinstance(right, ast.Name) and right.id.isupper()):
             here = start + found.start()
             yield Mutant(file, left.end_lineno, here, here + len(found[0]), found[0], SWAPS[found[0]])
 
@@ -109,6 +110,17 @@ def _within_functions(tree: ast.AST, inside: bool = False) -> Iterator[ast.AST]:
                 if within:
                     yield node
                 yield from _within_functions(node, within)
+
+
+def drawn(mutants: list[Mutant], seed: int) -> list[Mutant]:
+    """In an order by chance in which a change of other lines changes nothing."""
+    lines = {file: (REPOSITORY / file).read_text(encoding="utf-8").splitlines() for file in {one.file for one in mutants}}
+
+    def hashed(one: Mutant) -> bytes:
+        told = seed, one.file, lines[one.file][one.line - 1].strip(), one.before, one.after
+        return hashlib.sha256(repr(told).encode()).digest()
+
+    return sorted(mutants, key=hashed)
 
 
 def covering(copy: Path, tests: list[str]) -> dict[tuple[str, int], list[str]]:
@@ -167,7 +179,7 @@ def main() -> int:
     end = time.monotonic() + 3600 * given.hours
     files = sorted(file for pattern in HEART for file in REPOSITORY.glob(pattern))
     every = [one for file in files for one in mutants_of(str(file.relative_to(REPOSITORY)), file.read_text(encoding="utf-8"))]
-    chosen = random.Random(given.seed).sample(every, min(given.sample, len(every)))
+    chosen = drawn(every, given.seed)[: given.sample]
     with tempfile.TemporaryDirectory() as folder:
         copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(WORKERS):

@@ -81,7 +81,8 @@ def _caught(defect: dict[str, Any], copy: Path, options: list[str], *, everythin
 def _first_failure(copy: Path, tests: list[str], options: list[str]) -> str:
     real_data = os.environ.get("OFFLINE_CLI_REAL_DATA", str(REPOSITORY.parent / "shared" / "real_data"))
     env = {**os.environ, "PYTHONPATH": str(copy), "OFFLINE_CLI_REAL_DATA": real_data, "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *tests]
+    unmarked = "not integration and not nightly and not gpu"  # those that `make test` runs
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", unmarked, *options, *tests]
     done = subprocess.run(command, cwd=copy, env=env, capture_output=True, text=True, check=False)
     failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     if done.returncode not in (0, 1):

@@ -209,6 +209,20 @@ def test_bytes_that_are_no_episode_are_refused(trick: str) -> None:
         assert PLACE in caught.value.where
 
 
+@pytest.mark.parametrize("read", READERS[1:])
+@pytest.mark.parametrize("wrap", [lambda value: [value], lambda value: {"a": value}], ids=["lists", "dicts"])
+@pytest.mark.parametrize("leaf", [node(), 1.0], ids=["array", "steps"])
+def test_observations_nested_a_hundred_deep_are_refused(
+    read: Callable[[bytes], object], wrap: Callable[[Any], Any], leaf: Any
+) -> None:
+    value = leaf
+    for _ in range(100):
+        value = wrap(value)
+    is_array = isinstance(leaf, dict)
+    with pytest.raises(BadEpisode):
+        read(packed(observations=buffer(value if is_array else [value] * 3, finalized=is_array)))
+
+
 @pytest.mark.parametrize("read", READERS)
 def test_a_pickle_in_an_array_is_refused_unread(read: Callable[[bytes], object], tmp_path: Path) -> None:
     proof = tmp_path / "executed"
