@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode as MultiAgentEpisode
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
+    from offline_cli.estimating.compare import compare as compare
     from offline_cli.exporting.export import export as export
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
@@ -65,6 +66,7 @@ _NAMES = {
     "episodes.multi_agent_episode": ("MultiAgentEpisode",),
     "episodes.single_agent_episode": ("SingleAgentEpisode",),
     "errors": ("OfflineCliError",),
+    "estimating.compare": ("compare",),
     "exporting.export": ("export",),
     "modules": ("RLModule",),
     "playing.evaluate": ("evaluate",),

@@ -59,6 +59,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "action_scale": "unknown",
     "environment": None,
     "meanings": NO_MEANINGS,
+    "reference": None,
     "compression": COMPRESSION,
     "assumptions": {},
     "provenance": {},
@@ -367,7 +368,7 @@ def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
     try:
         return {
             **DEFAULTS,
-            **{name: options[name] for name in ("action_scale", "compression") if name in options},
+            **{name: options[name] for name in ("action_scale", "compression", "reference") if name in options},
             "format": options["format"],
             **{name: options[name] and space_from_json(options[name], where=where) for name in FACTS[1:3]},
             "environment": options.get("environment") and EnvironmentRecord.from_json(options["environment"]),

@@ -36,7 +36,8 @@ Exit codes:
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
 OURS: Final = (
-    *(learning.record, data.convert, data.apply, learning.train, learning.train_bc, learning.evaluate, learning.export),
+    *(learning.record, data.convert, data.apply, learning.train, learning.train_bc, learning.evaluate, learning.compare),
+    learning.export,
     *(data.inspect, data.validate, data.repair, reports.report, reports.curves),
     *(operations.filter, operations.sample, operations.split, operations.merge, operations.repack, operations.diff),
     operations.publish,

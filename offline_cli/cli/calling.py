@@ -34,6 +34,7 @@ OF_COMMANDS: Final = (
     "cache_size",
     "list_formats",
     "html",
+    "markdown",
 )  # not passed to library functions
 SOURCES: Final = ("sources", "a", "b")  # parameters that may contain `-`
 STDIN: Final = "-"

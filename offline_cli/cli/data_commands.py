@@ -74,6 +74,7 @@ def convert(
     on_error: o.OnErrorOption = "fail",
     limit: o.LimitOption = None,
     compression: o.CompressionOption = None,
+    reference: o.ReferenceOption = o.NO_VALUES,
     append: Annotated[bool, o.output("--append", help="Add to the dataset at --out, skipping episodes that it has.")] = False,
     list_formats: Annotated[
         bool,

@@ -2,7 +2,8 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -10,10 +11,11 @@ import typer
 from offline_cli import choices as c
 from offline_cli.cli import completion
 from offline_cli.cli import options as o
-from offline_cli.cli.calling import call_and_show, keep_parameters_of
+from offline_cli.cli.calling import call, call_and_show, keep_parameters_of, show_result
 from offline_cli.cli.command import command
+from offline_cli.cli.streams import write
 from offline_cli.cli.values import names, settings, whole_numbers
-from offline_cli.errors import OfflineCliError
+from offline_cli.errors import OfflineCliError, TargetNotMet, UsageError
 
 LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
 
@@ -62,6 +64,7 @@ def record(
             "counted by key. all: an entry that cannot be stored is an error. none: no infos."
         ),
     ] = "plain",
+    reference: o.ReferenceOption = o.NO_VALUES,
     allow_changes: o.AllowChangesOption = False,
 ) -> None:
     """Play a policy and record whole episodes.
@@ -85,15 +88,18 @@ def record(
         "offline-cli evaluate run --min-return 450 --json",
         "offline-cli evaluate run --explore --seed 7",
         "offline-cli evaluate run --offline dataset --explore --min-value 0.5",
+        "offline-cli evaluate bc/seed-0 iql/seed-0 --env CartPole-v1",
     ),
     keys=("episodes", "return_mean", "return_std", "return_ci95", "length_mean"),
 )
 def evaluate(
     ctx: typer.Context,
     run: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="Run folder of train, or another policy, as in record.", metavar="RUN", autocompletion=completion.policies
+            help="Run folder of train, or another policy, as in record; of several each plays the same episodes' seeds.",
+            metavar="RUN",
+            autocompletion=completion.policies,
         ),
     ],
     env: o.EnvOption = None,
@@ -151,17 +157,26 @@ def evaluate(
 
     Plays the first episodes to start, each to its end, and reports the mean with a 95% confidence interval. A policy trained
     with --pipeline plays through its env-to-module pieces in their state after training. The same command gives the same
-    result. An unfinished run plays its last checkpoint, with a note.
+    result. An unfinished run plays its last checkpoint, with a note. Several
+    runs are compared with the first, episode by episode.
     """
     if offline:
         from offline_cli.estimating.evaluate_offline import evaluate_offline
 
+        if len(ctx.params["run"]) > 1:
+            raise UsageError("--offline measures one run", where="RUN", fix="name one; offline-cli compare takes several")
+        ctx.params["run"] = ctx.params["run"][0]
         keep_parameters_of(ctx, evaluate_offline, option="--offline")
         call_and_show(ctx, evaluate_offline)
         return
+    from offline_cli.cli.tables import show_evaluations
     from offline_cli.playing.evaluate import evaluate
 
-    call_and_show(ctx, evaluate)
+    result = call(ctx, evaluate)
+    if ctx.params["as_json"] or not result.runs:
+        show_result(ctx, result)
+    else:
+        show_evaluations(result.as_dict())
 
 
 def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
@@ -178,6 +193,17 @@ def _options_of_algorithm(arguments: Sequence[str]) -> list[tuple[str, str]]:
         default = f"; default: {json.dumps(key['default'])}" if "default" in key else ""
         shown.append((f"--set {name}=...", f"{key.get('description', '')}  [{allowed(key)}{default}]".lstrip()))
     return shown or [(named[-1], "has no options.")]
+
+
+def _show_training(ctx: typer.Context, function: Callable[..., Any]) -> None:
+    """Train, and show the result; of several seeds a table for people."""
+    from offline_cli.cli.tables import show_seeds
+
+    result = call(ctx, function)
+    if ctx.params["as_json"] or not hasattr(result, "seeds"):
+        show_result(ctx, result)
+    else:
+        show_seeds(result.as_dict())
 
 
 @command(
@@ -258,6 +284,10 @@ def train(
         o.learning(help="Start from the policy of this run folder.", metavar="RUN", autocompletion=completion.runs),
     ] = None,
     seed: o.SeedOption = None,
+    seeds: Annotated[
+        str | None,
+        o.learning(help="Train a run for each of N seeds, or for the seeds named, in OUT/seed-*.", metavar="N|I,J,..."),
+    ] = None,
     updates: Annotated[int | None, o.how_long(help="Stop after this many updates; excludes --epochs.", min=1)] = None,
     epochs: Annotated[
         int | None,
@@ -346,7 +376,7 @@ def train(
     """
     from offline_cli.training.train import train
 
-    call_and_show(ctx, train)
+    _show_training(ctx, train)
 
 
 @command(
@@ -372,7 +402,82 @@ def train_bc(ctx: typer.Context) -> None:
     """
     from offline_cli.training.train import train_bc
 
-    call_and_show(ctx, train_bc)
+    _show_training(ctx, train_bc)
+
+
+@command(
+    takes=(o.stored, o.common),
+    most_used=("reference", "min_improvement", "no_regression", "markdown", "plot", "as_json"),
+    examples=(
+        "offline-cli compare bc iql --plot comparison.png",
+        "offline-cli compare baseline new --no-regression --min-improvement 10",
+        "offline-cli compare bc.json iql.json --reference random=22,expert=500 --markdown",
+    ),
+    keys=("runs", "best", "probability_of_improvement"),
+)
+def compare(
+    ctx: typer.Context,
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Algorithms: a run, a folder of runs, or a file of scores (JSON, CSV) each; the first is the baseline.",
+            metavar="RUN",
+            autocompletion=completion.runs,
+        ),
+    ],
+    metric: Annotated[
+        str, o.data(help="Score of a run: a figure of its result; lower is better for val_loss and the like.", metavar="NAME")
+    ] = "eval_return_mean",
+    reference: Annotated[
+        list[str],
+        o.data(
+            help="Normalise scores: random=R,expert=E, TASK:random=R,expert=E, or a dataset that has them. Repeatable.",
+            metavar="R",
+            show_default="that of the runs' data, where all have it",
+        ),
+    ] = o.NO_VALUES,
+    success: Annotated[
+        float | None, o.checking(help="Score that counts as success.", metavar="S", show_default="none; 1 where all are 0 or 1")
+    ] = None,
+    min_improvement: Annotated[
+        float | None,
+        o.checking(
+            help="Exit with 7 unless each is better than the first by V: the low end of the interval counts.", metavar="V"
+        ),
+    ] = None,
+    no_regression: Annotated[
+        bool, o.checking("--no-regression", help="Exit with 7 if one is worse than the first, by its whole interval.")
+    ] = False,
+    seed: Annotated[int, o.playing(help="Random seed of the intervals.", min=0)] = 0,
+    markdown: Annotated[bool, o.output("--markdown", help="Print a Markdown table, for a pull request.")] = False,
+    plot: Annotated[
+        str | None, o.output(help="PNG of aggregates with intervals, and performance profiles.", metavar="F")
+    ] = None,
+) -> None:
+    """Compare algorithms by their runs over seeds and tasks.
+
+    Mean, median and interquartile mean come with 95% stratified bootstrap intervals over runs, and the probability that a run
+    is better than one of the others (Agarwal et al. 2021). Gates look at the difference of interquartile means.
+    """
+    from offline_cli.cli.tables import comparison_markdown, show_comparison
+    from offline_cli.estimating.compare import compare
+
+    def show(told: Mapping[str, Any]) -> None:
+        if markdown:
+            write(sys.stdout, comparison_markdown(told))
+        else:
+            show_comparison(told)
+
+    try:
+        result = call(ctx, compare)
+    except TargetNotMet as missed:
+        if not ctx.params["as_json"]:
+            show(missed.details)
+        raise
+    if ctx.params["as_json"]:
+        show_result(ctx, result)
+    else:
+        show(result.as_dict())
 
 
 @command(

@@ -79,6 +79,14 @@ CompressionOption = Annotated[
 AllowChangesOption = Annotated[
     bool, output("--allow-changes", help="Resume despite changed sources, package versions or options; the change is counted.")
 ]
+ReferenceOption = Annotated[
+    list[str],
+    output(
+        "--reference",
+        help="Mean return of random play, and of an expert, which scores are normalised by: random=R, expert=E. Repeatable.",
+        metavar="K=V",
+    ),
+]
 DryRunOption = Annotated[bool, output("--dry-run", help="Check everything, write nothing.")]
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from offline_cli.cli import render
-from offline_cli.cli.streams import write
+from offline_cli.cli.streams import printable, write
 
-__all__ = ["converted", "inspected", "show_closer", "show_pieces", "validated"]
+__all__ = [
+    "comparison_markdown",
+    "converted",
+    "inspected",
+    "show_closer",
+    "show_comparison",
+    "show_evaluations",
+    "show_pieces",
+    "show_seeds",
+    "validated",
+]
 
 DRAWN: Final = ("columns", "histograms", "first_episodes", "shown_episode", "dropped_columns")
 
@@ -74,3 +84,78 @@ def show_pieces(told: Mapping[str, Any], *, traced: bool) -> None:
     episodes = f"{told['steps']:,} steps, episodes: {len(ids):,}, first: {ids[0]}" if ids else "no data"
     inferred = " (spaces inferred)" if told["spaces_inferred"] else ""
     render.show_grid(*pieces_grid(told, traced=traced), above=f"{told['pipeline']} over {episodes}{inferred}")
+
+
+# ---- seeds and comparisons ----
+
+
+def show_seeds(told: Mapping[str, Any]) -> None:
+    """Figures of each seed, and their mean with its interval."""
+    figures = list(told["intervals"])
+    rows: list[Sequence[Any]] = [(seed, *(one[name] for name in figures)) for seed, one in told["seeds"].items()]
+    rows.append(("mean", *(told["intervals"][name]["mean"] for name in figures)))
+    ends = [[told["intervals"][name][end] for name in figures] for end in ("low", "high")]
+    rows += [(f"95% {end}", *values) for end, values in zip(("low", "high"), ends, strict=True)]
+    above = f"{told['run']}: {len(told['seeds'])} seeds, {told['updates']:,} updates in {told['seconds']:.1f} s"
+    render.show_grid(("seed", *(name.replace("_", " ") for name in figures)), rows, above=above)
+
+
+def show_evaluations(told: Mapping[str, Any]) -> None:
+    """A row for each run, with its paired differences from the first."""
+    head = ("run", "return mean", "± 95%", "length mean", "difference from the first", "episodes with a higher return")
+    rows = []
+    for name, one in told["runs"].items():
+        paired = told["differences"].get(name)
+        share = "" if paired is None else f"{paired['share_higher']:.0%}"
+        rows.append((name, one["return_mean"], one["return_ci95"], one["length_mean"], _between(paired), share))
+    render.show_grid(head, rows, above=f"{told['episodes']:,} episodes of {told['environment']}, seed {told['seed']}")
+
+
+def show_comparison(told: Mapping[str, Any]) -> None:
+    """A row for each algorithm, and notes."""
+    head, rows = _comparison(told)
+    render.show_grid(head, rows, above=_compared(told))
+    for note in told["notes"]:
+        write(sys.stdout, f"note: {printable(note)}\n")
+
+
+def comparison_markdown(told: Mapping[str, Any]) -> str:
+    """The same as Markdown; the best is bold."""
+    head, rows = _comparison(told)
+    lines = [head, ["---"] * len(head)]
+    for name, *cells in rows:
+        shown = str(name).replace("|", "\\|")
+        lines.append([f"**{shown}**" if name == told["best"] else shown, *map(str, cells)])
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "".join(f"\nNote: {note}\n" for note in told["notes"])
+    return f"{_compared(told)}\n\n{table}\n{notes}"
+
+
+def _compared(told: Mapping[str, Any]) -> str:
+    scale = "normalised " if told["reference"] else ""
+    return f"{scale}{told['metric']} on {', '.join(told['tasks'])}, with 95% intervals"
+
+
+def _comparison(told: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    """Headings, and rows of texts."""
+    first, has_success = next(iter(told["runs"])), any("success_rate" in one for one in told["runs"].values())
+    aggregates = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
+    aggregates |= {"success_rate": "success rate"} if has_success else {}
+    head = ["algorithm", "runs", *aggregates.values()]
+    head += ["better than the first by", "P(better than the first)"] if told["differences"] else []
+    rows = []
+    for name, one in told["runs"].items():
+        cells = [_between(one.get(key)) for key in aggregates]
+        cells += [
+            _between(told["differences"].get(name)),
+            _between(told["probability_of_improvement"].get(name, {}).get(first)),
+        ]
+        rows.append([name, str(one["runs"]), *cells][: len(head)])
+    return head, rows
+
+
+def _between(figure: Mapping[str, Any] | None) -> str:
+    if figure is None:
+        return ""
+    ends = [render.in_words(figure[end]) for end in ("low", "high")]
+    return render.in_words(figure["value"]) + ("" if figure["low"] is None else f" [{ends[0]}, {ends[1]}]")

@@ -14,7 +14,7 @@ import time
 from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ from offline_cli.choices import (
     EpisodeEnds,
     Extras,
     OnBadRow,
+    RowFormat,
 )
 from offline_cli.converting.fitting import CHOSEN, as_space, extra_dtypes
 from offline_cli.converting.reading import AddedTo, EpisodeStream, read_episodes
@@ -39,7 +40,7 @@ from offline_cli.converting.sink import OURS, Sink, SinkContext, committed, sink
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.lock import unlock
-from offline_cli.datasets.manifest import EnvironmentRecord
+from offline_cli.datasets.manifest import EnvironmentRecord, reference_of
 from offline_cli.datasets.target_folder import Base, check_apart, dataset_to_append_to, exclusive
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
@@ -60,6 +61,7 @@ from offline_cli.storage.locations import Location, Sources, expand, open_locati
 from offline_cli.trees import flatten
 
 SHOWN_STEPS = 3
+OURS_BY_ROWS = get_args(RowFormat)  # the sinks that write a manifest
 SHOWN_NUMBERS = 8  # of a value
 
 
@@ -133,13 +135,15 @@ def convert(
     to: str | None = None,
     compression: Compression | None = None,
     append: bool = False,
+    reference: Sequence[str] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> ConvertResult:
     """Write the episodes of `sources` as dataset `out`.
 
-    With `limit`, further episodes are not counted (docs/reference/assumptions.md). `dry_run` writes nothing, raises the same
-    errors, and sets `preview` of the result. `command`: for provenance.
+    `reference`: mean returns of random play and of an expert, for the manifest: "random=22", "expert=500"; else that of the
+    sources. With `limit`, further episodes are not counted (docs/reference/assumptions.md). `dry_run` writes nothing, raises
+    the same errors, and sets `preview` of the result. `command`: for provenance.
 
     Raises OutputExists, UsageError, as `read_episodes` does, and Interrupted, which reports what was kept and how to resume.
     """
@@ -165,6 +169,9 @@ def convert(
     elif options["to"] is None:
         sink = OURS[base.manifest.format]
     sink.check_options(options)
+    scale_of_scores = reference_of(reference) if reference else None
+    if scale_of_scores and sink.name not in OURS_BY_ROWS:
+        raise UsageError(f"--to {sink.name} keeps no reference", where="--reference", fix="leave it out")
     with read_episodes(
         places,
         **{name: options[name] for name in ("from_", "on_error", "action_scale", "workers", "drop_reset_rows", "drop")},
@@ -192,6 +199,7 @@ def convert(
                 for name in ("observation_space", "action_space", "action_scale", "meanings", "tally")
             },
             **{name: options[name] for name in ("max_rows_per_file", "max_bytes_per_file", "overwrite", "resume")},
+            reference=scale_of_scores or stream.reference,
             environment=_environment(stream, base, env),
             spaces_inferred=stream.spaces_inferred if known is None else known.spaces_inferred,
             provenance=provenance_of(places, stream, command),

@@ -38,7 +38,7 @@ from offline_cli.converting.fitting import (
 from offline_cli.converting.partition_reading import on_workers
 from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher, stitched
-from offline_cli.datasets.manifest import Manifest
+from offline_cli.datasets.manifest import Manifest, Reference
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.environments import EnvironmentSpec, spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
@@ -96,6 +96,7 @@ class EpisodeStream:
     spaces_inferred: bool = False
     action_scale: str = ""  # "env" | "normalized" | "unknown"
     meanings: Meanings = NO_MEANINGS  # of columns, combined from the sources
+    reference: Reference | None = None  # for normalised scores, if all sources have the same
     environment: EnvironmentSpec | None = None  # the caller's, or the one on which all sources agree
     tally: Tally = field(default_factory=Tally)  # counts so far
     rejects: Rejects = field(default_factory=Rejects)  # bad rows so far
@@ -304,6 +305,8 @@ class EpisodeStream:
         everywhere = self.sources if into is None else [into.info, *self.sources]
         columns = None if first is None else _columns_of(first)
         self.meanings, assumed = joined([(one.location, one.meanings) for one in everywhere], columns)
+        references = [None if one.manifest is None else one.manifest.reference for one in everywhere]
+        self.reference = references[0] if all(one == references[0] for one in references) else None
         name = None if env is None else env.id
         if env_spaces is not None and first is not None:
             self._said_by = (f"--env {name}",) * 2

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -126,6 +127,13 @@ class Distribution(TypedDict):
     quantiles: dict[str, Figure]
 
 
+class Reference(TypedDict):
+    random: float
+    expert: float
+
+
+"""Mean returns of random play and of an expert, which normalised scores (0 and 1) refer to."""
+
 Statistics = TypedDict("Statistics", {"return": Distribution, "length": Distribution})
 """Statistics of the episodes."""
 
@@ -169,6 +177,7 @@ class Manifest:
         str, Field(pattern="^(env|normalized|unknown)$")
     ]  # env: the action space's scale; normalized: [-1, 1]
     meanings: MeaningsPart = plain_field(default=NO_MEANINGS)  # of columns, where known
+    reference: Reference | None = None  # returns for normalised scores; None: unknown
     compression: str  # Parquet codec of the shards
     counts: Counts
     shards: tuple[Shard, ...]  # in reading order
@@ -180,6 +189,8 @@ class Manifest:
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values in the form of schemas/manifest.v1.json."""
         document: dict[str, Any] = _adapter().dump_python(self, mode="json")
+        if self.reference is None:
+            del document["reference"]
         return {**document, "assumptions": dict(sorted(self.assumptions.items()))}
 
     def to_bytes(self) -> bytes:
@@ -223,6 +234,20 @@ def manifest_schema() -> dict[str, Any]:
     schema["properties"]["meanings"] = {"$ref": "offline-cli:meanings.v1.json"}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"offline-cli:{SCHEMA}"}
     return {**head, **schema, "title": "Manifest of a dataset, version 1"}
+
+
+def reference_of(text: str | Sequence[str]) -> Reference:
+    """From `random=R,expert=E`, or both apart. Raises BadConfig for another form, or where they are equal."""
+    parts = [part for one in ([text] if isinstance(text, str) else text) for part in one.split(",")]
+    found = {name.strip(): value for name, _, value in (part.partition("=") for part in parts)}
+    try:
+        random, expert = (float(found.pop(name)) for name in ("random", "expert"))
+        if found or not math.isfinite(expert - random) or random == expert:
+            raise ValueError
+    except (KeyError, ValueError) as err:
+        what = f"{', '.join(parts)!r} is not two different returns, random=R,expert=E"
+        raise BadConfig(what, where="--reference", fix="for example --reference random=22,expert=500") from err
+    return {"random": random, "expert": expert}
 
 
 def _contradictions(found: Manifest) -> list[str]:

@@ -92,6 +92,7 @@ def write_dataset(
         action_scale=action_scale or inherited[1],
         environment=inherited[0] if env is None else EnvironmentRecord(env, env_kwargs or {}, tuple(wrappers or ())),
         meanings=inherited[2] if meanings is None else Meanings.of(meanings, "meanings"),
+        reference=None if known is None else known.reference,
         compression=compression,
         max_rows_per_file=max_rows_per_file,
         max_bytes_per_file=max_bytes_per_file,

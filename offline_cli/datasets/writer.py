@@ -31,7 +31,7 @@ from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
-from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, now, with_defaults
+from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, Reference, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
@@ -67,6 +67,7 @@ class DatasetWriter:
         action_scale: str = UNKNOWN,
         environment: EnvironmentRecord | None = None,
         meanings: Meanings = NO_MEANINGS,
+        reference: Reference | None = None,
         spaces_inferred: bool = False,
         provenance: Mapping[str, Any] | None = None,
         compression: str = COMPRESSION,
@@ -88,7 +89,8 @@ class DatasetWriter:
         episode gets its own file. `provenance`: see schemas/manifest.v1.json; missing parts are filled in. `identity`:
         everything that determines the content, by name, as JSON values without secrets; `resume` requires the same identity
         unless `allow_changes`, which counts the changes, and so does `base` if `allow_changes` is not None. `base`: the
-        existing dataset to append to. `count_not_finite`: count NaN and infinite values as assumptions such as
+        existing dataset to append to. `reference`: returns for normalised scores; None: those of `base`.
+        `count_not_finite`: count NaN and infinite values as assumptions such as
         `nan-in-rewards`. Raises UsageError, UnsupportedSpace; BadConfig if `base` has another format, compression, action
         scale, spaces or meanings.
         """
@@ -100,6 +102,7 @@ class DatasetWriter:
         if base is not None:
             base.refuse_other(format, check_compression(compression), self._spaces, action_scale)
             meanings, _ = joined([(self.location.url, base.manifest.meanings), ("the appended data", meanings)])
+            reference = reference or base.manifest.reference
             self._changes += [] if allow_changes is None else base.changes_to(identity, allow_changes)
         self._known: dict[str, Any] = {  # manifest fields known from the start
             "format": format,
@@ -109,6 +112,7 @@ class DatasetWriter:
             "spaces_inferred": spaces_inferred,
             "action_scale": action_scale,
             "meanings": meanings,
+            "reference": reference,
             "compression": check_compression(compression),
         }
         self._options: dict[str, Any] = {  # must be equal to resume a write; plain JSON values
@@ -121,6 +125,7 @@ class DatasetWriter:
             "max_bytes_per_file": max_bytes_per_file,
             "environment": environment and environment.as_json(),
             "meanings": meanings.as_json(),
+            **({} if reference is None else {"reference": reference}),
             "identity": dict(identity),
             **({} if base is None else {APPENDS_TO: base.identity}),
         }

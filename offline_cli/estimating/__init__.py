@@ -1,1 +1,1 @@
-"""Values of policies without a simulator: from recorded episodes alone."""
+"""The quality of policies: from recordings alone, over seeds, and compared."""

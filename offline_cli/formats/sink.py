@@ -17,7 +17,7 @@ import numpy as np
 
 from offline_cli.choices import MAX_BYTES_PER_FILE
 from offline_cli.columns import Columns
-from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
+from offline_cli.datasets.manifest import EnvironmentRecord, Manifest, Reference
 from offline_cli.datasets.target_folder import Base
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, OutputExists, UsageError
@@ -56,6 +56,7 @@ class SinkContext:
     resume: bool
     max_bytes_per_file: int = MAX_BYTES_PER_FILE  # before compression
     meanings: Meanings = NO_MEANINGS  # of columns
+    reference: Reference | None = None  # for normalised scores
     temp_dir: str | None = None  # folder for data that does not fit into memory; None: the system's
     base: Base | None = None  # the dataset to append to; only for our own sinks
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.wrappers import RenderCollection
@@ -27,9 +27,10 @@ from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.errors import BadConfig, BadData, MissingPackage, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
+from offline_cli.mean_interval import mean_interval
 from offline_cli.modules.python_network import choose_threads
 from offline_cli.playing.loop import Plan, opened_policy, played, played_on
-from offline_cli.playing.returns import Returns, played_of
+from offline_cli.playing.returns import Played, Returns, played_of
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import Policy, PolicyOptions, Purpose
@@ -112,16 +113,19 @@ class EvaluateResult:
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of connector pieces by pipeline
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
     videos: Sequence[str] = ()  # written files
+    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # with several runs: the result of each
+    differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each run from the first: see `_paired`
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; `return_by_agent` and `videos` only if not empty."""
+        """JSON values; `return_by_agent`, `videos`, `runs` and `differences` only if not empty."""
         values = {**asdict(self), "videos": list(self.videos)}
-        return {name: value for name, value in values.items() if value or name not in ("return_by_agent", "videos")}
+        rare = ("return_by_agent", "videos", "runs", "differences")
+        return {name: value for name, value in values.items() if value or name not in rare}
 
 
 @checked
 def evaluate(
-    run: str | os.PathLike[str] | Location,
+    run: str | os.PathLike[str] | Location | Sequence[str | os.PathLike[str] | Location],
     *,
     env: str | None = None,
     plugins: Sequence[str] = (),
@@ -160,31 +164,79 @@ def evaluate(
     agents of a game, and `return_by_agent` has each agent's. `min_return`: a number for the mean return, or strings: "3", or
     "hunter=3" for one agent. `video`: a folder for videos of the episodes `video_episodes`.
 
+    Of several runs each plays episodes with the same seeds. `runs` of the result has each, `differences` those of returns from
+    the first run, episode by episode: their mean with its 95% interval (Student's t), and the share of episodes with a higher
+    return. The other figures are the first run's.
+
     Raises StorageNotFound, NoData, Uncommitted, BadData for the run; BadConfig without an environment, for wrong pipelines, and
     for a policy trained with Python pieces without `env_to_module`; UnknownEnvironment, SpaceMismatch; BadData if the
     environment or a piece raises; MissingPackage; MissingDevice; UsageError for options outside their limits; TargetNotMet for
     a mean below `min_return`.
     """
     given = dict(locals())
-    name = run.url if isinstance(run, Location) else os.fspath(run)
-    others, is_run = tuple(policy or ()), not is_named(name)
+    runs = [run] if isinstance(run, str | os.PathLike | Location) else list(run)
+    names = [one.url if isinstance(one, Location) else os.fspath(one) for one in runs]
+    if not names or len(set(names)) < len(names):
+        raise UsageError("name each run once", where="RUN", fix="at least one run, all different")
+    if video is not None and len(runs) > 1:
+        raise UsageError("--video films one run", where="--video", fix="evaluate that run alone")
+    found = {name: _evaluated({**given, "run": one}, name) for one, name in zip(runs, names, strict=True)}
+    (first, baseline), *others = found.items()
+    for name, one in others:
+        if one.result.environment != baseline.result.environment:
+            what = f"{name} plays in {one.result.environment}, and {first} in {baseline.result.environment}"
+            raise BadConfig(what, where="RUN", fix="--env with one environment for all")
+    result = baseline.result
+    if others:
+        differences = {name: _paired(one.played, baseline.played) for name, one in others}
+        result = replace(result, runs={name: one.result.as_dict() for name, one in found.items()}, differences=differences)
+    problems = {name: text for name, one in found.items() if (text := _missed(one.gates, one.result))}
+    if problems:
+        what = "; ".join(f"{name}: {text}" for name, text in problems.items()) if others else problems[first]
+        fix = "train longer or on better data"
+        where = f"{', '.join(names)} in {result.environment}"
+        raise TargetNotMet(what, where=where, fix=fix, details=result.as_dict())
+    return result
+
+
+class _Evaluated(NamedTuple):
+    """One run."""
+
+    result: EvaluateResult
+    played: Played
+    gates: Mapping[str, float]
+
+
+def _paired(one: Played, other: Played) -> dict[str, Any]:
+    """How the returns of the same episodes differ: mean with its 95% interval, and the share of episodes that are higher."""
+    differences = one.returns - other.returns
+    mean, half = map(float, mean_interval(differences))
+    return {"value": mean, "low": mean - half, "high": mean + half, "share_higher": float((differences > 0).mean())}
+
+
+def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
+    """Play one run with the options of `evaluate`. Raises as that does, but for missed gates."""
+    storage_options, episodes, video, network = (given[key] for key in ("storage_options", "episodes", "video", "network"))
+    others, is_run = tuple(given["policy"] or ()), not is_named(name)
     if video is not None:
-        check_video(video_episodes, episodes)
+        check_video(given["video_episodes"], episodes)
     if network is not None and not is_run:
         what, fix = f"--network is for run folders, and {name} is not one", "leave it out"
         raise UsageError(what, where="--network", fix=fix)
     loaded = None
     if is_run:
-        loaded = load_policy(open_location(run, storage_options), storage_options, plugins=plugins, network=network)
+        place = open_location(given["run"], storage_options)
+        loaded = load_policy(place, storage_options, plugins=given["plugins"], network=network)
     opening = PolicyOptions.of(given, loaded)
     spec = _environment(given, {"environment": None} if loaded is None else loaded.description, name)
 
     def report(done: int) -> None:
-        on_progress(Progress("evaluating", done, episodes, "episodes"))
+        given["on_progress"](Progress("evaluating", done, episodes, "episodes"))
 
-    engines = EngineSpec(PROCESSES, num_env_runners) if num_env_runners else EngineSpec()
+    runners, num_envs = given["num_env_runners"], given["num_envs"]
+    engines = EngineSpec(PROCESSES, runners) if runners else EngineSpec()
     with engines.engine() as engine, open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
-        gates, is_game = _gates(min_return, environment), environment.agents is not None
+        gates, is_game = _gates(given["min_return"], environment), environment.agents is not None
         if others and not is_game:
             what = f"--policy AGENT=P is for several agents, but {environment.name} has one"
             raise BadConfig(what, where="--policy", fix="leave it out")
@@ -192,7 +244,7 @@ def evaluate(
             environment=spec,
             policies=(f"*={name}", *others) if is_game else (name,),
             opening=opening,
-            seed=seed,
+            seed=given["seed"],
             purpose=Purpose.EVALUATE,
             episodes=episodes,
             infos="none" if loaded is None and opening.pieces.is_default else "plain",
@@ -202,7 +254,7 @@ def evaluate(
         opened = opened_policy(plan, environment)
         with played_on(engine, engines.workers, plan, environment, opened, Returns) as outcomes:
             found = played_of(outcomes, environment, report)
-        videos = [] if video is None else film(plan, opened, video, video_episodes)
+        videos = [] if video is None else film(plan, opened, video, given["video_episodes"])
     if found.observations_not_finite:
         counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
         _log.warning("note: the policy acted on non-finite observations: %s", counts)
@@ -217,16 +269,15 @@ def evaluate(
         environment=spec.id,
         env_kwargs=blanked_values(spec.kwargs),
         wrappers=[*map(blanked_call, spec.wrappers)],
-        explore=explore,
-        seed=seed,
+        explore=given["explore"],
+        seed=given["seed"],
         checkpoint=None if loaded is None else loaded.checkpoint,
         observations_not_finite=found.observations_not_finite,
         pieces=opened.piece_names() if isinstance(opened, PolicyForPieces) else {},
         return_by_agent=found.return_by_agent,
         videos=videos,
     )
-    _check_gates(gates, result, where=f"{run} in {environment.name}")
-    return result
+    return _Evaluated(result, found, gates)
 
 
 def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:
@@ -265,14 +316,12 @@ def _gates(given: float | str | Sequence[str] | None, environment: Environment) 
     return gates
 
 
-def _check_gates(gates: Mapping[str, float], result: EvaluateResult, *, where: str) -> None:
-    """Raise TargetNotMet, listing every mean return below its minimum; NaN counts as below."""
+def _missed(gates: Mapping[str, float], result: EvaluateResult) -> str:
+    """Every mean return below its minimum, in words; NaN counts as below."""
     problems = []
     for agent, wanted in gates.items():
         found = result.return_by_agent.get(agent, {}).get("return_mean", float("nan")) if agent else result.return_mean
         if not found >= wanted:
             spread = f" of {agent}" if agent else f" ± {result.return_ci95:.2f}"
             problems.append(f"the mean return {found:.2f}{spread} is below {wanted:g}")
-    if problems:
-        fix = "train longer, or on better data"
-        raise TargetNotMet("; ".join(problems), where=where, fix=fix, details=result.as_dict())
+    return "; ".join(problems)

@@ -36,7 +36,7 @@ from offline_cli.choices import (
 from offline_cli.connectors.pipeline_spec import Given
 from offline_cli.datasets import manifest as manifests
 from offline_cli.datasets.file_names import MANIFEST, WRITING
-from offline_cli.datasets.manifest import IDENTITY, RECORDING, Manifest
+from offline_cli.datasets.manifest import IDENTITY, RECORDING, Manifest, reference_of
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
@@ -102,6 +102,7 @@ def record(
     dry_run: bool = False,
     format: RowFormat = "episodes",
     infos: Infos = "plain",
+    reference: Sequence[str] | None = None,
     on_progress: OnProgress = no_progress,
     command: Sequence[str] = (),
 ) -> RecordResult:
@@ -109,7 +110,8 @@ def record(
     `steps` steps.
 
     `env`, `env_kwargs`, `wrappers`: see `open_environment`. `policy`: see `open_policy`. `env_to_module`, `module_to_env`:
-    pipelines around a module, as a file, pieces or a builder; they are frozen. `command`: for provenance.
+    pipelines around a module, as a file, pieces or a builder; they are frozen. `reference`: mean returns of random play and of
+    an expert, for the manifest: "random=22", "expert=500". `command`: for provenance.
 
     Raises UsageError, OutputExists; UnknownEnvironment, BadConfig, SpaceMismatch, UnsupportedSpace; MissingPackage,
     MissingDevice; StorageError; BadData if environment, policy or a piece raises, and Interrupted, both after committing all
@@ -286,6 +288,7 @@ class _Recording:
             action_scale=self._policy.action_scale,
             environment=manifests.EnvironmentRecord(spec.id, dict(spec.kwargs), spec.wrappers),
             provenance=provenance,
+            reference=reference_of(options["reference"]) if options["reference"] else None,
             identity=provenance[IDENTITY],
             tally=tally,
             count_not_finite=True,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, BinaryIO
 
-__all__ = ["draw_curve"]
+__all__ = ["draw_curve", "draw_curves", "mean_curve"]
 
 LOSSES = (("loss", "training", "-"), ("val_loss", "held out", "o-"))
 RETURNS = (("eval_return_mean", "check", "o-"), ("confirm_return_mean", "confirmation", "s"))
@@ -20,6 +20,7 @@ SPREADS = {f"{played}_return_mean": f"{played}_return_ci95" for played in ("eval
 LOSS = "_loss"  # suffix of the losses of an algorithm with several
 NAMES = {name for _, lines in PANELS for name, _, _ in lines}
 FEW = 30  # lines of at most so many points get markers: a single point would be invisible
+SCALES = 100  # ratio of the largest to the smallest loss from which the axis is logarithmic
 
 
 def draw_curve(
@@ -68,3 +69,68 @@ def _line(axes: Any, rows: Sequence[Mapping[str, Any]], name: str, label: str, s
     if any(spread):
         low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-1, 1))
         axes.fill_between(updates, low, high, alpha=0.15, linewidth=0)
+
+
+# ---- several runs ----
+
+SEVERAL = (
+    ("return", ("eval_return_mean",)),
+    ("loss", ("loss",)),
+    ("held-out loss", ("val_loss",)),
+    ("held-out accuracy", ("val_accuracy",)),
+    ("held-out squared error", ("val_mse",)),
+)
+
+
+def draw_curves(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], target: str | PathLike[str] | BinaryIO) -> None:
+    """Draw runs over their updates, a panel for each figure that any has: by label, the rows of metrics.jsonl of each seed.
+
+    Of several seeds the line is their mean at the updates that all have, and the band its 95% interval (Student's t). A label
+    keeps its colour in all panels, and losses that vary by orders of magnitude are drawn to a logarithm.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    drawn = {
+        title: {label: curve for label, seeds in runs.items() if (curve := mean_curve(seeds, names[0])) is not None}
+        for title, names in SEVERAL
+    }
+    panels = {title: curves for title, curves in drawn.items() if curves}
+    height = 1 + 2.4 * max(1, len(panels))
+    figure = Figure(figsize=(7, height), dpi=100, layout="constrained")
+    panes: Any = figure.subplots(max(1, len(panels)), 1, squeeze=False, sharex=True)[:, 0]
+    colours = {label: f"C{number % 10}" for number, label in enumerate(runs)}
+    for axes, (title, curves) in zip(panes, panels.items(), strict=False):
+        for label, (updates, mean, half) in curves.items():
+            seeds = len(runs[label])
+            name = f"{label} ({seeds} seeds)" if seeds > 1 else label
+            axes.plot(updates, mean, "-o" if len(updates) <= FEW else "-", markersize=3, color=colours[label], label=name)
+            if len(updates) == 1:  # of which a band would be nothing
+                axes.errorbar(updates, mean, half, capsize=3, color=colours[label])
+            axes.fill_between(updates, mean - half, mean + half, color=colours[label], alpha=0.15, linewidth=0)
+        values = [value for _, mean, _ in curves.values() for value in mean]
+        if "loss" in title and min(values) > 0 and max(values) > SCALES * min(values):
+            axes.set_yscale("log")
+        axes.set_ylabel(title)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", frameon=False)
+    panes[-1].set_xlabel("updates")
+    FigureCanvasAgg(figure)
+    figure.savefig(target, format="png", metadata={"Software": None})
+
+
+def mean_curve(seeds: Sequence[Sequence[Mapping[str, Any]]], name: str) -> tuple[Any, Any, Any] | None:
+    """Updates that all seeds have a figure at, its mean there, and half the width of the mean's interval (0 of one seed).
+
+    None: they have none.
+    """
+    import numpy as np
+
+    from offline_cli.mean_interval import mean_interval
+
+    found = [{row["update"]: row[name] for row in rows if row.get(name) is not None} for rows in seeds]
+    updates = sorted(set.intersection(*map(set, found))) if found else []
+    if not updates:
+        return None
+    mean, half = mean_interval([[one[update] for update in updates] for one in found])
+    return np.array(updates), mean, np.nan_to_num(half)

@@ -261,6 +261,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         keeps_last = state.best is None or not best or state.stopped_by == "target"
         copy_into(learner.policy.state_dict(), update.policy_state() if keeps_last else best)
         result = _result(folder, config, state, data, per_epoch, notes, None if keeps_last else state.best)
+        result = replace(result, reference=_reference(places))
         del batches, held_out, checked  # free the epoch order: drawing the curve needs memory
         folder.finish(learner.policy.state_dict(), result.as_dict(), until_return=config.until_return)
     return _unless_missed(result, config)
@@ -393,6 +394,13 @@ def _telling_how_to_resume() -> Iterator[None]:
 # ---- notes, metrics and result ----
 
 
+def _reference(places: Sequence[Location]) -> dict[str, float]:
+    """The returns that scores are normalised by, where all sources are datasets that say the same."""
+    manifests = [info.manifest for info in infos_of_manifests(places)]
+    told: list[dict[str, Any]] = [{**(one.reference or {})} for one in manifests if one is not None]
+    return told[0] if len(told) == len(places) and all(one == told[0] for one in told) else {}
+
+
 def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
     """Notes on the data and the start of the run."""
     form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_SHAPE)
@@ -462,6 +470,7 @@ def _result(
         chosen=dict(facts.chosen),
         weights=dict(facts.weights),
         init_from=dict(state.init_from),
+        reference={},  # known once the run is finished
     )
 
 

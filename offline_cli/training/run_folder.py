@@ -150,11 +150,12 @@ class TrainResult:
     chosen: dict[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, total, and lowest selected return
     weights: dict[str, Any] = field(default_factory=dict)  # by source: weight, steps, and expected steps per epoch
     val_recall: dict[str, Any] = field(default_factory=dict)  # by action: share of its held-out steps predicted right, or None
+    reference: dict[str, Any] = field(default_factory=dict)  # for normalised scores, if all sources have the same
     init_from: dict[str, Any] = field(default_factory=dict)  # run, sha256 of its weights, and the modules from it
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values; optional parts only if not empty."""
-        asked = ("chosen", "weights", "val_recall", "init_from")
+        asked = ("chosen", "weights", "val_recall", "reference", "init_from")
         return {name: value for name, value in asdict(self).items() if value or name not in asked}
 
 

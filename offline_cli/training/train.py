@@ -29,6 +29,7 @@ from offline_cli.storage.locations import Location, Sources
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.loop import learn
 from offline_cli.training.run_folder import TrainResult
+from offline_cli.training.seeds import train_seeds, wanted_seeds
 
 __all__ = ["train", "train_bc"]
 
@@ -53,6 +54,7 @@ def train(
     batch_size: Count | None = None,
     lr: Positive | None = None,
     seed: Whole | None = None,
+    seeds: int | str | Sequence[int] | None = None,
     hidden: Sequence[int] | None = None,
     config: str | os.PathLike[str] | None = None,
     network: str | None = None,
@@ -118,6 +120,9 @@ def train(
     `AGENT=POLICY`, default random; returns are the agent's own, and `until_return` may name it: "hunter=3". `track`: names of
     trackers that log each row of metrics.jsonl. `compile`: compile losses with torch.compile.
 
+    `seeds`: the number of seeds, or the seeds themselves: one run each in `out`/seed-N, in parallel if there are cores. The
+    result is a `SeedsResult`: means over the runs with 95% intervals, and each run's own. `resume` continues all of them.
+
     With `streaming`, steps are kept on disk, in `temp_dir`, in the same order. Code named by `config` or `pipeline` needs no
     `plugins`. `command`: unused.
 
@@ -130,6 +135,8 @@ def train(
     `max_val_loss` or `min_accuracy` (the best policy is kept).
     """
     options = dict(locals())
+    if several := wanted_seeds(seeds, out, options):
+        return train_seeds(train, several, options.pop("sources"), options.pop("out"), options)
     if "name" in (set or {}):
         raise UsageError("the algorithm's name is not one of its options", where="--set name", fix="use --algorithm NAME")
     options["algorithm"] = {**(set or {}), **({"name": algorithm} if algorithm else {})}
@@ -155,6 +162,7 @@ def train_bc(
     batch_size: Count | None = None,
     lr: Positive | None = None,
     seed: Whole | None = None,
+    seeds: int | str | Sequence[int] | None = None,
     hidden: Sequence[int] | None = None,
     config: str | os.PathLike[str] | None = None,
     network: str | None = None,

@@ -1,7 +1,8 @@
 """Random games of several agents that a multi-agent episode is told, as RLlib's class plays them without its known faults.
 
 Agents act in turns, all at once or as they like; they come late, skip steps and end early. Left out is what RLlib gets wrong
-(docs/explanation/rllib.md): rewards between an observation and the action, ends without an observation, a last step that truncates.
+(docs/explanation/rllib.md): rewards between an observation and the action, ends without an observation, a last step that
+truncates.
 """
 
 from __future__ import annotations

@@ -376,7 +376,7 @@ class Operation(OpenedSources):
     def _writer(self, stream: EpisodeStream, target: Target) -> DatasetWriter:
         """The writer of a target, with the declarations of `stream`."""
         options, told = self.options, {"name": self.name, **target.by, "identity": self.identity_hash(target.by)}
-        known = ("observation_space", "action_space", "action_scale", "meanings", "spaces_inferred", "tally")
+        known = ("observation_space", "action_space", "action_scale", "meanings", "reference", "spaces_inferred", "tally")
         return DatasetWriter(
             target.place,
             format=self.format,  # type: ignore[arg-type]

@@ -1,0 +1,298 @@
+"""`compare`: algorithms beside each other, each by its runs over seeds and tasks; gates on the difference."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import polars as pl
+
+from offline_cli.checked_keywords import checked
+from offline_cli.choices import Whole
+from offline_cli.datasets.dataset import holds_dataset
+from offline_cli.datasets.manifest import Manifest, reference_of
+from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
+from offline_cli.estimating import statistics
+from offline_cli.estimating.statistics import Array, Interval, Scores
+from offline_cli.policies import run_policy as files
+from offline_cli.reporting.comparison import draw_comparison
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import write_whole
+from offline_cli.training.run_folder import RunFolder
+from offline_cli.training.seeds import SEEDS, seeds_of
+
+__all__ = ["CompareResult", "compare"]
+
+RETURN: Final = "eval_return_mean"
+LOWER: Final = ("loss", "mse")  # ends of names of metrics that are better lower
+ONE_TASK: Final = "scores"  # where a file or run names none
+FEW: Final = 5  # runs below which a percentile interval is known to be too narrow
+THRESHOLDS: Final = 51  # of performance profiles
+AGGREGATES: Final = {"mean": statistics.mean, "median": statistics.median, "iqm": statistics.iqm}
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """Algorithms by name, in the order given; the first is the one that others are compared to. Intervals are of 95%."""
+
+    runs: Mapping[str, Mapping[str, Any]]  # scores by task, how many, and mean, median, iqm, success_rate: value, low, high
+    best: str  # the name with the best interquartile mean
+    probability_of_improvement: Mapping[str, Mapping[str, Any]]  # of each over each before it: value, low, high
+    differences: Mapping[str, Mapping[str, Any]]  # of each from the first: of interquartile means; above 0 is better
+    metric: str
+    tasks: Sequence[str]  # environments of runs, columns of files
+    reference: Mapping[
+        str, Mapping[str, float]
+    ]  # by task: returns that became 0 (random) and 1 (expert); empty: not normalised
+    profile: Mapping[str, Sequence[float]]  # share of all runs whose score is above each of its `thresholds`, by name
+    plot: str | None = None
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; what was not asked for is left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class _Contender:
+    """The scores of one algorithm by task, and the references of its data by task."""
+
+    scores: Mapping[str, Array]
+    references: Mapping[str, Mapping[str, Any]]
+    is_runs: bool = True  # else a file
+
+
+@checked
+def compare(
+    runs: Sequence[str | os.PathLike[str] | Location] | str | os.PathLike[str] | Location,
+    *,
+    metric: str = RETURN,
+    reference: Sequence[str] = (),
+    success: float | None = None,
+    min_improvement: float | None = None,
+    no_regression: bool = False,
+    plot: str | None = None,
+    seed: Whole = 0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> CompareResult:
+    """Compare algorithms by the scores of their runs: `runs` are run folders, folders of them (of seeds, or of tasks of seeds),
+    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task, a row a run.
+
+    A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss.
+    Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and 1 at the expert's:
+    "random=R,expert=E", "TASK:random=R,expert=E", or a dataset whose manifest has them; without, those of the runs' data,
+    where all have them. `success`: a score that counts as success, after normalisation. `plot`: a PNG.
+
+    The first is the baseline of gates on interquartile means. With `min_improvement` the 95% interval of each difference has to
+    lie at that or above; with `no_regression` none may lie below 0. A gate without an interval is missed.
+
+    Definitions: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice.
+
+    Raises NoData, BadData, StorageNotFound for runs and files; BadConfig where tasks differ or a reference is wrong;
+    UsageError; TargetNotMet for missed gates.
+    """
+    given = [runs] if isinstance(runs, str | os.PathLike | Location) else list(runs)
+    names = [one.url if isinstance(one, Location) else os.fspath(one).rstrip("/") for one in given]
+    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+        raise UsageError(f"{twice[0]} is given twice", where="RUN", fix="each algorithm once")
+    if len(names) < 2 and (no_regression or min_improvement is not None):
+        raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
+    found = {name: _contender(open_location(one, storage_options), metric) for name, one in zip(names, given, strict=True)}
+    tasks = _tasks(found)
+    references, notes = _references(found, reference, tasks, storage_options)
+    scores = {name: [_normalised(one.scores[task], references.get(task)) for task in tasks] for name, one in found.items()}
+    sign = -1.0 if metric.endswith(LOWER) else 1.0
+    better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
+    if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
+        notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
+    first, probability = names[0], dict[str, dict[str, Any]]()
+    for number, name in enumerate(names[1:], 1):
+        pairs = {other: (better[name], better[other]) for other in names[:number]}
+        probability[name] = {o: asdict(statistics.probability_of_improvement(*pair, seed=seed)) for o, pair in pairs.items()}
+    differences = {name: statistics.difference(statistics.iqm, better[name], better[first], seed=seed) for name in names[1:]}
+    result = CompareResult(
+        runs={name: _figures(own, tasks, sign, success, seed) for name, own in scores.items()},
+        best=max(names, key=lambda name: float(statistics.iqm(better[name]))),
+        probability_of_improvement=probability,
+        differences={name: asdict(one) for name, one in differences.items()},
+        metric=metric if any(one.is_runs for one in found.values()) else ONE_TASK,
+        tasks=tasks,
+        reference=references,
+        profile=_profiles(scores),
+        plot=plot,
+        notes=notes,
+    )
+    if plot is not None:
+        picture, target = io.BytesIO(), open_location(plot, storage_options)
+        draw_comparison(result.as_dict(), picture)
+        write_whole(target, picture.getvalue(), folder=target.parent() or target)
+    if missed := [*_missed(differences, min_improvement, no_regression)]:
+        fix = "more seeds narrow the intervals; or a better policy"
+        raise TargetNotMet("; ".join(missed), where=f"compared to {first}", fix=fix, details=result.as_dict())
+    return result
+
+
+# ---- what is compared ----
+
+
+def _contender(place: Location, metric: str) -> _Contender:
+    """Raises NoData where there are neither runs nor scores, BadData for a run without the metric."""
+    if place.is_file():
+        return _Contender(_scores_of(place), {}, is_runs=False)
+    scores, references = dict[str, list[float]](), dict[str, Mapping[str, Any]]()
+    for folder in _run_folders(place):
+        run = RunFolder(folder)
+        result, config = run.result(), run.config() or {}
+        if result is None:
+            fix = "train it to its end with --resume"
+            raise BadData("the run is not finished", where=run.url, fix=fix)
+        value = {**result.losses, **result.as_dict()}.get(metric)
+        if not isinstance(value, int | float):
+            known = [
+                name for name in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, name) is not None
+            ]
+            what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
+            raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
+        task = config.get("env") or ONE_TASK
+        scores.setdefault(task, []).append(float(value))
+        references.setdefault(task, result.reference)
+        if references[task] != result.reference:  # runs of other data
+            references[task] = {}
+    return _Contender({task: np.array(values) for task, values in scores.items()}, references)
+
+
+def _run_folders(place: Location) -> list[Location]:
+    """The run at `place`, or those in its folders, or in theirs. Raises NoData."""
+    if place.join(files.POLICY).exists():
+        return [place]
+    listed = seeds_of(place)
+    below = [one for one in place.children() if one.is_dir()] if listed is None else listed
+    found = [one for one in below if one.join(files.POLICY).exists()]
+    found = found or [run for one in below for run in seeds_of(one) or one.children() if run.join(files.POLICY).exists()]
+    if not found:
+        fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
+        raise NoData("no run here", where=place.url, fix=fix)
+    return found
+
+
+def _scores_of(place: Location) -> dict[str, Array]:
+    """The scores by task of a file. Raises BadData."""
+    content, fix = place.read_bytes(), 'JSON: [1, 2] or {"task": [1, 2]}; CSV: a column a task, a row a run'
+    try:
+        if place.name.endswith((".csv", ".tsv")):
+            table = pl.read_csv(content, separator="\t" if place.name.endswith(".tsv") else ",", infer_schema_length=None)
+            told = {name: table[name].drop_nulls().to_list() for name in table.columns}
+        else:
+            read = orjson.loads(content)
+            told = read if isinstance(read, dict) else {ONE_TASK: read}
+        found = {str(task): np.array(values, np.float64).reshape(-1) for task, values in told.items()}
+    except (ValueError, TypeError, pl.exceptions.PolarsError) as err:
+        raise BadData(f"no scores can be read: {err}", where=place.url, fix=fix) from err
+    if not found or not all(len(values) and np.isfinite(values).all() for values in found.values()):
+        raise BadData("a task without scores, or one that is no finite number", where=place.url, fix=fix)
+    return found
+
+
+def _tasks(found: Mapping[str, _Contender]) -> list[str]:
+    """Those that all have. Raises BadConfig where they differ."""
+    first, *others = found.items()
+    tasks = sorted(first[1].scores)
+    for name, one in others:
+        if sorted(one.scores) != tasks:
+            what = f"{name} has the tasks {', '.join(sorted(one.scores))}, and {first[0]} {', '.join(tasks)}"
+            raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
+    return tasks
+
+
+# ---- normalisation ----
+
+
+def _references(
+    found: Mapping[str, _Contender], given: Sequence[str], tasks: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
+    """The references by task, and notes. Raises BadConfig where one is wrong, or only some tasks have one."""
+    references = dict[str, Mapping[str, Any]]()
+    for text in [given] if isinstance(given, str) else given:
+        references |= dict(_reference(text, tasks, storage_options))
+    if not given:
+        for task in tasks:
+            every = [one.references.get(task) for one in found.values()]
+            if every[0] and all(one == every[0] for one in every):
+                references[task] = every[0]
+        if len(references) < len(tasks):
+            references = {}
+    if missing := [task for task in tasks if references and task not in references]:
+        fix = f"--reference '{missing[0]}:random=R,expert=E'"
+        raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
+    notes = []
+    if not references and len(tasks) > 1:
+        notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
+    return references, notes
+
+
+def _reference(
+    text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest."""
+    task, _, values = text.rpartition(":")
+    if "=" in values:
+        known = reference_of(values)
+        for one in [task] if task else tasks:
+            yield one, {**known}
+        return
+    place = open_location(text, storage_options)
+    if not holds_dataset(place):
+        raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix="random=R,expert=E")
+    manifest = Manifest.read(place)
+    if not manifest.reference:
+        fix = "convert or record it with --reference random=R --reference expert=E"
+        raise BadConfig("the manifest has no reference", where=place.url, fix=fix)
+    yield (manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]), {**manifest.reference}
+
+
+def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
+    if reference is None:
+        return scores
+    found: Array = (scores - reference["random"]) / (reference["expert"] - reference["random"])
+    return found
+
+
+# ---- figures and gates ----
+
+
+def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float | None, seed: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"runs": sum(map(len, scores))}
+    for name, aggregate in AGGREGATES.items():
+        found[name] = asdict(statistics.with_interval(aggregate, scores, seed=seed))
+    is_binary = all(np.isin(task, (0, 1)).all() for task in scores)
+    if success is not None or is_binary:
+        threshold = 0.5 if success is None else success
+        found["success_rate"] = asdict(statistics.success_rate([sign * task for task in scores], sign * threshold))
+    return found | {"scores": {task: own.tolist() for task, own in zip(tasks, scores, strict=True)}}
+
+
+def _profiles(scores: Mapping[str, Scores]) -> dict[str, list[float]]:
+    every = np.concatenate([task for own in scores.values() for task in own])
+    margin = 0.05 * (np.ptp(every) or 1.0)
+    thresholds = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
+    profiles = {name: statistics.profile(own, thresholds).tolist() for name, own in scores.items()}
+    return {"thresholds": thresholds.tolist(), **profiles}
+
+
+def _missed(differences: Mapping[str, Interval], min_improvement: float | None, no_regression: bool) -> Iterator[str]:
+    for name, one in differences.items():
+        if min_improvement is None and not no_regression:
+            continue
+        if one.low is None or one.high is None:
+            yield f"{name}: a single run gives no interval"
+            continue
+        told = f"{name}: {one.value:+.4g} [{one.low:+.4g}, {one.high:+.4g}]"
+        if min_improvement is not None and one.low < min_improvement:
+            yield f"{told}, at least {min_improvement:+g} wanted"
+        if no_regression and one.high < 0:
+            yield f"{told} is a regression"

@@ -1,0 +1,225 @@
+"""One training for several seeds: a run in RUN/seed-N for each, side by side in processes, and what they have in common.
+
+RUN/seeds.json     the seeds, and once all runs are finished their figures
+RUN/seed-N/        a run folder for each
+RUN/curve.png      mean curves over the seeds, with 95% intervals
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import pickle
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from statistics import fmean
+from typing import Any, Final
+
+from offline_cli.datasets.target_folder import exclusive
+from offline_cli.engines.engine import PROCESSES, EngineSpec
+from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, UsageError
+from offline_cli.mean_interval import mean_interval
+from offline_cli.modules.python_network import choose_device
+from offline_cli.policies import run_policy as files
+from offline_cli.progress import Progress, no_progress
+from offline_cli.reporting.curves import draw_curves
+from offline_cli.stop_signals import StopRequested, requested, signals_noted
+from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import whole_file, write_whole
+from offline_cli.training.run_folder import RunFolder, TrainResult
+
+__all__ = ["SEEDS", "SeedsResult", "seeds_of", "train_seeds", "wanted_seeds"]
+
+SEEDS: Final = "seeds.json"
+MEANS: Final = ("loss", "val_loss", "val_accuracy", "val_mse", "eval_return_mean")
+_log = logging.getLogger(__name__)
+
+Train = Callable[..., TrainResult]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedsResult(TrainResult):
+    """Runs of several seeds. Figures are means over the seeds, `updates` and `eval_episodes` sums, `seconds` of the whole, and
+    `eval_return_ci95` half the width of the mean's 95% interval over seeds; `policy_update` is 0.
+    """
+
+    seeds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the result of each
+    intervals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each figure: mean, low, high (Student's t)
+    figure: str | None = None
+
+
+def wanted_seeds(seeds: int | str | Sequence[int] | None, out: Any, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The seeds asked for: 5 are 0 to 4. Of a resumed RUN those that it has too. Empty: a run as usual.
+
+    Raises UsageError for what is no such list, with `--seed`, or in processes that train together.
+    """
+    known: tuple[int, ...] = ()
+    if options["resume"]:
+        known = tuple((_told(open_location(out, options["storage_options"])) or {}).get("seeds", ()))
+    if seeds is None and not known:
+        return ()
+    try:
+        texts = str(seeds).split(",") if isinstance(seeds, str | int) else () if seeds is None else [*map(str, seeds)]
+        numbers = tuple(int(text) for text in texts)
+    except ValueError:
+        numbers = (-1,)
+    if len(numbers) == 1 and isinstance(seeds, str | int) and numbers[0] >= 0:
+        numbers = tuple(range(numbers[0]))
+    wrong = None
+    if any(number < 0 for number in numbers) or len({*numbers}) < len(numbers) or not (numbers or (known and seeds is None)):
+        wrong = f"{seeds!r} is neither a number of seeds nor different seeds", "--seeds 5, or --seeds 3,7,11"
+    elif options["seed"] is not None:
+        wrong = "--seeds and --seed are mutually exclusive", "leave out --seed"
+    elif os.environ.get("WORLD_SIZE", "1") != "1":
+        wrong = "several seeds are processes of their own, and torchrun starts some already", "leave out torchrun, or --seeds"
+    if wrong:
+        raise UsageError(wrong[0], where="--seeds", fix=wrong[1])
+    return (*known, *(one for one in numbers if one not in known))
+
+
+def seeds_of(place: Location) -> list[Location] | None:
+    """The run folders of a training of several seeds; None: it is none."""
+    told = _told(place)
+    return None if told is None else [place.join(f"seed-{seed}") for seed in told["seeds"]]
+
+
+def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, options: Mapping[str, Any]) -> SeedsResult:
+    """Train a run for each seed with these keywords of `train`. Raises what it raises, and OutputExists for another RUN.
+
+    A run that misses its target does not keep the others from theirs.
+    """
+    began, on_progress = time.perf_counter(), options["on_progress"]
+    place = open_location(out, options["storage_options"])
+    _claim(place, resume=options["resume"], overwrite=options["overwrite"])
+    given = {name: value for name, value in options.items() if name not in ("on_progress", "seeds", "command")}
+    calls = [(train, sources, place.join(f"seed-{seed}").url, {**given, "seed": seed}) for seed in seeds]
+    if options["resume"] and options["config"] is None:  # those that had not begun are as the others
+        begun = [place.join(f"seed-{seed}", files.CONFIG) for seed in seeds]
+        known = next((one.url for one in begun if one.exists()), None)
+        for call, own in zip(calls, begun, strict=True):
+            call[3]["config"] = None if own.exists() else known
+    if options["dry_run"]:
+        return replace(_together(place, {seeds[0]: train(sources, calls[0][2], **calls[0][3])}, began), run=place.url)
+    write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds)}), folder=_made(place))
+    found, missed = dict[int, TrainResult](), list[str]()
+    engines = _engines(calls, str(options["device"] or "auto"))
+    alone = engines.workers == 1
+    with signals_noted():
+        try:
+            with engines.engine() as engine, engine.streamed(_quiet if not alone else _run, calls) as results:
+                for seed, (result, problem) in zip(seeds, results, strict=True):
+                    found[seed] = result
+                    missed += [f"seed {seed}: {problem}"] if problem else []
+                    on_progress(Progress("training", len(found), len(seeds), "runs"))
+        except StopRequested as stopped:
+            name = signal.Signals(requested() or signal.SIGINT).name
+            what = f"stopped by {name}; {len(found)} of {len(seeds)} runs are finished"
+            details = {"exit_code": stopped.exit_code, "run": place.url}
+            fix = "the same command with --resume continues all of them"
+            raise Interrupted(what, where=place.url, fix=fix, details=details) from stopped
+    result = _together(place, found, began)
+    for note in result.notes if not alone else ():
+        _log.warning("note: %s", note)
+    rows, picture = [RunFolder(one[2]).metrics() for one in calls], io.BytesIO()
+    draw_curves({place.name or "runs": rows}, picture)
+    write_whole(place.join(files.CURVE), picture.getvalue(), folder=place)
+    result = replace(result, figure=place.join(files.CURVE).url)
+    write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds), "intervals": result.intervals}), folder=place)
+    if missed:
+        fix = "--resume with a longer run, more or better data, or another --lr"
+        raise TargetNotMet("; ".join(missed), where=place.url, fix=fix, details=result.as_dict())
+    return result
+
+
+def _run(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult, str]]:
+    """The result of one seed, and which target or gate it missed."""
+    train, sources, out, options = call
+    try:
+        yield train(sources, out, **options, on_progress=no_progress), ""
+    except TargetNotMet as error:
+        known = [one.name for one in fields(TrainResult)]
+        yield TrainResult(**{name: value for name, value in error.details.items() if name in known}), error.what
+
+
+def _quiet(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult, str]]:
+    """The same in a worker, whose notes the command tells."""
+    logging.disable(logging.WARNING)
+    yield from _run(call)
+
+
+def _engines(calls: Sequence[Any], device: str) -> EngineSpec:
+    """A process a core, at most one a seed; this process alone on a GPU, and for Python objects that cannot be sent."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(len(calls), cores)
+    try:
+        pickle.dumps(calls)
+    except Exception:  # noqa: BLE001  a pipeline of the caller's own objects
+        workers = 1
+    if workers == 1 or choose_device(device).type != "cpu":
+        return EngineSpec()
+    return EngineSpec(PROCESSES, workers)
+
+
+def _claim(place: Location, *, resume: bool, overwrite: bool) -> None:
+    """Raise OutputExists unless RUN is new, or runs of several seeds that are resumed or replaced."""
+    if resume and overwrite:
+        raise exclusive(place.url, "run")
+    told = _told(place)
+    if told is not None and not (resume or overwrite):
+        fix = "--resume to continue those runs, --overwrite to replace them, or another --out"
+        raise OutputExists("runs of several seeds are there already", where=place.url, fix=fix)
+    if told is None and (place.is_file() or place.children()):
+        raise OutputExists("something else is there already", where=place.url, fix="choose another --out")
+
+
+def _told(place: Location) -> dict[str, Any] | None:
+    content = whole_file(place.join(SEEDS))
+    if content is None:
+        return None
+    try:
+        told = json.loads(content)
+        if all(isinstance(seed, int) and seed >= 0 for seed in told["seeds"]):
+            return dict(told)
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise BadData(f"{SEEDS} cannot be read", where=place.url, fix="train again into another --out")
+
+
+def _made(place: Location) -> Location:
+    place.make_folder()
+    return place
+
+
+def _together(place: Location, found: Mapping[int, TrainResult], began: float) -> SeedsResult:
+    """The result of all: see `SeedsResult`."""
+    every = list(found.values())
+    intervals = dict[str, dict[str, Any]]()
+    for name in MEANS:
+        values = [value for one in every if (value := getattr(one, name)) is not None]
+        if len(values) == len(every):
+            mean, half = map(float, mean_interval(values))
+            known = half == half
+            intervals[name] = {"mean": mean, "low": mean - half if known else None, "high": mean + half if known else None}
+    told = {one.name: getattr(every[0], one.name) for one in fields(TrainResult)}
+    returns = intervals.get("eval_return_mean", {})
+    told |= {name: intervals.get(name, {}).get("mean") for name in MEANS}
+    told |= {
+        "run": place.url,
+        "updates": sum(one.updates for one in every),
+        "epochs": fmean(one.epochs for one in every),
+        "seconds": round(time.perf_counter() - began, 3),
+        "samples_per_second": round(fmean(one.samples_per_second for one in every), 1),
+        "eval_return_ci95": returns["high"] - returns["mean"] if returns.get("high") is not None else None,
+        "eval_episodes": sum(one.eval_episodes or 0 for one in every) or None,
+        "policy_update": 0,
+        "stopped_by": ", ".join(Counter(one.stopped_by for one in every)),
+        "notes": list(dict.fromkeys(note for one in every for note in one.notes)),
+        "losses": {name: fmean(one.losses[name] for one in every) for name in every[0].losses},
+        "val_recall": {},
+    }
+    return SeedsResult(**told, seeds={str(seed): asdict(one) for seed, one in found.items()}, intervals=intervals)

@@ -1,0 +1,159 @@
+"""`compare`: runs, folders of seeds and files of scores beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from offline_cli import compare
+from offline_cli.cli.app import app
+from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
+
+Told = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def scores(tmp_path: Path) -> Callable[..., str]:
+    """Writes a file of scores."""
+
+    def write(name: str, content: Any) -> str:
+        text = content if isinstance(content, str) else json.dumps(content)
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the files of a finished run that `compare` reads."""
+
+    def write(name: str, value: float | None, env: str | None = "Sign-v0", **figures: Any) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        (folder / "policy.json").write_text('{"format": "offline-cli-policy"}')
+        (folder / "config.toml").write_text(f'env = "{env}"\n' if env else "")
+        result: dict[str, Any] = dict.fromkeys(
+            ("loss", "val_loss", "eval_return_ci95", "eval_episodes", "val_accuracy", "val_accuracy_majority", "val_mse")
+        )
+        result |= {"run": name, "updates": 1, "epochs": 1.0, "seconds": 1.0, "samples_per_second": 1.0, "policy_update": 1}
+        result |= {"stopped_by": "epochs", "episodes": 1, "steps": 1, "device": "cpu", "threads": 1, **figures}
+        (folder / "result.json").write_text(json.dumps(result | {"eval_return_mean": value}))
+        return folder
+
+    return write
+
+
+def test_the_command_compares_files_of_scores(told: Told, scores: Callable[..., str]) -> None:
+    low, high = scores("low.json", [1, 2, 3, 4, 5]), scores("high.csv", "scores\n11\n12\n13\n14\n15\n")
+    found = told("compare", low, high)
+    assert found["best"] == high
+    assert found["runs"][low]["mean"]["value"] == 3.0
+    assert found["runs"][low]["iqm"]["value"] == 3.0
+    assert found["probability_of_improvement"][high][low] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert found["differences"][high]["value"] == 10.0
+    assert 7.5 < found["differences"][high]["low"] < 10 < found["differences"][high]["high"] < 12.5
+    assert found["profile"][low][0] == 1.0
+    assert found["profile"][low][-1] == 0.0
+
+
+def test_runs_are_grouped_by_their_folder_and_environment(run: Callable[..., Path], tmp_path: Path) -> None:
+    for seed, value in enumerate((1.0, 3.0)):
+        run(f"bc/seed-{seed}", value)
+        run(f"iql/sign/seed-{seed}", value + 1)
+        run(f"iql/aim/seed-{seed}", 5.0, env="Aim-v0")
+    found = compare([tmp_path / "bc"])
+    assert found.runs[str(tmp_path / "bc")]["scores"] == {"Sign-v0": [1.0, 3.0]}
+    found = compare(tmp_path / "iql")
+    assert found.runs[str(tmp_path / "iql")]["scores"] == {"Aim-v0": [5.0, 5.0], "Sign-v0": [2.0, 4.0]}
+    with pytest.raises(BadConfig):
+        compare([tmp_path / "bc", tmp_path / "iql"])
+
+
+def test_only_the_seeds_of_the_training_are_compared(run: Callable[..., Path], tmp_path: Path) -> None:
+    for seed in (0, 1, 9):
+        run(f"bc/seed-{seed}", float(seed))
+    (tmp_path / "bc/seeds.json").write_text('{"seeds": [0, 1]}')
+    assert compare(tmp_path / "bc").runs[str(tmp_path / "bc")]["scores"] == {"Sign-v0": [0.0, 1.0]}
+
+
+def test_scores_are_normalised_by_the_reference_of_their_task(scores: Callable[..., str]) -> None:
+    one = scores("one.json", {"a": [10, 20], "b": [0, 1]})
+    found = compare(one, reference=["a:random=10,expert=20", "b:random=0,expert=2"])
+    assert found.runs[one]["scores"] == {"a": [0.0, 1.0], "b": [0.0, 0.5]}
+    with pytest.raises(BadConfig):
+        compare(one, reference=["a:random=10,expert=20"])
+    with pytest.raises(BadConfig):
+        compare(one, reference=["random=10,expert=10"])
+
+
+def test_a_lower_loss_is_better(run: Callable[..., Path]) -> None:
+    for number in range(2):
+        run(f"a/{number}", None, val_loss=0.5 + number / 100)
+        folder = run(f"b/{number}", None, val_loss=0.3 + number / 100).parent
+    a, b = str(folder.with_name("a")), str(folder)
+    found = compare([a, b], metric="val_loss", no_regression=True)
+    assert found.best == b
+    assert found.differences[b]["value"] == pytest.approx(0.2)
+    assert found.probability_of_improvement[b][a]["value"] == 1.0
+
+
+def test_gates_pass_on_the_end_of_the_interval_alone(scores: Callable[..., str]) -> None:
+    base, better = scores("base.json", [0, 1, 2, 3, 4]), scores("better.json", [10, 11, 12, 13, 14])
+    low = compare([base, better], min_improvement=7).differences[better]["low"]
+    with pytest.raises(TargetNotMet) as caught:
+        compare([base, better], min_improvement=low + 0.1)  # which the difference itself, 10, is above
+    assert caught.value.details["differences"][better]["value"] == 10
+    compare([base, better], no_regression=True)
+    with pytest.raises(TargetNotMet):
+        compare([better, base], no_regression=True)
+    single = scores("single.json", [100])
+    for gate in ({"min_improvement": 1}, {"no_regression": True}):
+        with pytest.raises(TargetNotMet):
+            compare([base, single], **gate)  # type: ignore[arg-type]
+
+
+def test_a_missed_gate_exits_with_7_and_still_prints_the_table(scores: Callable[..., str]) -> None:
+    base, worse = scores("base.json", [10, 11, 12, 13, 14]), scores("worse.json", [0, 1, 2, 3, 4])
+    done = CliRunner().invoke(app, ["compare", base, worse, "--no-regression", "--markdown"])
+    assert done.exit_code == 7
+    assert f"| **{base}** | 5 | 12" in done.stdout
+    assert f"| {worse} | 5 | 2" in done.stdout
+
+
+def test_success_is_a_score_of_at_least_a_value(scores: Callable[..., str]) -> None:
+    one = scores("one.json", [1, 2, 3, 4])
+    assert compare(one, success=3).runs[one]["success_rate"]["value"] == 0.5
+    flags = scores("flags.json", [0, 1, 1, 1])
+    assert compare(flags).runs[flags]["success_rate"]["value"] == 0.75
+    assert "success_rate" not in compare(one).runs[one]
+
+
+def test_what_cannot_be_compared_is_refused(run: Callable[..., Path], scores: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    unfinished = run("unfinished", 1.0)
+    (unfinished / "result.json").unlink()
+    kinds: list[tuple[Any, type[Exception]]] = [
+        (tmp_path / "empty", NoData),
+        (unfinished, BadData),
+        (run("unplayed", None), BadData),
+        (scores("text.json", ["x"]), BadData),
+        (scores("empty.json", []), BadData),
+        (scores("nan.csv", "a\nNaN\n"), BadData),
+        ([tmp_path / "empty", tmp_path / "empty"], UsageError),
+    ]
+    for given, kind in kinds:
+        with pytest.raises(kind):
+            compare(given)
+
+
+def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> None:
+    one, other = scores("one.json", [1, 2, 3]), scores("other.json", [2, 3, 4])
+    found = compare([one, other], plot=str(tmp_path / "c.png"))
+    assert found.plot == str(tmp_path / "c.png")
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
