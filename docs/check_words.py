@@ -30,7 +30,7 @@ PHRASES = {  # a regular expression, and what to write
     r"\bmakes? the update of\b": "runs update",
     r"\bno longer holds?\b": "releases",
     r"\bwhat (a|the) \w+ says of itself\b": "its metadata",
-    r"\bin spite of that\b|\ball the same\b": "still",
+    r"\bin spite of that\b": "still",
     r"\bas it stands\b": "unchanged",
     r"\ban? number of ours\b|\ba \w+ of ours\b": "our ...",
     r"\bfor its part\b|\bat that\b(?=[.,;])": "(nothing)",
