@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the lazy names, for type checkers and editors
     from offline_cli.episodes.single_agent_episode import SingleAgentEpisode as SingleAgentEpisode
     from offline_cli.errors import OfflineCliError as OfflineCliError
     from offline_cli.estimating.compare import compare as compare
+    from offline_cli.estimating.evaluate_offline import evaluate_offline as evaluate_offline
     from offline_cli.exporting.export import export as export
     from offline_cli.modules import RLModule as RLModule
     from offline_cli.playing.evaluate import evaluate as evaluate
@@ -67,6 +68,7 @@ _NAMES = {
     "episodes.single_agent_episode": ("SingleAgentEpisode",),
     "errors": ("OfflineCliError",),
     "estimating.compare": ("compare",),
+    "estimating.evaluate_offline": ("evaluate_offline",),
     "exporting.export": ("export",),
     "modules": ("RLModule",),
     "playing.evaluate": ("evaluate",),

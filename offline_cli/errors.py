@@ -225,7 +225,7 @@ class Interrupted(OfflineCliError):
 
 def as_convert_would(fix: str) -> str:
     """Reword a reader's hint for a command without the option `--on-error`."""
-    return re.sub(r"(?<!convert with )--on-error", "convert with --on-error", fix)
+    return re.sub(r"(?<!convert with )--on-error", "convert --on-error", fix)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -98,7 +98,7 @@ CASES: list[tuple[str, type[OfflineCliError], str]] = [
     ("python:make", UnknownEnvironment, "names no module"),
     (":CartPole-v1", UnknownEnvironment, "names no module"),
     ("python:envs_good:number", UnknownEnvironment, "it is int"),
-    ("python:envs_good:make_nothing", UnknownEnvironment, "gave NoneType"),
+    ("python:envs_good:make_nothing", UnknownEnvironment, "returned NoneType"),
     ("python:envs_good:make_trouble", BadData, "no power"),
     ("python:envs_broken:make", BadData, "half written"),
     ("envs_broken:Env-v0", BadData, "half written"),

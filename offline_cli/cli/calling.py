@@ -61,12 +61,12 @@ def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
         return function(**given, **{name: value for name, value in known.items() if name in taken})
 
 
-def keep_parameters_of(ctx: typer.Context, function: Callable[..., Any], *, option: str) -> None:
-    """Leave out what `function` does not take, which `option` is for. Raises UsageError naming what of it was given."""
+def keep_parameters_of(ctx: typer.Context, function: Callable[..., Any], *, how: str) -> None:
+    """Drop the parameters that `function` does not take. Raises UsageError, with `how`, if any of them was given."""
     others = [one for one in ctx.command.params if one.name not in {*signature(function).parameters, *OF_COMMANDS}]
     given = [one.opts[0] for one in others if getattr(ctx.get_parameter_source(one.name or ""), "name", "") == "COMMANDLINE"]
     if wrong := [one for one in given if one.startswith("-")]:
-        raise UsageError(f"{', '.join(wrong)} with {option}", where=option, fix=f"leave out {', '.join(wrong)}, or {option}")
+        raise UsageError(f"{', '.join(wrong)} {how}", where=wrong[0], fix=f"leave out {', '.join(wrong)}")
     for one in others:
         ctx.params.pop(one.name or "", None)
 

@@ -166,12 +166,13 @@ def evaluate(
         if len(ctx.params["run"]) > 1:
             raise UsageError("--offline measures one run", where="RUN", fix="name one; offline-cli compare takes several")
         ctx.params["run"] = ctx.params["run"][0]
-        keep_parameters_of(ctx, evaluate_offline, option="--offline")
+        keep_parameters_of(ctx, evaluate_offline, how="cannot be combined with --offline")
         call_and_show(ctx, evaluate_offline)
         return
     from offline_cli.cli.tables import show_evaluations
     from offline_cli.playing.evaluate import evaluate
 
+    keep_parameters_of(ctx, evaluate, how="needs --offline SRC")
     result = call(ctx, evaluate)
     if ctx.params["as_json"] or not result.runs:
         show_result(ctx, result)

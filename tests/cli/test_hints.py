@@ -23,8 +23,8 @@ def test_validate_has_no_on_error_and_sends_to_convert(call: Call, tmp_path: Pat
     done = call("validate", *table(tmp_path, "0,oops,0,1,0"))
     assert done.exit_code == 3
     for told in (done.stdout, done.stderr):
-        assert "or convert with --on-error skip" in told
-        assert told.count("--on-error") == told.count("convert with --on-error")
+        assert "convert --on-error skip" in told
+        assert told.count("--on-error") == told.count("convert --on-error")
 
 
 def test_a_list_of_rejected_rows_says_how_many_it_leaves_out(call: Call, tmp_path: Path) -> None:

@@ -196,11 +196,11 @@ def test_the_built_in_preprocessing_is_that_of_rllib(answers: Answers, space: An
 @pytest.mark.parametrize(
     ("space", "value", "said"),
     [
-        (gym.spaces.MultiDiscrete([3, 4]), np.array([3, 0]), "a value of 3 in component 0"),
-        (gym.spaces.MultiDiscrete([[2, 2], [2, 3]]), np.array([[0, 0], [2, 0]]), "a value of 2 in component 2"),
-        (gym.spaces.Discrete(3), 3, "a value of 3"),
-        (gym.spaces.Discrete(3, start=4), 0, "a value of 0"),
-        (gym.spaces.Discrete(3), 1.5, r"a value of 1\.5"),
+        (gym.spaces.MultiDiscrete([3, 4]), np.array([3, 0]), "the value 3 in component 0"),
+        (gym.spaces.MultiDiscrete([[2, 2], [2, 3]]), np.array([[0, 0], [2, 0]]), "the value 2 in component 2"),
+        (gym.spaces.Discrete(3), 3, "the value 3"),
+        (gym.spaces.Discrete(3, start=4), 0, "the value 0"),
+        (gym.spaces.Discrete(3), 1.5, r"the value 1\.5"),
     ],
 )
 def test_a_choice_outside_its_space_is_an_error_that_names_value_and_component(space: Any, value: Any, said: str) -> None:

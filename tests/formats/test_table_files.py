@@ -113,7 +113,7 @@ def test_rows_of_another_length_or_encoding_in_a_file_of_many_blocks_are_kept_wi
     result = convert(source, tmp_path / "out", mapping=tmp_path / "m.toml", on_error="quarantine")
     assert (result.rows_in, result.episodes) == (40_000, 400 - len({0, 50, 201, 300, 399}))
     kept = pq.read_table(tmp_path / "out" / "quarantine").to_pylist()
-    ragged = {row["where"]: row["raw"].decode() for row in kept if "cells under 5 columns" in row["reason"]}
+    ragged = {row["where"]: row["raw"].decode() for row in kept if "but there are 5 columns" in row["reason"]}
     assert ragged == {f"{source} row {number}": text for number, text in bad.items()}
     assert [row["where"] for row in kept if "utf-8" in row["reason"]] == [f"{source} row 5000"]
 

@@ -70,7 +70,7 @@ def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
         ({"env": "CartPole-v1", "policy": ["left=random"]}, BadConfig, "for several agents"),
         ({"env": HEAP}, SpaceMismatch, r"the policy has Box\(3, float32\)"),
         ({"policy": ["up=random"]}, BadConfig, "no agent has this name"),
-        ({"env_to_module": [{"name": "mean_std_filter"}]}, OfflineCliError, "pieces"),
+        ({"env_to_module": [{"name": "mean_std_filter"}]}, OfflineCliError, "pipelines"),
     ],
 )
 def test_what_cannot_be_played_is_named(options: dict[str, Any], kind: type[OfflineCliError], said: str, run: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_cannot_be_played_is_named(options: dict[str, Any], kind: type[Offl
 
 
 def test_a_reward_that_is_no_number_is_not_taken_for_an_absent_agent(run: Path) -> None:
-    with pytest.raises(BadData, match="a return of nan"):
+    with pytest.raises(BadData, match="the return is nan"):
         found(run, env="python:agent_games:Strange", env_kwargs={"rule": "nan"})
 
 

@@ -177,7 +177,7 @@ def test_a_file_in_place_of_the_pieces_has_to_give_what_the_policy_takes(stacked
     with pytest.raises(SpaceMismatch, match=r"the policy takes Box\(.*6.*the env-to-module pipeline gives Box\(.*3"):
         evaluate(stacked_run, env_to_module=other)
     other.write_text('kind = "env_to_module"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
-    with pytest.raises(BadConfig, match="state for a piece 'MeanStdFilter'"):
+    with pytest.raises(BadConfig, match="trained with the piece 'MeanStdFilter'"):
         evaluate(stacked_run, env_to_module=other)
 
 

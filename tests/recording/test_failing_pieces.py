@@ -54,7 +54,7 @@ def test_a_piece_that_raises_is_named_with_its_episodes_and_seed_and_whole_episo
         ("module_to_env", "Doubling", r"the actions have the shapes \(2,\), but the environment takes \(\)"),
         ("module_to_env", "Wordy", "the model outputs word are not numbers"),
         ("module_to_env", "Fickle", "dtypes or shapes of the model outputs changed"),
-        ("module_to_env", "Uneven", r"column 'number' has items that differ .* shape \(2,\), the first \(1,\)"),
+        ("module_to_env", "Uneven", r"column 'number' has items that differ .* shape \(2,\), the first step \(1,\)"),
         ("env_to_module", "Lying", r"observations of \(2,\), but takes \(3,\)"),
         ("env_to_module", "Exiting", r"SystemExit\(3\)"),
     ],

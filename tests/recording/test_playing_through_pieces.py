@@ -139,7 +139,7 @@ def test_a_lookback_that_is_too_short_for_a_piece_is_refused(tmp_path: Path, pip
         "episodes": 1,
         "env_to_module": pipeline_file(STACK),
     }
-    with pytest.raises(BadConfig, match="piece FrameStacking looks back 3 steps"):
+    with pytest.raises(BadConfig, match="piece FrameStacking needs 3 past steps"):
         record(ENV, tmp_path / "D", **options, lookback=2)
     with pytest.raises(UsageError, match="--lookback "):
         record(ENV, tmp_path / "D", **options, lookback=0)

@@ -139,13 +139,13 @@ def test_targets_of_rebrac_lose_by_the_distance_from_the_next_recorded_action(op
 @pytest.mark.parametrize(
     ("actions", "named"),
     [
-        (spaces.Discrete(2), "actions are Discrete"),
-        (spaces.Box(-np.inf, np.inf, (2,)), "actions are Box"),
-        (spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}), "actions.b are Discrete"),
+        (spaces.Discrete(2), "actions is Discrete"),
+        (spaces.Box(-np.inf, np.inf, (2,)), "actions is Box"),
+        (spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}), "actions.b is Discrete"),
     ],
 )
 def test_td3_bc_refuses_what_is_no_box_with_bounds(actions: spaces.Space[Any], named: str) -> None:
-    with pytest.raises(BadConfig, match="TD3\\+BC learns Box actions with bounds") as caught:
+    with pytest.raises(BadConfig, match="TD3\\+BC needs bounded Box actions") as caught:
         learner("td3-bc", actions)
     assert named in caught.value.what
     assert "iql" in caught.value.fix

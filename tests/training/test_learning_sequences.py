@@ -212,5 +212,5 @@ def test_an_algorithm_that_learns_from_single_steps_refuses_a_memory_by_name(
     data = write_dataset(make_batch(continuous=True), action_scale="env")
     code, found = call("train", data, "--out", tmp_path / "run", "--config", config(), "--algorithm", algorithm)
     assert (code, found["error"]["code"]) == (4, "bad-config")
-    assert "single steps" in found["error"]["what"]
+    assert "recurrent networks" in found["error"]["what"]
     assert not (tmp_path / "run").exists()

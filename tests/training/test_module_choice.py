@@ -35,7 +35,7 @@ def test_several_modules_are_refused_with_the_choice_before_anything_is_written(
 ) -> None:
     with pytest.raises(BadConfig, match=r"attacker \(6\), defender \(6\)") as caught:
         train_bc(write_dataset(teams), tmp_path / "run", config=config, updates=2, **how)
-    assert (caught.value.exit_code, caught.value.fix.partition(":")[0]) == (4, "--module-id attacker")
+    assert (caught.value.exit_code, "--module-id attacker" in caught.value.fix) == (4, True)
     assert not (tmp_path / "run").exists()
 
 

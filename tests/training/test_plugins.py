@@ -124,7 +124,7 @@ def test_all_mistakes_of_the_tables_are_reported_together_by_key(write_dataset: 
         "'gama' was unexpected",
         "algorithm.tau: 2",
         "network.width: 'wide'",
-        "hidden: an option of",
+        "hidden: only for",
     ):
         assert words in problems
     assert not (tmp_path / "run").exists()
@@ -176,11 +176,11 @@ class Detached(Unlike):
     ("kind", "code", "what"),
     [
         ("Raising", 3, "the package faulty raised RuntimeError('boom')"),
-        ("Misnamed", 4, "algorithm Misnamed has losses ['nll'] that cannot be minimised"),
+        ("Misnamed", 4, "Misnamed: the losses ['nll'] cannot be minimised"),
         ("Half", 4, "algorithm 'it' of the package faulty lacks groups"),
-        ("Rows", 4, "algorithm Rows has losses ['nll'] that cannot be minimised"),
-        ("Bare", 4, "algorithm Bare has losses ['nll'] that cannot be minimised"),
-        ("Detached", 4, "algorithm Detached has losses ['nll'] that cannot be minimised"),
+        ("Rows", 4, "Rows: the losses ['nll'] cannot be minimised"),
+        ("Bare", 4, "Bare: the losses ['nll'] cannot be minimised"),
+        ("Detached", 4, "Detached: the losses ['nll'] cannot be minimised"),
     ],
 )
 def test_faults_of_an_algorithm_are_told_as_its_own(

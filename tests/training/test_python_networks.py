@@ -174,7 +174,7 @@ def test_no_code_is_imported_because_a_run_folder_names_it(
                 return export(run, tmp_path / "policy.onnx", to="onnx", network=network)
         return load_policy(run, network=network)
 
-    with pytest.raises(BadConfig, match="no code is imported") as caught:
+    with pytest.raises(BadConfig) as caught:
         use(None)
     assert caught.value.fix.endswith(f"--network {BUILD}")
     assert not code.exists()

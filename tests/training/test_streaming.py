@@ -107,7 +107,7 @@ def test_a_source_that_changes_between_two_readings_is_refused(write_dataset: Wr
         return (batch.select(slice(0, len(batch) + 1 - len(readings))) for batch in real(batches, *args, **options))
 
     monkeypatch.setattr(training_data, "of_one_module", one_less)
-    with pytest.raises(BadData, match="11 episodes, and 12 before"), loaded(write_dataset(), streaming=True, val_fraction=0.25):
+    with pytest.raises(BadData, match="11 episodes, but 12 before"), loaded(write_dataset(), streaming=True, val_fraction=0.25):
         pass
 
 
@@ -152,6 +152,6 @@ def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(
     data = write_dataset()
     assert train_bc(data, tmp_path / "run", updates=1, memory_limit=1 << 30).updates == 1
     monkeypatch.setitem(training_data.PROGRAM, "cpu", (1 << 30) - 20_000)
-    with pytest.raises(BadConfig, match="too much for the memory limit") as caught:
+    with pytest.raises(BadConfig, match="exceeds the memory limit") as caught:
         train_bc(data, tmp_path / "other", updates=1, memory_limit=1 << 30)
     assert "--streaming" in caught.value.fix
