@@ -37,7 +37,7 @@ PHRASES = {  # a regular expression, and what to write
     r"\bin order to\b": "to",
     r"\bplease\b|\bsimply\b|\bjust\b|\bobviously\b|\beasily\b": "(nothing)",
     r"\butili[sz]e": "use",
-    r"\bleverag(e|es|ing)\b|\bseamless(ly)?\b|\brobust(ly)?\b|\bpowerful\b": "say what it does",
+    r"\bleverag(e|es|ing)\b|\bseamless(ly)?\b|(?<!doubly )\brobust(ly)?\b|\bpowerful\b": "say what it does",
     r"\be\.g\.|\bi\.e\.": "such as; that is",
     r"\bteach(es)? no\b": "is not used to learn",
     r"\bLooking needs\b|\bchooses no\b|\bcloses nothing\b": "say who does what",

@@ -70,7 +70,7 @@ def test_help_lists_it_by_name_and_imports_nothing(install: Install) -> None:
     install("spying", {"commands": {"spied": "spying:x"}}, spying="raise AssertionError('imported')")
     for flag in ("-h", "--help"):
         shown = invoke(flag).stdout
-        assert ["spied", "of", "the", "package", "spying"] in [line.split() for line in shown.splitlines()]
+        assert ["spied", "from", "the", "package", "spying"] in [line.split() for line in shown.splitlines()]
     assert "spying" not in sys.modules
 
 
