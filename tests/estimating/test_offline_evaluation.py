@@ -179,7 +179,7 @@ def test_the_command_gives_the_keys_draws_a_figure_and_exits_with_7_at_a_missed_
 
 def test_options_of_playing_are_refused_beside_recordings(call: Command, made: Path) -> None:
     code, failed = call("evaluate", made / "run", "--offline", made / "half", "--episodes", 5)
-    assert (code, failed["error"]["where"]) == (2, "--offline")
+    assert (code, failed["error"]["where"]) == (2, "--episodes")
 
 
 def continuous(count: int, *, logp: bool) -> EpisodeBatch:
