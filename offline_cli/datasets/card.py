@@ -81,7 +81,7 @@ tags:
 - offline-rl
 - offline-cli
 size_categories:
-- {next((label for most, label in SIZES if rows < 10**most), "10M<n<100M")}
+- {next((label for most, label in SIZES if rows < most), "10M<n<100M")}
 configs:
 - config_name: default
   data_files:

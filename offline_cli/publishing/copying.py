@@ -14,7 +14,7 @@ from offline_cli.datasets.ownership import data_files
 from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.errors import PROBLEM, BadData
 from offline_cli.import_path import content_hash_of
-from offline_cli.parquet.reading import FIX, OTHER_SHARD
+from offline_cli.parquet.reading import FIX, OTHER_SHARD, fingerprint
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.failures import storage_failures
@@ -41,10 +41,8 @@ def copy_to_folder(
         for number, shard in enumerate(shards):
             check()
             file = there.get(shard.path)
-            if file is None or not writing.resumed or file.size() != shard.bytes:
-                if file is not None:  # of the dataset that is overwritten: else a resumed copy would take it for its own
-                    file.remove()
-                _copy(dataset, shard, writing)
+            if file is None or file.size() != shard.bytes or fingerprint(file)[1] != shard.sha256:
+                _copy(dataset, shard, writing)  # takes the place of what is there only once it is whole
                 sent.append(shard)
             on_progress(Progress("publishing", number + 1, len(shards), "shards"))
         with writing.guard():

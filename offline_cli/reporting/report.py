@@ -35,6 +35,7 @@ from offline_cli.spaces import describe
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.storage.staging import write_whole
 
+PAGE: Final = b"<!doctype html"  # begins each page
 TEMPLATE: Final = Path(__file__).with_name("page.html.j2")
 DRAWN: Final = 200  # episodes in the browser, of all datasets
 BROWSED: Final = 40  # channels of an episode that are drawn
@@ -87,8 +88,8 @@ def report(
     """
     options, began = dict(locals()), time.monotonic()
     target = open_location(out, storage_options)
-    of_runs.check_free(target, overwrite)
     given: list[Any] = list(sources) if isinstance(sources, list | tuple) else [sources]
+    of_runs.check_free(target, overwrite, PAGE)
     if not given and not runs:
         raise UsageError("nothing is given to report on", where="report", fix="name datasets, or runs with --run RUN")
     _packages()
@@ -218,6 +219,7 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
     return _rendered(
         title=title,
         datasets=datasets,
+        keys=list(dict.fromkeys(key for one in datasets for key in one["facts"])),
         better=_better(kept),
         problems=problems,
         channels=_channels(kept),
@@ -295,6 +297,9 @@ def _better(kept: Sequence[tuple[int, Survey]]) -> str:
     told = []
     for name, _, survey, numbers in _parts(kept):
         gained = survey.episodes["return"][numbers]
+        gained = gained[np.isfinite(gained)]
+        if not len(gained):
+            continue
         half = 1.96 * float(gained.std(ddof=1)) / len(gained) ** 0.5 if len(gained) > 1 else math.inf
         told.append((float(gained.mean()), half, name))
     told.sort(key=lambda one: -one[0])

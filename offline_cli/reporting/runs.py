@@ -28,7 +28,7 @@ from offline_cli.storage.staging import whole_file, write_whole
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
 OWN: Final = ("seed", "out", "run", "device", "threads")  # keys that make no other kind of run
-SUFFIXES: Final = ("png", "svg", "pdf")
+SUFFIXES: Final = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}  # and how such files begin
 SHOWN: Final = ("eval_return_mean", "eval_return_ci95", "val_loss", "val_accuracy", "loss", "updates", "seconds", "stopped_by")
 
 
@@ -196,7 +196,7 @@ def curves(
     kind = target.name.rpartition(".")[2].lower()
     if kind not in SUFFIXES:
         raise UsageError(f"no figure is written as .{kind}", where=target.url, fix=f"name a file .{', .'.join(SUFFIXES)}")
-    check_free(target, overwrite)
+    check_free(target, overwrite, SUFFIXES[kind])
     groups = grouped(read_runs(runs, storage_options))
     content = io.BytesIO()
     _draw(groups, content, kind)
@@ -204,14 +204,13 @@ def curves(
     return CurvesResult(target.url, sum(len(group.runs) for group in groups), [group.name for group in groups])
 
 
-def check_free(target: Location, overwrite: bool) -> None:
-    """Raise OutputExists where a file is there that may not be replaced."""
+def check_free(target: Location, overwrite: bool, magic: bytes) -> None:
+    """Raise OutputExists where a file is there, unless it may be replaced and begins with `magic`, as those of its kind do."""
     if target.exists() and not overwrite:
-        raise OutputExists(
-            "a file is there already",
-            where=target.url,
-            fix="choose another name; report and curves replace it with --overwrite",
-        )
+        fix = "choose another name; report and curves replace it with --overwrite"
+        raise OutputExists("a file is there already", where=target.url, fix=fix)
+    if target.exists() and (target.is_dir() or target.start(len(magic))[0].lower() != magic.lower()):
+        raise OutputExists("another kind of file is there", where=target.url, fix="choose another name")
 
 
 def _draw(groups: Sequence[Group], target: BinaryIO, kind: str) -> None:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from offline_cli.checking.validate import Problem
 from offline_cli.converting.operations.selecting import LONGEST
-from offline_cli.reporting.survey import Survey
+from offline_cli.reporting.survey import SLICES, Survey
 
 RUN: Final = 20  # equal values in a row, from which a sensor counts as stuck
 USUAL: Final = 0.5  # share of steps at which a channel changes that is measured
 NEAR: Final = 0.02  # standard deviations between episodes that are nearly the same
-EXACT: Final = 1e-6
 NEIGHBOURS: Final = 12  # along a line, with which an episode is compared
 NAMED: Final = 40  # episodes in a command
 CONFLICT: Final = 0.1
@@ -91,7 +90,7 @@ def _stuck(survey: Survey) -> Iterator[Sign]:
     usual = observed[np.quantile(changes[long][:, observed], 0.9, axis=0) > USUAL]
     bound = np.maximum(np.maximum(RUN, 0.2 * length[:, None]), 4 * np.median(longest[long], axis=0))
     held = (longest >= bound)[:, usual]
-    held[held.all(axis=1) & (len(usual) > 1)] = False  # everything stands: the robot rests, or the recording
+    held[(held.sum(axis=1) > len(usual) / 2) & (len(usual) > 1)] = False  # most stand: the robot rests, or the recording
     for column, channel in enumerate(usual.tolist()):
         found = np.flatnonzero(held[:, column])
         if not len(found):
@@ -171,33 +170,34 @@ def _conflicts(survey: Survey) -> Iterator[Sign]:
 def repeated(surveys: Sequence[Survey], places: Sequence[str]) -> Iterator[Sign]:
     """Episodes that come twice: within one dataset, and in two of them (leakage between train and val)."""
     kept = [survey for survey in surveys if len(survey.episodes)]
-    kinds = {tuple(one.name for one in survey.channels) for survey in kept}
-    groups = [kept] if len(kinds) == 1 else [[one] for one in kept]
-    for group in groups:
+    groups: dict[tuple[str, ...], list[Survey]] = {}
+    for survey in kept:
+        groups.setdefault(tuple(one.path + str(one.at) for one in survey.channels), []).append(survey)
+    for group in groups.values():
         number = np.concatenate([np.full(len(one.episodes), i) for i, one in enumerate(group)] or [np.zeros(0, np.int64)])
         own = np.concatenate([np.arange(len(one.episodes)) for one in group])
         moments = np.concatenate([one.episodes["moments"] for one in group]).astype(np.float64)
         length = np.concatenate([one.episodes["length"] for one in group])
-        pairs, distance = _near(moments, length)
+        prints = np.concatenate([one.episodes["print"] for one in group])
+        pairs = _near(moments, length, number)
+        equal = prints[pairs[:, 0]] == prints[pairs[:, 1]]
         for first in range(len(group)):
             for second in range(first, len(group)):
                 is_here = (number[pairs[:, 0]] == first) & (number[pairs[:, 1]] == second)
                 if is_here.any():
                     of_second = np.unique(own[pairs[is_here, 1]])
-                    exact = float((distance[is_here] < EXACT).mean())
+                    exact = float(equal[is_here].mean())
                     places_of = {one.name: place for one, place in zip(surveys, places, strict=True)}
                     yield _twice(group[first], group[second], of_second, exact, places_of)
 
 
 def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, places: dict[str, str]) -> Sign:
     ids, count = _named(other, numbers), len(numbers)
-    same = (
-        "are the same, value for value" if exact == 1 else "are nearly the same" if exact == 0 else "are the same, or nearly so"
-    )
+    same = "are the same, value for value" if exact == 1 else f"are alike at {SLICES} steps, and {exact:.0%} of them the same"
     are_small = all(channel.is_category for channel in other.channels if channel.kind == "obs")
     small = " In a small discrete environment episodes come to be equal by themselves." if are_small else ""
     severity = "note" if are_small else "warning"
-    command = without(places[other.name], ids) if not are_small else ""
+    command = without(places[other.name], ids) if exact == 1 and not are_small else ""
     what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name}"
     if one is other:
         text = f"{what} {same} as an earlier one.{small}"
@@ -207,12 +207,17 @@ def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, plac
 
 
 @np.errstate(all="ignore")
-def _near(moments: NDArray[np.float64], length: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(P, 2) pairs of episodes of one length that are nearly the same, the earlier first; and (P,) how far they are apart.
+def _near(moments: NDArray[np.float64], length: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(P, 2) pairs of episodes of one length that are nearly the same, the earlier first; `number` (E,): their dataset's.
+
+    The scale of a figure is its spread without outliers, in the dataset where that is least.
 
     Candidates are neighbours on two lines through the data, so that the time grows with the number of episodes, not its square.
     """
-    deviation = moments.std(0)
+    quantiles = [np.quantile(moments[number == one], (0.16, 0.84), axis=0) for one in np.unique(number)]
+    spreads = np.array([(high - low) / 2 for low, high in quantiles])
+    deviation = np.where(spreads > 1e-9, spreads, np.inf).min(axis=0, initial=np.inf)
+    deviation = np.where(np.isfinite(deviation), deviation, 0)
     scaled = np.where(deviation > 1e-9, (moments - moments.mean(0)) / np.where(deviation > 1e-9, deviation, 1), 0)
     lines = np.random.default_rng(2).standard_normal((scaled.shape[1], 2))
     found = []
@@ -224,7 +229,5 @@ def _near(moments: NDArray[np.float64], length: NDArray[np.int64]) -> tuple[NDAr
             first, second = first[alike], second[alike]
             apart = np.sqrt(np.square(scaled[first] - scaled[second]).mean(1))
             near = apart < NEAR
-            found.append(np.column_stack([np.minimum(first, second)[near], np.maximum(first, second)[near], apart[near]]))
-    whole = np.concatenate(found) if found else np.zeros((0, 3))
-    _, unique = np.unique(whole[:, :2], axis=0, return_index=True)
-    return whole[unique, :2].astype(np.int64), whole[unique, 2]
+            found.append(np.column_stack([np.minimum(first, second)[near], np.maximum(first, second)[near]]))
+    return np.unique(np.concatenate([np.zeros((0, 2), np.int64), *found]), axis=0)

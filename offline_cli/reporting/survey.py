@@ -23,6 +23,7 @@ from offline_cli.checking.validate.values import bounds_of
 from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, leaf_spaces
 
@@ -176,6 +177,7 @@ class Survey:
             "jerk": jerk,
             "still": still,
             "moments": _projected(values[moments.ravel()]).reshape(len(batch), -1).astype(np.float32),
+            "print": fingerprints(batch),
             "chance": self._random.random(len(batch)),
         }
         self._add_shares(found, batch, leaves)

@@ -131,7 +131,8 @@ def test_what_is_whole_is_kept_where_the_environment_raises(tmp_path: Path, read
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"), [("leaves", "without being terminated or truncated"), ("unknown", "stranger"), ("unseen", "no observation")]
+    ("rule", "said"),
+    [("leaves", "without being terminated or truncated"), ("unknown", "stranger"), ("unseen", "no observation")],
 )
 def test_an_environment_that_breaks_a_rule_of_pettingzoo_is_named(rule: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(BadData, match=said):
