@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,14 @@ def test_the_manifest_is_the_last_file(dataset: Path, place: Location, monkeypat
 
     assert written[-1] == "manifest.json"
     assert json.loads(content(place)["manifest.json"])["complete"]
+
+
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+def test_a_damaged_dataset_replaces_nothing_of_a_good_copy(dataset: Path, place: Location) -> None:
+    offline_cli.publish(dataset, place.url)
+    before = content(place)
+    shard = min((dataset / "data").iterdir())
+    shard.write_bytes(shard.read_bytes()[:-20] + bytes(20))
+    with suppress(OfflineCliError):  # what is there already is not sent again
+        offline_cli.publish(dataset, place.url, overwrite=True)
+    assert content(place) == before

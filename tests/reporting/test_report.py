@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from offline_cli import OfflineCliError, SingleAgentEpisode, open_dataset, report
 from offline_cli.cli.app import app
+from offline_cli.errors import OutputExists
 
 
 def page_of(sources: str | list[str], tmp_path: Path, **given: object) -> Page:
@@ -58,6 +59,23 @@ def test_the_better_of_two_datasets_is_named_first(made: Made, tmp_path: Path) -
 def test_the_better_of_two_agents_in_one_dataset_is_named(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i, reward=1 + i % 2, module_id=f"expert_{i % 2}", agent_id="a") for i in range(12)]
     assert "The highest is that of expert_1" in page_of(made("both", each), tmp_path).text
+
+
+def test_a_return_that_is_no_number_decides_nothing(made: Made, tmp_path: Path) -> None:
+    places = [
+        made(name, [episode(f"{name}{i}", i, reward=reward) for i in range(4)])
+        for name, reward in (("bad", np.nan), ("good", 2))
+    ]
+    assert "The highest" not in page_of(places, tmp_path).text
+
+
+def test_overwriting_replaces_pages_alone(made: Made, tmp_path: Path) -> None:
+    place = made("rides", [episode("a", 1)])
+    manifest = Path(place) / "manifest.json"
+    before = manifest.read_bytes()
+    with pytest.raises(OutputExists):
+        report(place, manifest, overwrite=True)
+    assert manifest.read_bytes() == before
 
 
 def test_the_page_is_small_however_many_episodes_there_are(made: Made, tmp_path: Path) -> None:

@@ -85,6 +85,29 @@ def test_an_episode_of_train_in_val_is_leakage(made: Made, tmp_path: Path) -> No
     assert found([train, near], tmp_path)["Leakage between train and near"]["episodes"] == ["nearly"]
 
 
+def test_a_source_of_other_channels_hides_no_leakage(made: Made, tmp_path: Path) -> None:
+    train = made("train", [episode(f"e{i}", i) for i in range(20)])
+    val = made("val", [*(episode(f"v{i}", 100 + i) for i in range(5)), episode("copy", 7)])
+    alone = SingleAgentEpisode(
+        id_="o", observations=[0, 1, 2], actions=[0, 1], rewards=[0.0, 1.0], terminated=True, len_lookback_buffer=0,
+        observation_space=spaces.Discrete(5), action_space=spaces.Discrete(3),
+    )  # fmt: skip
+    other = made("other", [alone])
+    assert found([train, other, val], tmp_path)["Leakage between train and val"]["episodes"] == ["copy"]
+
+
+def test_episodes_that_differ_where_nobody_looked_are_not_called_the_same_and_no_command_drops_them(
+    made: Made, tmp_path: Path
+) -> None:
+    def pulse(at: int) -> Any:
+        return lambda obs: obs * 0 + (np.arange(len(obs)) == at)[:, None].astype(np.float32)
+
+    rides = [changed(f"e{i}", 1, obs=pulse(30 + i)) for i in range(6)]
+    sign = found(made("pulses", rides), tmp_path)["Repeated episodes"]
+    assert "value for value" not in sign["text"]
+    assert not sign["command"]
+
+
 def test_an_episode_that_comes_twice_is_found(made: Made, tmp_path: Path) -> None:
     each = [*(episode(f"e{i}", i) for i in range(20)), episode("again", 7)]
     assert found(made("rides", each), tmp_path)["Repeated episodes"]["episodes"] == ["again"]
