@@ -185,6 +185,10 @@ def inspect(
     """
     from offline_cli.checking.inspect import inspect
 
+    if html is not None:
+        from offline_cli.reporting.report import check_page
+
+        check_page(html, ctx.params["storage_options"])
     result = call(ctx, inspect)
     if html is not None:
         from offline_cli.reporting.report import report

@@ -87,9 +87,8 @@ def report(
     BadData where no source can be read, and what `read_runs` raises.
     """
     options, began = dict(locals()), time.monotonic()
-    target = open_location(out, storage_options)
+    target = check_page(out, storage_options, overwrite=overwrite)
     given: list[Any] = list(sources) if isinstance(sources, list | tuple) else [sources]
-    of_runs.check_free(target, overwrite, PAGE)
     if not given and not runs:
         raise UsageError("nothing is given to report on", where="report", fix="name datasets, or runs with --run RUN")
     _packages()
@@ -125,6 +124,13 @@ def report(
         problems=[asdict(one) for one in found],
         seconds=round(time.monotonic() - began, 3),
     )
+
+
+def check_page(out: Any, storage_options: Mapping[str, Any] | None = None, *, overwrite: bool = False) -> Location:
+    """Where the page will be. Raises OutputExists for a file there, unless it is a page that `overwrite` replaces."""
+    target = open_location(out, storage_options or None)
+    of_runs.check_free(target, overwrite, PAGE)
+    return target
 
 
 # ---- reading ----
