@@ -103,6 +103,33 @@ def test_a_lower_loss_is_better(run: Callable[..., Path]) -> None:
     assert found.probability_of_improvement[b][a]["value"] == 1.0
 
 
+def test_references_of_data_are_for_returns_alone(run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run("a", 15.0, val_loss=0.5, reference={"random": 10.0, "expert": 20.0})
+    assert compare(folder).runs[str(folder)]["scores"] == {"Sign-v0": [0.5]}
+    assert compare(folder).reference == {"Sign-v0": {"random": 10.0, "expert": 20.0}}
+    found = compare(folder, metric="val_loss")
+    assert found.runs[str(folder)]["scores"] == {"Sign-v0": [0.5]}
+    assert found.reference == {}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text("{}")
+    with pytest.raises(BadConfig) as caught:
+        compare(folder, metric="val_loss", reference=[str(tmp_path / "data")])
+    assert "val_loss" in caught.value.what
+
+
+def test_a_normalised_loss_is_better_higher(run: Callable[..., Path]) -> None:
+    for number in range(2):
+        run(f"a/{number}", None, val_loss=0.5)
+        folder = run(f"b/{number}", None, val_loss=0.3).parent
+    a, b = str(folder.with_name("a")), str(folder)
+    found = compare([a, b], metric="val_loss", reference=["random=0.5,expert=0.1"], success=0.4, no_regression=True)
+    assert found.runs[b]["scores"]["Sign-v0"] == pytest.approx([0.5, 0.5])
+    assert found.best == b
+    assert found.differences[b]["value"] == pytest.approx(0.5)
+    assert found.runs[b]["success_rate"]["value"] == 1.0
+    assert found.runs[a]["success_rate"]["value"] == 0.0
+
+
 def test_gates_pass_on_the_end_of_the_interval_alone(scores: Callable[..., str]) -> None:
     base, better = scores("base.json", [0, 1, 2, 3, 4]), scores("better.json", [10, 11, 12, 13, 14])
     low = compare([base, better], min_improvement=7).differences[better]["low"]
