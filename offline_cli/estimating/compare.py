@@ -168,17 +168,27 @@ def _contender(place: Location, metric: str) -> _Contender:
 
 
 def _run_folders(place: Location) -> list[Location]:
-    """The run at `place`, or those in its folders, or in theirs. Raises NoData."""
+    """The run at `place`, or those in its folders, or in theirs. Raises NoData, BadData for missing seeds."""
     if place.join(files.POLICY).exists():
         return [place]
-    listed = seeds_of(place)
-    below = [one for one in place.children() if one.is_dir()] if listed is None else listed
+    if listed := _whole(place):
+        return listed
+    below = [one for one in place.children() if one.is_dir()]
     found = [one for one in below if one.join(files.POLICY).exists()]
-    found = found or [run for one in below for run in seeds_of(one) or one.children() if run.join(files.POLICY).exists()]
+    found = found or [run for one in below for run in _whole(one) or one.children() if run.join(files.POLICY).exists()]
     if not found:
         fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
     return found
+
+
+def _whole(place: Location) -> list[Location]:
+    """The runs of a training of several seeds; empty: it is none. Raises BadData where some are missing."""
+    listed = seeds_of(place) or []
+    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
+        fix = "train it to its end with --resume"
+        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
+    return listed
 
 
 def _scores_of(place: Location) -> dict[str, Array]:

@@ -82,6 +82,16 @@ def test_only_the_seeds_of_the_training_are_compared(run: Callable[..., Path], t
     assert compare(tmp_path / "bc").runs[str(tmp_path / "bc")]["scores"] == {"Sign-v0": [0.0, 1.0]}
 
 
+def test_missing_seeds_are_named(run: Callable[..., Path], tmp_path: Path) -> None:
+    run("bc/sign/seed-0", 1.0)
+    (tmp_path / "bc/sign/seeds.json").write_text('{"seeds": [0, 4, 7]}')
+    for place in ("bc/sign", "bc"):
+        with pytest.raises(BadData) as caught:
+            compare(tmp_path / place)
+        assert "seed-4, seed-7" in caught.value.what
+        assert caught.value.where == str(tmp_path / "bc/sign")
+
+
 def test_scores_are_normalised_by_the_reference_of_their_task(scores: Callable[..., str]) -> None:
     one = scores("one.json", {"a": [10, 20], "b": [0, 1]})
     found = compare(one, reference=["a:random=10,expert=20", "b:random=0,expert=2"])
