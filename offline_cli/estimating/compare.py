@@ -83,10 +83,11 @@ def compare(
     """Compare algorithms by the scores of their runs: `runs` are run folders, folders of them (of seeds, or of tasks of seeds),
     or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task, a row a run.
 
-    A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss.
-    Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and 1 at the expert's:
-    "random=R,expert=E", "TASK:random=R,expert=E", or a dataset whose manifest has them; without, those of the runs' data,
-    where all have them. `success`: a score that counts as success, after normalisation. `plot`: a PNG.
+    A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss
+    that is not normalised. Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and
+    1 at the expert's: "random=R,expert=E", "TASK:random=R,expert=E", or, for returns, a dataset whose manifest has them;
+    without, returns take those of the runs' data, where all have them. `success`: a score that counts as success, after
+    normalisation. `plot`: a PNG.
 
     The first is the baseline of gates on interquartile means. With `min_improvement` the 95% interval of each difference has to
     lie at that or above; with `no_regression` none may lie below 0. A gate without an interval is missed.
@@ -104,9 +105,9 @@ def compare(
         raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
     found = {name: _contender(open_location(one, storage_options), metric) for name, one in zip(names, given, strict=True)}
     tasks = _tasks(found)
-    references, notes = _references(found, reference, tasks, storage_options)
+    references, notes = _references(found, reference, tasks, storage_options, metric)
     scores = {name: [_normalised(one.scores[task], references.get(task)) for task in tasks] for name, one in found.items()}
-    sign = -1.0 if metric.endswith(LOWER) else 1.0
+    sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
     better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
     if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
         notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
@@ -167,17 +168,27 @@ def _contender(place: Location, metric: str) -> _Contender:
 
 
 def _run_folders(place: Location) -> list[Location]:
-    """The run at `place`, or those in its folders, or in theirs. Raises NoData."""
+    """The run at `place`, or those in its folders, or in theirs. Raises NoData, BadData for missing seeds."""
     if place.join(files.POLICY).exists():
         return [place]
-    listed = seeds_of(place)
-    below = [one for one in place.children() if one.is_dir()] if listed is None else listed
+    if listed := _whole(place):
+        return listed
+    below = [one for one in place.children() if one.is_dir()]
     found = [one for one in below if one.join(files.POLICY).exists()]
-    found = found or [run for one in below for run in seeds_of(one) or one.children() if run.join(files.POLICY).exists()]
+    found = found or [run for one in below for run in _whole(one) or one.children() if run.join(files.POLICY).exists()]
     if not found:
         fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
     return found
+
+
+def _whole(place: Location) -> list[Location]:
+    """The runs of a training of several seeds; empty: it is none. Raises BadData where some are missing."""
+    listed = seeds_of(place) or []
+    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
+        fix = "train it to its end with --resume"
+        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
+    return listed
 
 
 def _scores_of(place: Location) -> dict[str, Array]:
@@ -213,13 +224,17 @@ def _tasks(found: Mapping[str, _Contender]) -> list[str]:
 
 
 def _references(
-    found: Mapping[str, _Contender], given: Sequence[str], tasks: Sequence[str], storage_options: Mapping[str, Any] | None
+    found: Mapping[str, _Contender],
+    given: Sequence[str],
+    tasks: Sequence[str],
+    storage_options: Mapping[str, Any] | None,
+    metric: str,
 ) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
     """The references by task, and notes. Raises BadConfig where one is wrong, or only some tasks have one."""
     references = dict[str, Mapping[str, Any]]()
     for text in [given] if isinstance(given, str) else given:
-        references |= dict(_reference(text, tasks, storage_options))
-    if not given:
+        references |= dict(_reference(text, tasks, storage_options, metric))
+    if not given and metric == RETURN:
         for task in tasks:
             every = [one.references.get(task) for one in found.values()]
             if every[0] and all(one == every[0] for one in every):
@@ -236,7 +251,7 @@ def _references(
 
 
 def _reference(
-    text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None
+    text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None, metric: str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest."""
     task, _, values = text.rpartition(":")
@@ -248,6 +263,8 @@ def _reference(
     place = open_location(text, storage_options)
     if not holds_dataset(place):
         raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix="random=R,expert=E")
+    if metric != RETURN:
+        raise BadConfig(f"a dataset's reference is of returns, not of {metric}", where=place.url, fix="random=R,expert=E")
     manifest = Manifest.read(place)
     if not manifest.reference:
         fix = "convert or record it with --reference random=R --reference expert=E"

@@ -125,7 +125,7 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     result = _together(place, found, began)
     for note in result.notes if not alone else ():
         _log.warning("note: %s", note)
-    rows, picture = [RunFolder(one[2]).metrics() for one in calls], io.BytesIO()
+    rows, picture = [RunFolder(place.join(f"seed-{seed}")).metrics() for seed in seeds], io.BytesIO()
     draw_curves({place.name or "runs": rows}, picture)
     write_whole(place.join(files.CURVE), picture.getvalue(), folder=place)
     result = replace(result, figure=place.join(files.CURVE).url)

@@ -82,6 +82,16 @@ def test_only_the_seeds_of_the_training_are_compared(run: Callable[..., Path], t
     assert compare(tmp_path / "bc").runs[str(tmp_path / "bc")]["scores"] == {"Sign-v0": [0.0, 1.0]}
 
 
+def test_missing_seeds_are_named(run: Callable[..., Path], tmp_path: Path) -> None:
+    run("bc/sign/seed-0", 1.0)
+    (tmp_path / "bc/sign/seeds.json").write_text('{"seeds": [0, 4, 7]}')
+    for place in ("bc/sign", "bc"):
+        with pytest.raises(BadData) as caught:
+            compare(tmp_path / place)
+        assert "seed-4, seed-7" in caught.value.what
+        assert caught.value.where == str(tmp_path / "bc/sign")
+
+
 def test_scores_are_normalised_by_the_reference_of_their_task(scores: Callable[..., str]) -> None:
     one = scores("one.json", {"a": [10, 20], "b": [0, 1]})
     found = compare(one, reference=["a:random=10,expert=20", "b:random=0,expert=2"])
@@ -101,6 +111,33 @@ def test_a_lower_loss_is_better(run: Callable[..., Path]) -> None:
     assert found.best == b
     assert found.differences[b]["value"] == pytest.approx(0.2)
     assert found.probability_of_improvement[b][a]["value"] == 1.0
+
+
+def test_references_of_data_are_for_returns_alone(run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = run("a", 15.0, val_loss=0.5, reference={"random": 10.0, "expert": 20.0})
+    assert compare(folder).runs[str(folder)]["scores"] == {"Sign-v0": [0.5]}
+    assert compare(folder).reference == {"Sign-v0": {"random": 10.0, "expert": 20.0}}
+    found = compare(folder, metric="val_loss")
+    assert found.runs[str(folder)]["scores"] == {"Sign-v0": [0.5]}
+    assert found.reference == {}
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/manifest.json").write_text("{}")
+    with pytest.raises(BadConfig) as caught:
+        compare(folder, metric="val_loss", reference=[str(tmp_path / "data")])
+    assert "val_loss" in caught.value.what
+
+
+def test_a_normalised_loss_is_better_higher(run: Callable[..., Path]) -> None:
+    for number in range(2):
+        run(f"a/{number}", None, val_loss=0.5)
+        folder = run(f"b/{number}", None, val_loss=0.3).parent
+    a, b = str(folder.with_name("a")), str(folder)
+    found = compare([a, b], metric="val_loss", reference=["random=0.5,expert=0.1"], success=0.4, no_regression=True)
+    assert found.runs[b]["scores"]["Sign-v0"] == pytest.approx([0.5, 0.5])
+    assert found.best == b
+    assert found.differences[b]["value"] == pytest.approx(0.5)
+    assert found.runs[b]["success_rate"]["value"] == 1.0
+    assert found.runs[a]["success_rate"]["value"] == 0.0
 
 
 def test_gates_pass_on_the_end_of_the_interval_alone(scores: Callable[..., str]) -> None:

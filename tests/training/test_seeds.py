@@ -16,6 +16,7 @@ import pytest
 from signal_at import signal_at
 
 from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, UsageError
+from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.seeds import SeedsResult
 from offline_cli.training.train import train, train_bc
 
@@ -47,6 +48,16 @@ def test_each_seed_is_the_run_that_it_is_alone(write_dataset: Write, config: Pat
     told = found.intervals["val_loss"]
     assert told["low"] < min(one["val_loss"] for one in found.seeds.values()) < told["high"]
     assert (tmp_path / "runs/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_are_read_with_the_storage_options(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[Any]()
+    monkeypatch.setattr("offline_cli.training.seeds.RunFolder", lambda place: opened.append(place) or RunFolder(place))
+    options = {"time_limit": 77}
+    train_bc(write_dataset(), tmp_path / "runs", config=config, seeds=2, updates=3, storage_options=options)
+    assert [one.time_limit for one in opened] == [77, 77]
 
 
 def test_a_number_of_seeds_counts_from_0(write_dataset: Write, config: Path, tmp_path: Path) -> None:
