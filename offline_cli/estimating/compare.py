@@ -30,6 +30,7 @@ __all__ = ["CompareResult", "compare"]
 
 RETURN: Final = "eval_return_mean"
 LOWER: Final = ("loss", "mse")  # ends of names of metrics that are better lower
+NO_SCORES: Final = ("seed", "run")  # columns that name a row
 ONE_TASK: Final = "scores"  # where a file or run names none
 FEW: Final = 5  # runs below which a percentile interval is known to be too narrow
 THRESHOLDS: Final = 51  # of performance profiles
@@ -81,7 +82,8 @@ def compare(
     storage_options: Mapping[str, Any] | None = None,
 ) -> CompareResult:
     """Compare algorithms by the scores of their runs: `runs` are run folders, folders of them (of seeds, or of tasks of seeds),
-    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task, a row a run.
+    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task (not `seed` or `run`), a row
+    a run.
 
     A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss
     that is not normalised. Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and
@@ -197,7 +199,7 @@ def _scores_of(place: Location) -> dict[str, Array]:
     try:
         if place.name.endswith((".csv", ".tsv")):
             table = pl.read_csv(content, separator="\t" if place.name.endswith(".tsv") else ",", infer_schema_length=None)
-            told = {name: table[name].drop_nulls().to_list() for name in table.columns}
+            told = {name: table[name].drop_nulls().to_list() for name in table.columns if name.lower() not in NO_SCORES}
         else:
             read = orjson.loads(content)
             told = read if isinstance(read, dict) else {ONE_TASK: read}

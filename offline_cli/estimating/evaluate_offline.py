@@ -135,7 +135,8 @@ def evaluate_offline(
     values = None
     if set(asked) & set(OF_VALUES):
         values = fitted_values(recorded, described, gamma=gamma, explore=explore, **fitting)
-    told, returns = _estimated(episodes, asked, values, seed) if recorded.has_rewards else ({}, {})
+    doubts = ["these recordings were learned from"] if recorded.overlap else []
+    told, returns = _estimated(episodes, asked, values, seed, doubts) if recorded.has_rewards else ({}, {})
     if told and (cut := int(np.count_nonzero(batch.truncated & ~batch.terminated))):
         notes.append(f"{cut:,} of {len(batch):,} episodes were cut: weights count rewards up to there, dm, dr and wdr go on")
     result = OfflineResult(
@@ -240,7 +241,7 @@ def _asked(
 
 
 def _estimated(
-    episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int
+    episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int, doubts: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Each estimate with its interval and whether it can be relied on; the mean return of the recorded episodes likewise."""
     made = estimates(episodes, asked, values)
@@ -260,7 +261,7 @@ def _estimated(
         told[name] = {"value": one.value, **as_json(interval), **_support(episodes, name)}
         if name in ("is", "pdis"):
             told[name]["distribution_free"] = as_json(distribution_free(episodes, name))
-        why = _doubts(episodes, name, one.value)
+        why = [*doubts, *_doubts(episodes, name, one.value)]
         told[name] |= {"reliable": not why, "reason": "; ".join(why) or None}
     return told, returns
 

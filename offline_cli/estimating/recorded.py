@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, NoData
+from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.meanings import Meanings
 from offline_cli.modules.rl_module import RLModule, evaluating, initial_state
 from offline_cli.policies.policy import stand_in
@@ -65,6 +66,7 @@ class Recorded:
     where: str
     has_rewards: bool
     held_out: bool | None  # whether the run held them out; None: it learned from other data
+    overlap: bool  # whether the run learned from some of these sources, and from others
     notes: Sequence[str]
 
     @property
@@ -94,14 +96,16 @@ def recorded_for(
     """
     own = stand_in(f"run {run}", environment_spaces(loaded, run))
     scale = loaded.description["action_scale"]
-    stream = read_episodes(
-        sources,
-        env_spaces=(own.observation_space, own.action_space),
-        action_scale=None if scale == "unknown" else scale,
-        extras=(lambda _: ExtraOutputs(USED)) if loaded.trained is None else None,
-        storage_options=storage_options,
-        on_progress=on_progress,
-    )
+    reading: dict[str, Any] = {
+        "env_spaces": (own.observation_space, own.action_space),
+        "extras": (lambda _: ExtraOutputs(USED)) if loaded.trained is None else None,
+        "storage_options": storage_options,
+        "on_progress": on_progress,
+    }
+    try:
+        stream = read_episodes(sources, action_scale=None if scale == "unknown" else scale, **reading)
+    except UsageError:  # the sources declare another scale, which is converted
+        stream = read_episodes(sources, **reading)
     with stream:
         where, notes, held_out = ", ".join(stream.locations), [*stream.incomplete], None
         spaces = learner_spaces(stream, own)
@@ -113,7 +117,11 @@ def recorded_for(
             raise NoData("no episode has any steps", where=where, fix="name recordings with steps")
         whole = EpisodeBatch.concat(found)
         has_rewards = stream.without_rewards is None
-    if learned_from == where:
+    same, overlap = _shared(learned_from, stream.locations)
+    if overlap:
+        held_out = False
+        notes.append("the run learned from some of these recordings: name exactly the sources of its training, in their order")
+    elif same:
         held_out = config.get("val_fraction") is not None
         if held_out:
             whole = whole.select(np.flatnonzero(_held_out(config, whole, where)))
@@ -142,8 +150,27 @@ def recorded_for(
         where=where,
         has_rewards=has_rewards,
         held_out=held_out,
+        overlap=overlap,
         notes=notes,
     )
+
+
+def _shared(learned_from: str | None, locations: Sequence[str]) -> tuple[bool, bool]:
+    """Whether the run learned from exactly these sources; else whether from some of them."""
+    if learned_from is None:
+        return False, False
+    if learned_from == ", ".join(locations):
+        return True, False
+    learned, here = [*map(_absolute, learned_from.split(", "))], [*map(_absolute, locations)]
+    if learned == here:
+        return True, False
+    pairs = ((f"{one}/", f"{other}/") for one in learned for other in here)
+    return False, any(one.startswith(other) or other.startswith(one) for one, other in pairs)
+
+
+def _absolute(location: str) -> str:
+    path = location.removeprefix("file://")
+    return path.rstrip("/") if "://" in path else os.path.realpath(path)
 
 
 def _held_out(config: Mapping[str, Any], whole: EpisodeBatch, where: str) -> NDArray[np.bool_]:

@@ -183,9 +183,12 @@ def evaluate(
     found = {name: _evaluated({**given, "run": one}, name) for one, name in zip(runs, names, strict=True)}
     (first, baseline), *others = found.items()
     for name, one in others:
-        if one.result.environment != baseline.result.environment:
-            what = f"{name} plays in {one.result.environment}, and {first} in {baseline.result.environment}"
-            raise BadConfig(what, where="RUN", fix="--env with one environment for all")
+        ours, other = (
+            EnvironmentSpec(each.environment, each.env_kwargs, tuple(each.wrappers)) for each in (baseline.result, one.result)
+        )
+        if other != ours:
+            what = f"{name} plays in {other.id} {other.flags()}, and {first} in {ours.id} {ours.flags()}"
+            raise BadConfig(what, where="RUN", fix=f"one environment for all: --env {shlex.quote(ours.id)} {ours.flags()}")
     result = baseline.result
     if others:
         differences = {name: _paired(one.played, baseline.played) for name, one in others}

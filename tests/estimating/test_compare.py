@@ -62,6 +62,13 @@ def test_the_command_compares_files_of_scores(told: Told, scores: Callable[..., 
     assert found["profile"][low][-1] == 0.0
 
 
+def test_columns_that_name_a_row_are_no_tasks(scores: Callable[..., str]) -> None:
+    named = scores("named.csv", "run,Seed,a\nx,0,1\ny,1,2\n")
+    assert compare(named).runs[named]["scores"] == {"a": [1.0, 2.0]}
+    with pytest.raises(BadData):
+        compare(scores("none.csv", "seed\n1\n"))
+
+
 def test_runs_are_grouped_by_their_folder_and_environment(run: Callable[..., Path], tmp_path: Path) -> None:
     for seed, value in enumerate((1.0, 3.0)):
         run(f"bc/seed-{seed}", value)

@@ -228,3 +228,28 @@ def test_a_policy_with_memory_sees_whole_episodes(made: Path, tmp_path: Path) ->
     found = evaluate_offline(tmp_path / "run", made / "half", explore=True)
     assert found.steps == 2400
     assert found.estimates["wis"]["low"] < found.estimates["wis"]["high"]
+
+
+def test_part_of_the_recordings_that_the_run_learned_from(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(made)
+    train_bc(["half", "right"], tmp_path / "run", val_fraction=0.3, hidden=[8], updates=5)
+    for sources in ("half", ["right", "half"], [made / "right"]):
+        found = evaluate_offline(tmp_path / "run", sources, explore=True)
+        assert found.held_out is False
+        assert {one["reliable"] for one in found.estimates.values()} == {False}
+        assert "learned from" in found.estimates["wis"]["reason"]
+    found = evaluate_offline(tmp_path / "run", ["./half", made / "right"], explore=True)
+    assert (found.held_out, found.episodes) == (True, 210)
+    assert evaluate_offline(tmp_path / "run", "bare").held_out is None
+
+
+def test_recordings_of_another_action_scale(call: Command, tmp_path: Path) -> None:
+    write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
+    train_bc(tmp_path / "data", tmp_path / "run", hidden=[16], updates=400, lr=0.01)
+    batch = continuous(300, logp=True)
+    batch.extra["action_logp"] += np.log(2).astype(np.float32)
+    normalized = EpisodeBatch(**{**fields(batch), "actions": batch.actions / 2 - 1, "extra": batch.extra})
+    write_dataset(normalized, tmp_path / "normalized", action_scale="normalized")
+    both = [evaluate_offline(tmp_path / "run", tmp_path / name, explore=True) for name in ("data", "normalized")]
+    assert both[1].mse == pytest.approx(both[0].mse, rel=1e-4)
+    assert both[1].estimates["wis"]["value"] == pytest.approx(both[0].estimates["wis"]["value"], rel=1e-3)

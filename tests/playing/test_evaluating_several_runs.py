@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from typer.testing import CliRunner
 
 from offline_cli import evaluate
 from offline_cli.cli.app import app
-from offline_cli.errors import TargetNotMet, UsageError
+from offline_cli.errors import BadConfig, TargetNotMet, UsageError
+from offline_cli.playing import evaluate as evaluating
+from offline_cli.playing.returns import Played
 
 PLAY: dict[str, Any] = {"env": "CartPole-v1", "episodes": 6, "seed": 3}
 
@@ -47,6 +50,22 @@ def test_a_policy_beside_its_like_makes_no_difference(tmp_path: Path, right: str
     (tmp_path / "also_right.py").write_text("def policy(observation):\n    return 1\n")
     found = evaluate([right, "python:also_right:policy"], **PLAY)
     assert found.differences["python:also_right:policy"] == {"value": 0.0, "low": 0.0, "high": 0.0, "share_higher": 0.0}
+
+
+def test_runs_in_other_environments_are_refused(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = replace(evaluate("random", **PLAY), env_kwargs={"a": 1, "b": 2})
+    played = Played(np.zeros(2), np.full(2, 1))
+
+    def beside(**other: Any) -> None:
+        found = {"random": usual, right: replace(usual, **other)}
+        monkeypatch.setattr(evaluating, "_evaluated", lambda given, name: evaluating._Evaluated(found[name], played, {}))
+        evaluate(["random", right], **PLAY)
+
+    beside(env_kwargs={"b": 2, "a": 1})
+    for other in ({"environment": "Acrobot-v1"}, {"env_kwargs": {"a": 1}}, {"wrappers": ["a:B"]}):
+        with pytest.raises(BadConfig) as caught:
+            beside(**other)
+        assert """--env CartPole-v1 --env-kwargs '{"a": 1, "b": 2}' --wrapper none""" in caught.value.fix
 
 
 def test_a_gate_is_for_each_run(right: str) -> None:
