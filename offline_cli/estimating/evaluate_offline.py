@@ -258,9 +258,13 @@ def _estimated(
         if name == "dm":  # members may disagree by more than episodes do
             each = [interval, *limits[1 + len(made) :]]
             interval = min(low for low, _ in each), max(high for _, high in each)
-        told[name] = {"value": one.value, **as_json(interval), **_support(episodes, name)}
+        support = _support(episodes, name)
+        told[name] = {"value": one.value, **as_json(interval), **support}
+        if support["effective_samples"] == 0:  # no weight is left to average by
+            told[name] |= {"value": math.nan, **as_json((math.nan, math.nan))}
         if name in ("is", "pdis"):
-            told[name]["distribution_free"] = as_json(distribution_free(episodes, name))
+            limits_of_any = distribution_free(episodes, name) if len(episodes.lengths) > 1 else (math.nan, math.nan)
+            told[name]["distribution_free"] = as_json(limits_of_any)
         why = [*doubts, *_doubts(episodes, name, one.value)]
         told[name] |= {"reliable": not why, "reason": "; ".join(why) or None}
     return told, returns

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig
 from offline_cli.estimating.estimators import Values
 from offline_cli.estimating.intervals import Array
 from offline_cli.estimating.recorded import ROWS, Recorded
@@ -76,6 +77,9 @@ def cloned_logp(
 ) -> Array:
     """(N,) log-probability of each recorded action by a clone that learned from the episodes of the other four folds."""
     episodes, acted = recorded.episodes, recorded.acted
+    if len(episodes) < 2:
+        fix = "--behaviour uniform, or recordings with action_logp"
+        raise BadConfig("a clone of what played needs two episodes", where="--behaviour fit", fix=fix)
     fold = _folds(len(episodes), FOLDS, seed)
     of_steps = torch.from_numpy(np.repeat(fold, episodes.lengths))
     observations, found = rows_of(recorded.observations, acted), np.empty(episodes.num_steps)

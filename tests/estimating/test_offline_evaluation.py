@@ -253,3 +253,25 @@ def test_recordings_of_another_action_scale(call: Command, tmp_path: Path) -> No
     both = [evaluate_offline(tmp_path / "run", tmp_path / name, explore=True) for name in ("data", "normalized")]
     assert both[1].mse == pytest.approx(both[0].mse, rel=1e-4)
     assert both[1].estimates["wis"]["value"] == pytest.approx(both[0].estimates["wis"]["value"], rel=1e-3)
+
+
+def test_one_episode_has_no_spread_and_no_clone(tmp_path: Path) -> None:
+    write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
+    train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
+    write_dataset(continuous(1, logp=True), tmp_path / "one", action_scale="env")
+    found = evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True).estimates["is"]
+    assert np.isnan([found["distribution_free"]["low"], found["distribution_free"]["high"]]).all()
+    with pytest.raises(BadConfig) as caught:
+        evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True, behaviour="fit")
+    assert caught.value.where == "--behaviour fit"
+
+
+def test_weights_that_are_all_0_give_no_value(tmp_path: Path) -> None:
+    write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
+    train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
+    batch = continuous(30, logp=True)
+    batch.extra["action_logp"][:] = np.nan
+    write_dataset(batch, tmp_path / "unknown", action_scale="env")
+    found = evaluate_offline(tmp_path / "run", tmp_path / "unknown", explore=True).estimates["wis"]
+    assert np.isnan(found["value"])
+    assert not found["reliable"]
