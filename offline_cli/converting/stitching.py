@@ -190,7 +190,7 @@ class Stitcher:
         self.tally.assume(MISSING_FINAL, len(missing), places=places)
 
     def _drop_duplicate(self, batch: EpisodeBatch, entry: int, place: str) -> None:
-        """Count a duplicate, including its assumptions: counts cover everything that was read."""
+        """Drop and count a duplicate; its assumptions count too, as counts cover everything that was read."""
         if batch.final_missing is not None and batch.final_missing[entry]:
             self._count_finals(batch.select([entry]), None, place)
         self.tally.drop_duplicate(partial(_at, place, batch.ids[entry]))

@@ -273,7 +273,7 @@ def _bad(wrong: Sequence[str], where: str) -> BadData:
 
 
 def now() -> str:
-    """The current time as ISO text, UTC, in seconds."""
+    """The current time in UTC as ISO text, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 

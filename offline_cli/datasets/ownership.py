@@ -110,7 +110,7 @@ def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> Non
         place.name for place in folder.children() if not is_own_part(place) and place.name not in (DATA, QUARANTINE, CARD)
     ]
     if others:
-        what = f"the folder holds no {kind.noun} but {others[0]}, and --overwrite replaces nothing else"
+        what = f"the folder holds {others[0]} and no {kind.noun}; --overwrite replaces nothing else"
         raise OutputExists(what, where=folder.url, fix="give another --out")
 
 

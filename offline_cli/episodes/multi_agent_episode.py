@@ -59,7 +59,7 @@ class Timeline(InfiniteLookbackBuffer):
 
 
 class Turn(NamedTuple):
-    """One agent's data of a step, hanging data included; None: absent."""
+    """One agent's data of a step, including what waits for its next observation; None: absent."""
 
     observation: Any
     action: Any

@@ -303,7 +303,9 @@ def _doubts(episodes: Episodes, name: str, value: float) -> list[str]:
             f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
         )
     effective = episodes.effective_samples
-    if effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
+    if count < LEAST:
+        found.append(f"only {count:,} episodes, and estimates need {LEAST} or more")
+    elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
         found.append(f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played")
     return found
 

@@ -91,7 +91,7 @@ class AskedEnvironment:
         return EnvironmentSpec(self.id, given["kwargs"] or {}, tuple(given["wrappers"] or ())), list(map(blanked, notes))
 
     def among(self, declared: Iterable[tuple[str, EnvironmentSpec | None]]) -> EnvironmentSpec:
-        """`chosen`; logs the notes."""
+        """Like `chosen`, but log the notes."""
         found, notes = self.chosen(declared)
         for note in notes:
             _log.warning("note: %s", note)

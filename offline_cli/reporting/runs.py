@@ -27,6 +27,7 @@ from offline_cli.storage.staging import whole_file, write_whole
 
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
+STATE: Final = "state.json"
 OWN: Final = ("seed", "out", "run", "device", "threads")  # keys that make no other kind of run
 SUFFIXES: Final = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}  # and how such files begin
 SHOWN: Final = ("eval_return_mean", "eval_return_ci95", "val_loss", "val_accuracy", "loss", "updates", "seconds", "stopped_by")
@@ -103,6 +104,8 @@ def _run(name: str, place: Location) -> Run:
         rows = [orjson.loads(line) for line in text(METRICS).splitlines() if line.strip()]
         config = _flat(tomllib.loads(text(RUN_CONFIG).decode()))
         result = orjson.loads(text(RESULT) or b"{}")
+        if data := orjson.loads(text(STATE) or b"{}").get("seen", {}).get("sources"):
+            config["data"] = data  # runs on other data are no seeds of each other
         rows = [row for row in rows if isinstance(row.get("update"), int)]
         rows = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
         return Run(name, rows, config, dict(result))

@@ -243,7 +243,7 @@ class Start:
         joined([(place, one.of_columns(Columns.OBS, Columns.ACTIONS)) for place, one in both])
 
     def shared(self, learner: Learner) -> dict[str, dict[str, Tensor]]:
-        """Tensors of the other modules that the run has with the same shapes and dtypes, by module."""
+        """By module: the run's tensors that have the same shape and dtype here."""
         held = {name: part(self.others, f"{name}.") for name in learner.modules if name != POLICY}
         return {name: one for name, one in held.items() if _forms(one) == _forms(learner.modules[name].state_dict())}
 

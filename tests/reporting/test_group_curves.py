@@ -31,6 +31,14 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(run: Run, tmp_path: Pat
     assert (told["runs"], told["groups"]) == (4, ["bc (2 seeds)", "iql", "other"])
 
 
+def test_runs_on_other_data_are_no_seeds_of_each_other(run: Run, tmp_path: Path) -> None:
+    runs = [run(f"r{number}", [2, 1], seed=number, lr=1) for number in range(3)]
+    for place, data in zip(runs, ("good", "good", "bad"), strict=True):
+        Path(place, "state.json").write_text(json.dumps({"seen": {"sources": data}}), encoding="utf-8")
+    done = CliRunner().invoke(app, ["curves", *runs, "-o", str(tmp_path / "f.svg"), "--json"])
+    assert json.loads(done.stdout)["groups"] == ["r (2 seeds)", "r2"]
+
+
 def test_another_kind_of_file_is_a_usage_error(run: Run, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, ["curves", run("a", [1]), "-o", str(tmp_path / "f.docx")]).exit_code == 2
 

@@ -59,7 +59,9 @@ def maker(found: Any, where: str, method: str) -> Make:
     """
     fix = f"name a class with {method}(), like RLlib's, or a function that returns such an object"
     if not callable(found):
-        raise BadConfig(f"{type(found).__name__} is not callable, so it cannot create {method}()", where=where, fix=fix)
+        raise BadConfig(
+            f"{type(found).__name__} is not callable, so it cannot create an object with {method}()", where=where, fix=fix
+        )
 
     def made(folder: str, config: Mapping[str, Any]) -> Any:
         one = found(IOContext(folder, config))

@@ -154,7 +154,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _StandIn:
-    """A name that a pickle may call."""
+    """Stand-in for a callable that a pickle may name: it records its arguments and runs nothing."""
 
     __slots__ = ("call",)
 
