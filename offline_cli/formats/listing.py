@@ -210,7 +210,7 @@ def _columns_kind(schema: pa.Schema) -> str:
 
 
 def _lines_kind(files: Sequence[Location]) -> str:
-    """The kind by the first lines: "sample-batch" if one of the first files starts with a batch, because notes or empty files may precede it.
+    """The kind by the first lines: "sample-batch" if one of the first files starts with a batch: notes may precede it.
 
     Raises BadData if none does and a file is damaged.
     """
