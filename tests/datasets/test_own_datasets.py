@@ -57,7 +57,7 @@ def test_anybodys_manifest_makes_no_dataset(tmp_path: Path) -> None:
     app = tmp_path / "app"
     app.mkdir()
     (app / "manifest.json").write_text(json.dumps({"name": "my app", "version": "1.0", "format": "web"}))
-    refused(app, match="but manifest.json")
+    refused(app, match="holds manifest.json")
 
 
 @pytest.mark.parametrize("name", ["data", "quarantine", "manifest.json"])
