@@ -13,6 +13,7 @@ import pytest
 from gymnasium import spaces
 from pyarrow import csv
 
+from offline_cli import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, BadMapping, OfflineCliError
 from offline_cli.tally import Reject
@@ -280,3 +281,13 @@ def test_ids_as_actions_are_counted_unless_categories_number_them(
     error = refused(read_table, path, f'{mapping}[categories]\nitem_id = ["1000"]\n')
     assert "1001" in error.what
     assert "which is not one of its [categories]" in error.what
+
+
+@pytest.mark.parametrize("ends", ["flags", "chain"])
+def test_next_observations_of_another_shape_than_observations_are_refused(ends: str, tmp_path: Path) -> None:
+    rows = [f'"[{n}.0, 1.0, 2.0]","[{n}.0, 1.0]",0,1.0,{n == 3}' for n in range(4)]
+    (tmp_path / "steps.csv").write_text("\n".join(["o,p,a,r,d", *rows]) + "\n", encoding="utf-8")
+    columns = {"obs": "o", "new_obs": "p", "actions": "a", "rewards": "r", "dones": "d"}
+    with pytest.raises(BadEpisode) as caught:
+        convert(tmp_path / "steps.csv", tmp_path / "D", mapping={"episode_ends": ends, "columns": columns})
+    assert caught.value.where.endswith("steps.csv")

@@ -276,7 +276,7 @@ class Assembler:
         if t is not None and ends == "t":
             goes_on &= t[1:] > t[:-1]
         if ends in ("chain", "flags") and self.reader.layout.of(Columns.NEXT_OBS):
-            chains = chained(self._tree(rows, Columns.OBS), self._tree(rows, Columns.NEXT_OBS))
+            chains = chained(self._tree(rows, Columns.OBS), self._following(rows))
             for name in rows:
                 if name == BAD or name.startswith(MISSING):
                     chains = chains | rows[name][1:] | rows[name][:-1]  # missing cells do not break the chain
@@ -510,8 +510,10 @@ class Assembler:
     def _next_obs(self, rows: Rows) -> Tree | None:
         if self.mapping.said.shift:
             return self._tree(rows, Columns.OBS, NEXT)
-        if not self.reader.layout.of(Columns.NEXT_OBS):
-            return None
+        return self._following(rows) if self.reader.layout.of(Columns.NEXT_OBS) else None
+
+    def _following(self, rows: Rows) -> Tree:
+        """The mapped next observations. Raises BadEpisode if their shapes are not those of `obs`."""
         obs, found = dict(flatten(self._tree(rows, Columns.OBS))), self._tree(rows, Columns.NEXT_OBS)
         for path, leaf in flatten(found):
             mine, theirs = leaf.shape[1:], obs[path].shape[1:] if path in obs else None
