@@ -116,3 +116,9 @@ def test_readme_and_changelog_stay_short() -> None:
 def test_a_phrase_of_the_word_list_is_found_with_its_place() -> None:
     found = check_words.mistakes(iter([("page.md:3", "Columns that are called so are kept."), ("page.md:4", "Kept columns.")]))
     assert [line.partition(" ")[0] for line in found] == ["page.md:3:"]
+
+
+def test_the_files_that_the_design_page_names_are_there() -> None:
+    named = set(re.findall(r"`([\w/-]+(?:\.py|/))`", PAGES[DOCS / "architecture.md"]))
+    assert len(named) > 50
+    assert [name for name in named if not ((REPOSITORY / "offline_cli" / name).exists() or (REPOSITORY / name).exists())] == []

@@ -167,7 +167,6 @@ EDGE: Final = 2.0**-24  # 1 - EDGE is the float32 below 1; a uniform number of e
 
 # Experts are nearly deterministic: maximum likelihood alone would shrink σ without limit, and a few steps would dominate the
 # loss. A floor of 0.05 (the bounds are 2 apart) clones Pendulum in 800 updates; with 0.007, 1200 are not enough.
-# docs/howto/train.md states both limits.
 LOG_STD_RANGE: Final = (-3.0, 2.0)
 
 
