@@ -14,13 +14,16 @@ sums of later steps. (Packages that drop it there, or give it the weight 0, chan
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
+from scipy.sparse import coo_array, hstack
 
 from offline_cli.estimating.intervals import Array, Estimate, bernstein, ratio
 
@@ -31,6 +34,7 @@ OF_VALUES: Final = ("dm", "dr", "wdr")
 ALL: Final = (*OF_WEIGHTS, *OF_VALUES)
 MOST: Final = 300.0  # of a log weight: its square is a float64, and the effective sample size is 1 far below
 RISK: Final = 0.025  # on each side of an interval
+SPARSE: Final = 8  # times as many steps, if all episodes were as long as the longest, from which on features are sparse
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,52 +64,59 @@ class Episodes:
     clip: float | None = None  # the largest weight; None: any
 
     @cached_property
-    def longest(self) -> int:
-        """T."""
-        return int(self.lengths.max())
-
-    def padded(self, values: Array) -> Array:
-        """(E, T) of values (N,); 0 after the end."""
-        found = np.zeros((len(self.lengths), self.longest))
-        found[np.arange(self.longest) < self.lengths[:, None]] = values
+    def starts(self) -> NDArray[np.int64]:
+        """(E,) the first step of each episode."""
+        found: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
         return found
 
     @cached_property
-    def discounted(self) -> Array:
-        """(E, T) rewards, each times gamma to the power of its step."""
-        return self.padded(self.rewards) * self.discounts
+    def numbers(self) -> NDArray[np.int64]:
+        """(N,) of each step in its episode, from 0."""
+        found: NDArray[np.int64] = np.arange(len(self.rewards)) - np.repeat(self.starts, self.lengths)
+        return found
 
     @cached_property
     def discounts(self) -> Array:
-        """(T,)."""
-        found: Array = np.power(self.gamma, np.arange(self.longest), dtype=np.float64)
+        """(N,) gamma to the power of the step's number."""
+        found: Array = np.power(self.gamma, self.numbers, dtype=np.float64)
+        return found
+
+    def summed(self, values: Array) -> Array:
+        """(E,) sums over the steps of each episode of values (N,)."""
+        found: Array = np.add.reduceat(values, self.starts)
         return found
 
     @cached_property
     def returns(self) -> Array:
         """(E,) discounted."""
-        found: Array = self.discounted.sum(1)
-        return found
+        return self.summed(self.rewards * self.discounts)
 
     @cached_property
     def ratios(self) -> Array:
         """(N,) log of the policy's probability over the behaviour's; 0 where the latter is 0."""
         assert self.target is not None, "weights need both"
         assert self.behaviour is not None, "weights need both"
-        return np.where(
-            np.isneginf(self.behaviour), 0.0, self.target - np.where(np.isneginf(self.behaviour), 0, self.behaviour)
-        )
+        never = np.isneginf(self.behaviour)
+        return np.where(never, 0.0, self.target - np.where(never, 0.0, self.behaviour))
 
     @cached_property
     def weights(self) -> Array:
-        """(E, T) of the steps so far."""
-        found: Array = np.exp(np.minimum(np.cumsum(self.padded(self.ratios), 1), MOST))
+        """(N,) of the steps of the episode so far."""
+        steps = pl.DataFrame({"log": self.ratios, "episode": np.repeat(np.arange(len(self.lengths)), self.lengths)})
+        logs = steps.select(pl.col("log").cum_sum().over("episode"))["log"].to_numpy()
+        found: Array = np.exp(np.minimum(logs, MOST))
         return found if self.clip is None else np.minimum(found, self.clip)
+
+    @cached_property
+    def whole(self) -> Array:
+        """(E,) weights of whole episodes."""
+        found: Array = self.weights[self.starts + self.lengths - 1]
+        return found
 
     @property
     def effective_samples(self) -> float:
         """Kish's, of whole episodes."""
-        return kish(self.weights[:, -1])
+        return kish(self.whole)
 
 
 def kish(weights: Array) -> float:
@@ -124,30 +135,43 @@ def _made(episodes: Episodes, name: str, values: Values | None) -> Estimate:
     if name == "dm":
         assert values is not None, "of fitted values"
         return Estimate(values.first.mean(0)[:, None], _first)
-    weights, steps = episodes.weights, episodes.longest
-    last = weights[:, -1:]
-    if name == "is":
-        return Estimate(last * episodes.returns[:, None], _first)
-    if name == "wis":
-        return Estimate(np.hstack([last * episodes.returns[:, None], last]), lambda means: ratio(means[..., 0], means[..., 1]))
-    if name in ("pdis", "wpdis"):
-        start, gains = np.zeros((len(weights), 1)), weights * episodes.discounted
-    else:
+    if name in ("is", "wis"):
+        weighed = episodes.whole * episodes.returns
+        if name == "is":
+            return Estimate(weighed[:, None], _first)
+        return Estimate(np.stack([weighed, episodes.whole], 1), lambda means: ratio(means[..., 0], means[..., 1]))
+    start, gains = np.zeros((len(episodes.lengths), 1)), episodes.rewards
+    if name in OF_VALUES:
         assert values is not None, "of fitted values"
-        errors = episodes.rewards + episodes.gamma * values.after - values.taken
-        start, gains = values.unseen, weights * episodes.padded(errors) * episodes.discounts
+        start, gains = values.unseen, episodes.rewards + episodes.gamma * values.after - values.taken
+    weighed = episodes.weights * episodes.discounts * gains
     if name in ("pdis", "dr"):
-        return Estimate(start + gains.sum(1, keepdims=True), _first)
-
-    def weighted(means: Array) -> Array:
-        found: Array = means[..., 0] + ratio(means[..., 1 : steps + 1], means[..., steps + 1 :]).sum(-1)
-        return found
-
-    return Estimate(np.hstack([start, gains, weights]), weighted)
+        return Estimate(start + episodes.summed(weighed)[:, None], _first)
+    return _per_step(episodes, start, weighed)
 
 
 def _first(means: Array) -> Array:
     return means[..., 0]
+
+
+def _per_step(episodes: Episodes, start: Array, weighed: Array) -> Estimate:
+    """`start` and the sum over T steps of the mean of `weighed` (N,) over that of weights.
+
+    Features are sparse where lengths differ much, so that one long episode does not make all as long: an ended episode's weight
+    is counted in the column of its length alone, from which on it is added up.
+    """
+    count, steps = len(episodes.lengths), int(episodes.lengths.max())
+    shape, of, ended = (count, steps), np.repeat(np.arange(count), episodes.lengths), np.flatnonzero(episodes.lengths < steps)
+    parts = [coo_array((one, (of, episodes.numbers)), shape) for one in (weighed, episodes.weights)]
+    parts.append(coo_array((episodes.whole[ended], (ended, episodes.lengths[ended])), shape))
+    features = hstack([coo_array(start), *parts], format="csr")
+
+    def combine(means: Array) -> Array:
+        gains, weights, kept = (means[..., 1 + part * steps :][..., :steps] for part in range(3))
+        found: Array = means[..., 0] + ratio(gains, weights + np.cumsum(kept, -1)).sum(-1)
+        return found
+
+    return Estimate(features.toarray() if count * steps <= SPARSE * len(of) else features, combine)
 
 
 def distribution_free(episodes: Episodes, name: str) -> tuple[float, float]:
@@ -157,15 +181,16 @@ def distribution_free(episodes: Episodes, name: str) -> tuple[float, float]:
     smaller by clipping weights, here at the root of E, so that its mean is a lower bound; the upper one is that of the
     negative. Source: Thomas et al. 2015, High-confidence off-policy evaluation.
     """
-    clip = len(episodes.lengths) ** 0.5 if episodes.clip is None else min(episodes.clip, len(episodes.lengths) ** 0.5)
-    if name == "is":
-        weights, gains, discounts = np.minimum(episodes.weights[:, -1:], clip), episodes.returns[:, None], np.ones(1)
-    else:
-        weights, gains, discounts = np.minimum(episodes.weights, clip), episodes.padded(episodes.rewards), episodes.discounts
-    ends = []
+    count = len(episodes.lengths)
+    clip = min(episodes.clip or math.inf, count**0.5)
+    starts, weights, gains, discounts = episodes.starts, episodes.weights, episodes.rewards, episodes.discounts
+    if name == "is":  # an episode is one step, whose reward is the return
+        starts, weights, gains, discounts = np.arange(count), episodes.whole, episodes.returns, np.ones(count)
+    weights, last, lasted = np.minimum(weights, clip), np.minimum(episodes.whole, clip), np.add.reduceat(discounts, starts)
+    total, found = float(lasted.max()), []  # after its end an episode has rewards of 0 up to the longest one's
     for sign in (1, -1):
-        least, most = float((sign * gains).min()), float((sign * gains).max())
-        above = (weights * (sign * gains - least) * discounts).sum(1)
-        bound = clip * (most - least) * float(discounts.sum())
-        ends.append(sign * (bernstein(above, bound, RISK) + least * float(discounts.sum())))
-    return ends[0], ends[1]
+        known = np.append(sign * gains, [0.0] * bool((lasted < total).any()))
+        least, most = float(known.min()), float(known.max())
+        above = np.add.reduceat(weights * (sign * gains - least) * discounts, starts) - last * least * (total - lasted)
+        found.append(sign * (bernstein(above, clip * (most - least) * total, RISK) + least * total))
+    return found[0], found[1]

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import Behaviour, Device, Estimator, Positive, Share, Whole
@@ -31,7 +32,7 @@ from offline_cli.estimating.fitting import cloned_logp, fitted_values
 from offline_cli.estimating.intervals import Array, Estimate, as_json, bootstrapped
 from offline_cli.estimating.likelihood import likelihood
 from offline_cli.estimating.recorded import Recorded, recorded_for
-from offline_cli.modules.distributions import build_head, rows, span_of
+from offline_cli.modules.distributions import ACCURACY, build_head, span_of
 from offline_cli.modules.python_network import choose_device
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.run_policy import load_policy
@@ -39,7 +40,7 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.spaces import leaf_spaces
 from offline_cli.storage.locations import Location, Sources, open_location
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.trees import flatten, leaves, map_leaves
+from offline_cli.trees import map_leaves
 
 __all__ = ["OfflineResult", "evaluate_offline"]
 
@@ -69,6 +70,7 @@ class OfflineResult:
     gamma: float | None = None
     recorded: Mapping[str, float] = field(default_factory=dict)  # mean return of the recorded episodes, with its interval
     estimates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by column: steps, episodes that are no numbers
     notes: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,6 +90,8 @@ def evaluate_offline(
     min_value: float | None = None,
     plot: str | None = None,
     explore: bool = False,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    module_id: str | None = None,
     seed: Whole = 0,
     plugins: Sequence[str] = (),
     network: str | None = None,
@@ -99,9 +103,13 @@ def evaluate_offline(
 
     The policy acts greedily, as in `evaluate`, or draws its actions with `explore`. Where the run learned from the same
     recordings and held episodes out, these alone are taken. `estimators`: see `estimators.py`; by default those of weights, or
-    `dm` where there are none: a greedy policy of continuous actions. `behaviour`: what played: "recorded" in `action_logp` or
-    `action_dist_inputs`, a clone that is fitted here ("fit"), or "uniform". `clip`: the largest weight of an episode. An
-    estimate that may mislead says `reliable: false` and why. `plot`: a PNG file.
+    `dm` where there are none: a policy of continuous actions that acts greedily, or has no spread that was learned (td3-bc,
+    rebrac). `behaviour`: what played: "recorded" in `action_logp` or `action_dist_inputs`, a clone that is fitted here ("fit"),
+    or "uniform". `clip`: the largest weight of an episode. `mapping`: what columns of a table mean. `module_id`: whose
+    episodes, of several modules; default: the run's. `plot`: a PNG file.
+
+    An estimate that may mislead says `reliable: false` and why. `dm` always does: a reliable estimate is one whose
+    interval holds the value, and the error of Q is not in that of `dm`.
 
     Raises UsageError for a policy that is no run, what `load_policy` and `recorded_for` raise, BadConfig for estimators without
     what they need; TargetNotMet unless some estimate is reliable, and the low end of each that is reaches `min_value`.
@@ -113,47 +121,58 @@ def evaluate_offline(
     place, where_to_learn = open_location(run, storage_options), choose_device(device)
     loaded = load_policy(place, storage_options, plugins=plugins, network=network)
     folder = RunFolder(place)
-    state = folder.load()
-    learned_from = None if state is None else state[0].seen.get("sources")
-    how: dict[str, Any] = {"storage_options": storage_options, "on_progress": on_progress}
-    recorded = recorded_for(
-        loaded, folder.config() or {}, learned_from, offline, run=name, explore=explore, device=where_to_learn, **how
-    )
+    how: dict[str, Any] = {"storage_options": storage_options, "on_progress": on_progress, "device": where_to_learn}
+    how |= {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
+    recorded = recorded_for(loaded, folder, offline, run=name, **how)
+    steps, count = recorded.episodes.num_steps, len(recorded.episodes)
     notes, found = [*recorded.notes], likelihood(recorded)
     described = loaded.description["network"]
     fitting: dict[str, Any] = {"seed": seed, "device": where_to_learn, "on_progress": on_progress}
 
     # ---- what the policy is worth ----
-    target = _target(recorded, explore)
-    played, source = None, None
+    target, played, source = _target(recorded, explore), None, None
     if target is not None and recorded.has_rewards:
-        fitted = cloned_logp(recorded, described, **fitting) if behaviour == "fit" else None
-        played, source = (fitted, "fit") if fitted is not None else _behaviour(recorded, behaviour)
-    asked = _asked(estimators, target, played, recorded, notes)
-    batch = recorded.episodes
+        played, source = (None, "fit") if behaviour == "fit" else _behaviour(recorded, behaviour)
+    asked = _asked(estimators, target, source, recorded, notes)
+    doubts = [one for one in (recorded.doubt,) if one]
+    complete, left_out = _complete(recorded, played, source)
+    if left_out:
+        named = ", ".join(f"{name} at {one['steps']:,} steps of {one['episodes']:,} episodes" for name, one in left_out.items())
+        doubts.append(f"numbers are missing: {named}")
+        notes.append(
+            f"NaN or infinite: {named}; estimates leave these episodes out, which shifts them if that hangs on outcomes"
+        )
+        of_steps = np.repeat(complete, recorded.episodes.lengths)
+        target, played = (None if one is None else one[of_steps] for one in (target, played))
+        recorded = recorded.only(complete) if complete.any() else recorded
+    if not complete.any():
+        asked = ()
+    if asked and source == "fit":
+        played = cloned_logp(recorded, described, **fitting)
+    batch, values = recorded.episodes, None
     episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
-    values = None
     if set(asked) & set(OF_VALUES):
         values = fitted_values(recorded, described, gamma=gamma, explore=explore, **fitting)
-    doubts = ["these recordings were learned from"] if recorded.overlap else []
-    told, returns = _estimated(episodes, asked, values, seed, doubts) if recorded.has_rewards else ({}, {})
+    has_value = recorded.has_rewards and complete.any()
+    told, returns = _estimated(episodes, asked, values, seed, doubts) if has_value else ({}, {})
     if told and (cut := int(np.count_nonzero(batch.truncated & ~batch.terminated))):
         notes.append(f"{cut:,} of {len(batch):,} episodes were cut: weights count rewards up to there, dm, dr and wdr go on")
     result = OfflineResult(
         run=name,
-        episodes=len(batch),
-        steps=batch.num_steps,
+        episodes=count,
+        steps=steps,
         held_out=recorded.held_out,
         explore=explore,
         behaviour=source,
         gamma=gamma if told else None,
         recorded=returns,
         estimates=told,
+        left_out=left_out,
         notes=notes,
         **found,
     )
     if plot is not None:
-        weights = None if played is None or target is None else episodes.weights[:, -1]
+        weights = episodes.whole if asked and played is not None else None
         draw_estimates(told, returns, weights, open_location(plot, storage_options))
     _check_gate(result, min_value)
     return result
@@ -163,22 +182,14 @@ def evaluate_offline(
 
 
 def _target(recorded: Recorded, explore: bool) -> Array | None:
-    """(N,) log-probability of each recorded action by the policy; None: one of continuous actions that acts greedily."""
+    """(N,) log-probability of each recorded action by the policy; None: it acts on boxes without a spread that was learned."""
     head, inputs = recorded.module.action_head, recorded.inputs[recorded.acted]
+    if any(not explore or form.log_std[0] == form.log_std[1] for form in head.forms()):
+        return None
     with torch.inference_mode():
         if explore:
             return head.logp(inputs, recorded.actions).double().numpy()
-        if any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(recorded.space).values()):
-            return None
-        pairs = zip(leaves(head.greedy(inputs)), _in_order(recorded), strict=True)
-        same = torch.stack([(rows(mine) == rows(theirs)).all(-1) for mine, theirs in pairs]).all(0)
-    return np.where(same.numpy(), 0.0, -np.inf)
-
-
-def _in_order(recorded: Recorded) -> list[Any]:
-    """Recorded actions, leaves in the order of the space."""
-    by_path = dict(flatten(recorded.actions, Columns.ACTIONS))
-    return [by_path[path] for path in leaf_spaces(recorded.space, Columns.ACTIONS)]
+        return np.where(head.scores(inputs, recorded.actions)[ACCURACY].numpy() > 0, 0.0, -np.inf)
 
 
 def _behaviour(recorded: Recorded, behaviour: str) -> tuple[Array | None, str | None]:
@@ -202,6 +213,22 @@ def _behaviour(recorded: Recorded, behaviour: str) -> tuple[Array | None, str | 
     return None, None
 
 
+def _complete(
+    recorded: Recorded, played: Array | None, source: str | None
+) -> tuple[NDArray[np.bool_], dict[str, dict[str, int]]]:
+    """(E,) whether all numbers of an episode that estimates need are there; steps and episodes without, by column."""
+    starts, complete, left_out = recorded.episodes.starts[:-1], np.ones(len(recorded.episodes), np.bool_), {}
+    wrong = {Columns.REWARDS: ~np.isfinite(recorded.episodes.rewards)} if recorded.has_rewards else {}
+    if played is not None and source is not None:
+        wrong[source] = np.isnan(played) | np.isposinf(played)
+    for column, steps in wrong.items():
+        if steps.any():
+            episodes = np.logical_or.reduceat(steps, starts)
+            left_out[column] = {"steps": int(steps.sum()), "episodes": int(episodes.sum())}
+            complete &= ~episodes
+    return complete, left_out
+
+
 def _log_volume(recorded: Recorded) -> float:
     """Log of how many actions there are, of boxes between -1 and 1. Raises BadConfig for boxes without bounds."""
     total = 0.0
@@ -218,17 +245,17 @@ def _log_volume(recorded: Recorded) -> float:
 
 
 def _asked(
-    given: Sequence[str] | None, target: Array | None, played: Array | None, recorded: Recorded, notes: list[str]
+    given: Sequence[str] | None, target: Array | None, source: str | None, recorded: Recorded, notes: list[str]
 ) -> tuple[str, ...]:
     """The estimators. Raises BadConfig for those that need weights where there are none."""
     asked = tuple(one for one in ALL if one in (given or ()))
     if not recorded.has_rewards:
         notes.append("the recording has no rewards: nothing says what the policy is worth")
         return ()
-    if target is not None and played is not None:
+    if target is not None and source is not None:
         return asked or OF_WEIGHTS
-    what = "a greedy policy of continuous actions gives recorded ones no probability"
-    fix = "--explore, for the policy that draws its actions; or --estimators dm"
+    what = "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability"
+    fix = "--estimators dm; or --explore, for a policy that learned a spread (not td3-bc, rebrac)"
     if target is not None:
         what, fix = "the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform"
     if set(asked) - {"dm"}:
@@ -273,7 +300,7 @@ def _estimated(
 def _support(episodes: Episodes, name: str) -> dict[str, Any]:
     if episodes.behaviour is None or episodes.target is None or name == "dm":
         return {"effective_samples": None, "without_support": None}
-    never = np.add.reduceat(np.isneginf(episodes.target), np.cumsum(episodes.lengths) - episodes.lengths) > 0
+    never = episodes.summed(np.isneginf(episodes.target)) > 0
     return {"effective_samples": episodes.effective_samples, "without_support": float(never.mean())}
 
 
@@ -290,13 +317,13 @@ def _doubts(episodes: Episodes, name: str, value: float) -> list[str]:
     if np.isneginf(episodes.behaviour).any():
         found.append("the behaviour gives recorded actions the probability 0")
     ratios = np.exp(np.minimum(episodes.ratios, MOST))
-    sums = np.add.reduceat(ratios - 1, np.cumsum(episodes.lengths) - episodes.lengths)
+    sums = episodes.summed(ratios - 1)
     mass, spread = 1 + float(sums.sum()) / len(ratios), float(sums.std()) * count**0.5 / len(ratios)
     if mass < 1 - BEYOND - 3 * spread:
         found.append(f"the behaviour never takes {1 - mass:.0%} of the policy's actions")
     elif mass > 1 + BEYOND + 3 * spread:
         found.append(f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities")
-    last = episodes.weights[:, -1]
+    last = episodes.whole
     allowed = BEYOND if name in UNCORRECTED else FAR
     if abs(float(last.mean()) - 1) > allowed + 3 * float(last.std()) / count**0.5:
         found.append(

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import issparse
 from scipy.special import ndtr, ndtri
 
 __all__ = ["DRAWS", "Estimate", "bernstein", "bootstrapped"]
@@ -21,7 +22,7 @@ __all__ = ["DRAWS", "Estimate", "bernstein", "bootstrapped"]
 DRAWS: Final = 1000
 MOST_BCA: Final = 10_000  # episodes; above these the percentile interval, from which BCa hardly differs
 LEVEL: Final = 0.95
-AT_A_TIME: Final = 1 << 22  # draws times episodes
+AT_A_TIME: Final = 1 << 22  # draws times episodes or features
 
 Array = NDArray[np.float64]
 Combine = Callable[[Array], Array]
@@ -31,13 +32,13 @@ Combine = Callable[[Array], Array]
 class Estimate:
     """`combine`, from (..., K) means to (...) values, of `features` (E, K), a row for each episode."""
 
-    features: Array
+    features: Any  # an array, or a sparse one of scipy
     combine: Combine
 
     @property
     def value(self) -> float:
         """The estimate."""
-        return float(self.combine(self.features.mean(0)))
+        return float(self.combine(self.features.mean(axis=0)))
 
 
 def bootstrapped(estimates: Sequence[Estimate], seed: int, draws: int = DRAWS) -> list[tuple[float, float]]:
@@ -45,9 +46,9 @@ def bootstrapped(estimates: Sequence[Estimate], seed: int, draws: int = DRAWS) -
 
     Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, 13.3 and 14.3.
     """
-    count, chance = len(estimates[0].features), np.random.default_rng(seed)
+    count, chance = estimates[0].features.shape[0], np.random.default_rng(seed)
     drawn: list[list[Array]] = [[] for _ in estimates]
-    size = max(1, min(draws, AT_A_TIME // count))
+    size = max(1, min(draws, AT_A_TIME // max(count, *(one.features.shape[1] for one in estimates))))
     for first in range(0, draws, size):
         chosen = [np.bincount(chance.integers(0, count, count), minlength=count) for _ in range(min(size, draws - first))]
         shares = np.stack(chosen) / count
@@ -58,7 +59,7 @@ def bootstrapped(estimates: Sequence[Estimate], seed: int, draws: int = DRAWS) -
 
 def _limits(estimate: Estimate, drawn: Array) -> tuple[float, float]:
     ends = np.array([(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    count = len(estimate.features)
+    count = estimate.features.shape[0]
     if 1 < count <= MOST_BCA:
         ends = _bca(estimate, drawn, ends, count)
     low, high = np.quantile(drawn, ends)
@@ -68,7 +69,10 @@ def _limits(estimate: Estimate, drawn: Array) -> tuple[float, float]:
 def _bca(estimate: Estimate, drawn: Array, ends: Array, count: int) -> Array:
     """The quantiles of `drawn` to take, corrected for bias and skewness; `ends` where nothing varies."""
     below = np.mean(drawn < estimate.value) + np.mean(drawn == estimate.value) / 2
-    without = estimate.combine((count * estimate.features.mean(0) - estimate.features) / (count - 1))
+    sums, size = count * estimate.features.mean(axis=0), max(1, AT_A_TIME // estimate.features.shape[1])
+    parts = (estimate.features[first : first + size] for first in range(0, count, size))
+    rows = (part.toarray() if issparse(part) else part for part in parts)
+    without = np.concatenate([estimate.combine((sums - part) / (count - 1)) for part in rows])
     deviations = without.mean() - without
     spread = float((deviations**2).sum()) ** 1.5
     if not 0 < below < 1 or not spread > 0:

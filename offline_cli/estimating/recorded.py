@@ -7,7 +7,6 @@ on.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,12 +27,15 @@ from offline_cli.applying.learner_batches import (
     with_steps,
 )
 from offline_cli.applying.pipeline_run import freeze
+from offline_cli.choices import Behaviour
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, UsageError
+from offline_cli.formats.tables.mapping import GivenMapping, given_mapping
+from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import Meanings
 from offline_cli.modules.rl_module import RLModule, evaluating, initial_state
 from offline_cli.policies.policy import stand_in
@@ -41,7 +43,9 @@ from offline_cli.policies.run_policy import LoadedPolicy, environment_spaces
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
-from offline_cli.training.chosen_episodes import HeldOut, best_episodes
+from offline_cli.training.chosen_episodes import HeldOut, best_episodes, content_hashes
+from offline_cli.training.run_folder import RunFolder, TrainState
+from offline_cli.training.training_data import REMEMBERED
 from offline_cli.trees import Tree, leaves, map_leaves, rows_of
 
 __all__ = ["Recorded", "recorded_for"]
@@ -49,6 +53,8 @@ __all__ = ["Recorded", "recorded_for"]
 STEPS: Final = 1 << 16  # of the episodes that go through the pipeline together
 ROWS: Final = 1 << 14  # that go through the network together
 USED: Final = (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS)
+BY_CHANCE: Final = 0.05  # share of short episodes that may be those of a run with the same ids and be others
+ONE_KIND: Final = "--behaviour fit or uniform, which need no such column; or leave out the source"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +72,7 @@ class Recorded:
     where: str
     has_rewards: bool
     held_out: bool | None  # whether the run held them out; None: it learned from other data
-    overlap: bool  # whether the run learned from some of these sources, and from others
+    doubt: str | None  # why the episodes are not held out, where that voids estimates
     notes: Sequence[str]
 
     @property
@@ -75,30 +81,46 @@ class Recorded:
         last = self.episodes.obs_starts[1:] - 1
         return torch.from_numpy(np.delete(np.arange(self.episodes.num_steps + len(self.episodes)), last))
 
+    def only(self, chosen: NDArray[np.bool_]) -> Recorded:
+        """Some of the episodes (E,)."""
+        steps, seen = (torch.from_numpy(np.repeat(chosen, self.episodes.lengths + more)) for more in (0, 1))
+        return replace(
+            self,
+            episodes=self.episodes.select(np.flatnonzero(chosen)),
+            observations=rows_of(self.observations, seen),
+            actions=rows_of(self.actions, steps),
+            inputs=self.inputs[seen],
+        )
+
 
 def recorded_for(
     loaded: LoadedPolicy,
-    config: Mapping[str, Any],
-    learned_from: str | None,
+    folder: RunFolder,
     sources: Sources,
     *,
     run: str,
+    behaviour: Behaviour,
     explore: bool,
+    mapping: GivenMapping | None,
+    module_id: str | None,
     device: torch.device,
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
 ) -> Recorded:
-    """Read `sources` for the policy of a run. `config`: the run's; `learned_from`: the places of its data, as text.
+    """Read `sources` for the policy of the run in `folder`. `module_id`: of several modules; None: the run's.
 
-    Of that data the episodes that the run held out are taken, if it held some out. Raises what `read_episodes` raises, NoData;
+    Of data that the run learned from the episodes that it held out are taken, if it held some out. Columns of probabilities are
+    kept for the `behaviour` that needs them. Raises what `read_episodes` raises, NoData;
     SpaceMismatch where the data is not of the run's environment; BadConfig for a run whose pieces Python code made, and for
     pieces that give other rows than a step each; BadPiece; BadData.
     """
-    own = stand_in(f"run {run}", environment_spaces(loaded, run))
+    own, config = stand_in(f"run {run}", environment_spaces(loaded, run)), folder.config() or {}
+    used = USED if behaviour == "recorded" else ()
     scale = loaded.description["action_scale"]
     reading: dict[str, Any] = {
         "env_spaces": (own.observation_space, own.action_space),
-        "extras": (lambda _: ExtraOutputs(USED)) if loaded.trained is None else None,
+        "tables": TableOptions(None if mapping is None else given_mapping(mapping)),
+        "extras": (lambda _: ExtraOutputs(used, fix=ONE_KIND)) if loaded.trained is None else None,
         "storage_options": storage_options,
         "on_progress": on_progress,
     }
@@ -107,26 +129,24 @@ def recorded_for(
     except UsageError:  # the sources declare another scale, which is converted
         stream = read_episodes(sources, **reading)
     with stream:
-        where, notes, held_out = ", ".join(stream.locations), [*stream.incomplete], None
+        where, notes = ", ".join(stream.locations), [*stream.incomplete]
         spaces = learner_spaces(stream, own)
         seen: Counter[str] = Counter()
         batches = filter(len, map(with_steps, stream))
-        module_id = loaded.description.get("module")
-        found = [*of_one_module(batches, config.get("agent"), module_id, where=where, seen=seen)]
+        module = module_id or loaded.description.get("module")
+        found = [*of_one_module(batches, config.get("agent"), module, where=where, seen=seen)]
         if not found:
             raise NoData("no episode has any steps", where=where, fix="name recordings with steps")
         whole = EpisodeBatch.concat(found)
         has_rewards = stream.without_rewards is None
-    same, overlap = _shared(learned_from, stream.locations)
-    if overlap:
-        held_out = False
-        notes.append("the run learned from some of these recordings: name exactly the sources of its training, in their order")
-    elif same:
-        held_out = config.get("val_fraction") is not None
-        if held_out:
-            whole = whole.select(np.flatnonzero(_held_out(config, whole, where)))
-        else:
-            notes.append("the run learned from these episodes: its figures are better than on others (train --val-fraction)")
+    checkpoint = folder.load()
+    held_out, chosen, doubt = _held_out(None if checkpoint is None else checkpoint[0], config, whole, where)
+    if chosen is not None:
+        whole = whole.select(np.flatnonzero(chosen))
+    elif held_out is False:
+        notes.append(
+            doubt or "the run learned from these episodes: its figures are better than on others (train --val-fraction)"
+        )
     whole = replace(
         whole, extra={name: tree for name, tree in whole.extra.items() if name in USED or loaded.trained is not None}
     )
@@ -150,39 +170,38 @@ def recorded_for(
         where=where,
         has_rewards=has_rewards,
         held_out=held_out,
-        overlap=overlap,
+        doubt=doubt,
         notes=notes,
     )
 
 
-def _shared(learned_from: str | None, locations: Sequence[str]) -> tuple[bool, bool]:
-    """Whether the run learned from exactly these sources; else whether from some of them."""
-    if learned_from is None:
-        return False, False
-    if learned_from == ", ".join(locations):
-        return True, False
-    learned, here = [*map(_absolute, learned_from.split(", "))], [*map(_absolute, locations)]
-    if learned == here:
-        return True, False
-    pairs = ((f"{one}/", f"{other}/") for one in learned for other in here)
-    return False, any(one.startswith(other) or other.startswith(one) for one, other in pairs)
+def _held_out(
+    state: TrainState | None, config: Mapping[str, Any], whole: EpisodeBatch, where: str
+) -> tuple[bool | None, NDArray[np.bool_] | None, str | None]:
+    """Whether the episodes are held out of the run's training; which of them (E,), None: all; why estimates may be too good.
 
-
-def _absolute(location: str) -> str:
-    path = location.removeprefix("file://")
-    return path.rstrip("/") if "://" in path else os.path.realpath(path)
-
-
-def _held_out(config: Mapping[str, Any], whole: EpisodeBatch, where: str) -> NDArray[np.bool_]:
-    """(E,) which episodes the run did not learn from. Of those that --top-fraction left out as large a share is taken as of the
-    others: all together are as good as the data.
+    A run remembers the content of its episodes, wherever they are stored. Of those that --top-fraction left out as large a
+    share is taken as of the others: all together are as good as the data.
     """
-    chosen = whole
-    if config.get("top_fraction") is not None:
+    if state is None or not state.remembered:
+        return False, None, "the run's checkpoint is missing, so nothing tells whether it learned from these recordings"
+    chosen, remembered = whole, np.array(state.remembered, np.uint64)
+    if config.get("top_fraction") is not None and not np.isnan(whole.returns).all():
         names, _, _ = best_episodes([whole], config["top_fraction"], where)
         pairs = zip(whole.ids, whole.agent_ids or (None,) * len(whole), strict=True)
         chosen = whole.select(np.flatnonzero([name in names for name in pairs]))
-    return HeldOut([chosen], config["val_fraction"], config.get("seed", 0), where).among(whole)
+    smallest = np.sort(content_hashes(chosen))[: len(remembered)]
+    if len(chosen) != state.seen["episodes"] or not np.array_equal(smallest, remembered):
+        hashes = content_hashes(whole)
+        if len(remembered) == REMEMBERED:  # of more episodes, those with the smallest hashes
+            hashes = hashes[hashes <= remembered[-1]]
+        share = float(np.isin(hashes, remembered).mean()) if len(hashes) else 0.0
+        if share > BY_CHANCE:
+            return False, None, f"{share:.0%} of these episodes are like ones that the run learned from, with the same ids"
+        return None, None, None
+    if config.get("val_fraction") is None:
+        return False, None, None
+    return True, HeldOut([chosen], config["val_fraction"], config.get("seed", 0), where).among(whole), None
 
 
 def _pipeline(loaded: LoadedPolicy, spaces: tuple[Space, Space], run: str) -> Any:

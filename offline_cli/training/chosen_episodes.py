@@ -3,6 +3,7 @@
 * `Weights`: the share of each source, by its name as given.
 * `best_episodes`: the episodes with the highest returns, selected before the held-out split.
 * `HeldOut`: whole held-out episodes, selected by a hash of seed and id, independent of their order.
+* `content_hashes`: by them a run remembers episodes wherever they are stored.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -21,8 +23,9 @@ from offline_cli.converting.operations.selecting import top
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.storage.locations import Location, expand
+from offline_cli.trees import leaves
 
-__all__ = ["HeldOut", "Weights", "best_episodes", "place_named"]
+__all__ = ["HeldOut", "Weights", "best_episodes", "content_hashes", "place_named"]
 
 OPTION: Final = "--weight"
 TOLERANCE: Final = 1e-9  # floating-point sums: 0.7 + 0.2 + 0.1 is not 1
@@ -121,6 +124,20 @@ def best_episodes(
     if equal:
         notes.append(f"--top-fraction leaves out {equal:,} more episodes with the lowest selected return {least:g}")
     return {name for name, is_best in zip(names, chosen, strict=True) if is_best}, figures, notes
+
+
+def content_hashes(episodes: EpisodeBatch) -> NDArray[np.uint64]:
+    """(E,) of the id, agent, first observation, actions and rewards of each episode, as recorded; numbers as float32."""
+    named = zip(episodes.ids, episodes.agent_ids or ("",) * len(episodes), strict=True)
+    digests = [hashlib.blake2b(f"{id_}\n{agent or ''}".encode("utf-8", "surrogatepass"), digest_size=8) for id_, agent in named]
+    of_steps = [*leaves(episodes.actions), episodes.rewards]
+    parts = [(leaf[episodes.obs_starts[:-1]], np.arange(len(episodes) + 1)) for leaf in leaves(episodes.obs)]
+    for leaf, starts in (*parts, *((leaf, episodes.starts) for leaf in of_steps)):
+        content = leaf.astype(np.float32).tobytes()
+        bounds = (starts * (len(content) // max(1, len(leaf)))).tolist()
+        for digest, (first, last) in zip(digests, pairwise(bounds), strict=True):
+            digest.update(content[first:last])
+    return np.array([int.from_bytes(digest.digest(), "big") for digest in digests], np.uint64)
 
 
 class HeldOut:

@@ -233,14 +233,14 @@ def test_a_policy_with_memory_sees_whole_episodes(made: Path, tmp_path: Path) ->
 def test_part_of_the_recordings_that_the_run_learned_from(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
     train_bc(["half", "right"], tmp_path / "run", val_fraction=0.3, hidden=[8], updates=5)
-    for sources in ("half", ["right", "half"], [made / "right"]):
+    for sources in ("half", [made / "right"]):
         found = evaluate_offline(tmp_path / "run", sources, explore=True)
         assert found.held_out is False
         assert {one["reliable"] for one in found.estimates.values()} == {False}
         assert "learned from" in found.estimates["wis"]["reason"]
-    found = evaluate_offline(tmp_path / "run", ["./half", made / "right"], explore=True)
-    assert (found.held_out, found.episodes) == (True, 210)
-    assert evaluate_offline(tmp_path / "run", "bare").held_out is None
+    for both in (["./half", made / "right"], ["right", "half"]):
+        found = evaluate_offline(tmp_path / "run", both, explore=True)
+        assert (found.held_out, found.episodes) == (True, 210)
 
 
 def test_recordings_of_another_action_scale(call: Command, tmp_path: Path) -> None:
@@ -266,12 +266,22 @@ def test_one_episode_has_no_spread_and_no_clone(tmp_path: Path) -> None:
     assert caught.value.where == "--behaviour fit"
 
 
-def test_weights_that_are_all_0_give_no_value(tmp_path: Path) -> None:
+def test_weights_that_are_all_0_give_no_value(made: Path) -> None:
+    places = np.delete(walks(400, right=0.5).obs, np.arange(6, 2800, 7))
+    batch = walks(400, right=0.5)
+    batch.actions[places == 0] = 0  # the policy goes to the right
+    write_dataset(batch, made / "away")
+    found = evaluate_offline(made / "run", made / "away").estimates["wis"]
+    assert np.isnan(found["value"])
+    assert not found["reliable"]
+
+
+def test_probabilities_that_are_all_missing_give_no_estimate(tmp_path: Path) -> None:
     write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
     train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
     batch = continuous(30, logp=True)
     batch.extra["action_logp"][:] = np.nan
     write_dataset(batch, tmp_path / "unknown", action_scale="env")
-    found = evaluate_offline(tmp_path / "run", tmp_path / "unknown", explore=True).estimates["wis"]
-    assert np.isnan(found["value"])
-    assert not found["reliable"]
+    found = evaluate_offline(tmp_path / "run", tmp_path / "unknown", explore=True)
+    assert found.estimates == {}
+    assert found.left_out["action_logp"]["episodes"] == 30

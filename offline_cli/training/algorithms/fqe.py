@@ -5,6 +5,9 @@ copy's mean over the policy's actions at s': over all of them where actions are 
 action, drawn, or the likeliest. What the policy does at s' is a column of its own, computed once: so it may have connector
 pieces and a memory, of which the critics see the observations alone. Source: Le et al. 2019 (arXiv 1903.08738); temporal
 differences with slow copies in place of separate regressions, as in d3rlpy 2.8.1.
+
+It is an `Algorithm` of `evaluate --offline` alone, and not one of `train --algorithm`: its columns NEXT_POLICY and FOLD come
+from the policy of a run, and what it learns plays nothing.
 """
 
 from __future__ import annotations
