@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
@@ -18,11 +19,11 @@ from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.manifest import Manifest, reference_of
 from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
 from offline_cli.estimating import statistics
-from offline_cli.estimating.statistics import Array, Interval, Scores
+from offline_cli.estimating.statistics import Array, Interval, Scores, interval
 from offline_cli.policies import run_policy as files
-from offline_cli.reporting.comparison import draw_comparison
+from offline_cli.reporting.intervals import draw_comparison
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import write_whole
+from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.seeds import SEEDS, seeds_of
 
@@ -34,6 +35,7 @@ NO_SCORES: Final = ("seed", "run")  # columns that name a row
 ONE_TASK: Final = "scores"  # where a file or run names none
 FEW: Final = 5  # runs below which a percentile interval is known to be too narrow
 THRESHOLDS: Final = 51  # of performance profiles
+References = Mapping[str, Mapping[str, Any]]  # by task
 AGGREGATES: Final = {"mean": statistics.mean, "median": statistics.median, "iqm": statistics.iqm}
 
 
@@ -47,9 +49,7 @@ class CompareResult:
     differences: Mapping[str, Mapping[str, Any]]  # of each from the first: of interquartile means; above 0 is better
     metric: str
     tasks: Sequence[str]  # environments of runs, columns of files
-    reference: Mapping[
-        str, Mapping[str, float]
-    ]  # by task: returns that became 0 (random) and 1 (expert); empty: not normalised
+    reference: Mapping[str, Mapping[str, float]]  # by task: returns that became 0 (random) and 1 (expert); empty: none did
     profile: Mapping[str, Sequence[float]]  # share of all runs whose score is above each of its `thresholds`, by name
     plot: str | None = None
     notes: Sequence[str] = field(default_factory=tuple)
@@ -57,15 +57,6 @@ class CompareResult:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what was not asked for is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Contender:
-    """The scores of one algorithm by task, and the references of its data by task."""
-
-    scores: Mapping[str, Array]
-    references: Mapping[str, Mapping[str, Any]]
-    is_runs: bool = True  # else a file
 
 
 @checked
@@ -100,30 +91,38 @@ def compare(
     UsageError; TargetNotMet for missed gates.
     """
     given = [runs] if isinstance(runs, str | os.PathLike | Location) else list(runs)
-    names = [one.url if isinstance(one, Location) else os.fspath(one).rstrip("/") for one in given]
-    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+    names = [place_named(one).rstrip("/") for one in given]
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UsageError(f"{twice[0]} is given twice", where="RUN", fix="each algorithm once")
     if len(names) < 2 and (no_regression or min_improvement is not None):
         raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
-    found = {name: _contender(open_location(one, storage_options), metric) for name, one in zip(names, given, strict=True)}
-    tasks = _tasks(found)
-    references, notes = _references(found, reference, tasks, storage_options, metric)
-    scores = {name: [_normalised(one.scores[task], references.get(task)) for task in tasks] for name, one in found.items()}
-    sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
-    better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
+    places = {name: open_location(one, storage_options) for name, one in zip(names, given, strict=True)}
+    found, known = dict[str, Mapping[str, Array]](), dict[str, References]()
+    for name, place in places.items():
+        found[name], known[name] = (_scores_of(place), {}) if place.is_file() else _results_of(place, metric)
+    first, tasks, notes = names[0], sorted(found[names[0]]), list[str]()
+    for name, one in found.items():
+        if sorted(one) != tasks:
+            what = f"{name} has the tasks {', '.join(sorted(one))}, and {first} {', '.join(tasks)}"
+            raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
+    references = _references([*known.values()], reference, tasks, storage_options, metric)
+    if not references and len(tasks) > 1:
+        notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
+    scores = {name: [_normalised(one[task], references.get(task)) for task in tasks] for name, one in found.items()}
     if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
         notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
-    first, probability = names[0], dict[str, dict[str, Any]]()
-    for number, name in enumerate(names[1:], 1):
-        pairs = {other: (better[name], better[other]) for other in names[:number]}
-        probability[name] = {o: asdict(statistics.probability_of_improvement(*pair, seed=seed)) for o, pair in pairs.items()}
-    differences = {name: statistics.difference(statistics.iqm, better[name], better[first], seed=seed) for name in names[1:]}
+    sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
+    better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
+    differences = {name: interval(statistics.iqm_difference, better[name], better[first], seed=seed) for name in names[1:]}
+    probability = {name: dict[str, Any]() for name in names[1:]}
+    for other, name in combinations(names, 2):
+        probability[name][other] = asdict(interval(statistics.improvement, better[name], better[other], seed=seed))
     result = CompareResult(
         runs={name: _figures(own, tasks, sign, success, seed) for name, own in scores.items()},
         best=max(names, key=lambda name: float(statistics.iqm(better[name]))),
         probability_of_improvement=probability,
         differences={name: asdict(one) for name, one in differences.items()},
-        metric=metric if any(one.is_runs for one in found.values()) else ONE_TASK,
+        metric=ONE_TASK if all(place.is_file() for place in places.values()) else metric,
         tasks=tasks,
         reference=references,
         profile=_profiles(scores),
@@ -131,9 +130,7 @@ def compare(
         notes=notes,
     )
     if plot is not None:
-        picture, target = io.BytesIO(), open_location(plot, storage_options)
-        draw_comparison(result.as_dict(), picture)
-        write_whole(target, picture.getvalue(), folder=target.parent() or target)
+        draw_comparison(result.as_dict(), open_location(plot, storage_options))
     if missed := [*_missed(differences, min_improvement, no_regression)]:
         fix = "more seeds narrow the intervals; or a better policy"
         raise TargetNotMet("; ".join(missed), where=f"compared to {first}", fix=fix, details=result.as_dict())
@@ -143,54 +140,40 @@ def compare(
 # ---- what is compared ----
 
 
-def _contender(place: Location, metric: str) -> _Contender:
-    """Raises NoData where there are neither runs nor scores, BadData for a run without the metric."""
-    if place.is_file():
-        return _Contender(_scores_of(place), {}, is_runs=False)
-    scores, references = dict[str, list[float]](), dict[str, Mapping[str, Any]]()
-    for folder in _run_folders(place):
-        run = RunFolder(folder)
-        result, config = run.result(), run.config() or {}
+def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], References]:
+    """The scores of runs by task, and the references of their data. Raises NoData for no runs, BadData without the metric."""
+    scores, references = defaultdict[str, list[float]](list), dict[str, Mapping[str, Any]]()
+    for run in map(RunFolder, _runs_in(place)):
+        result, task = run.result(), (run.config() or {}).get("env") or ONE_TASK
         if result is None:
-            fix = "train it to its end with --resume"
-            raise BadData("the run is not finished", where=run.url, fix=fix)
+            raise BadData("the run is not finished", where=run.url, fix="train it to its end with --resume")
         value = {**result.losses, **result.as_dict()}.get(metric)
         if not isinstance(value, int | float):
-            known = [
+            known = (
                 name for name in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, name) is not None
-            ]
+            )
             what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
-        task = config.get("env") or ONE_TASK
-        scores.setdefault(task, []).append(float(value))
-        references.setdefault(task, result.reference)
-        if references[task] != result.reference:  # runs of other data
+        scores[task].append(float(value))
+        if references.setdefault(task, result.reference) != result.reference:  # runs of other data
             references[task] = {}
-    return _Contender({task: np.array(values) for task, values in scores.items()}, references)
-
-
-def _run_folders(place: Location) -> list[Location]:
-    """The run at `place`, or those in its folders, or in theirs. Raises NoData, BadData for missing seeds."""
-    if place.join(files.POLICY).exists():
-        return [place]
-    if listed := _whole(place):
-        return listed
-    below = [one for one in place.children() if one.is_dir()]
-    found = [one for one in below if one.join(files.POLICY).exists()]
-    found = found or [run for one in below for run in _whole(one) or one.children() if run.join(files.POLICY).exists()]
-    if not found:
+    if not scores:
         fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
-    return found
+    return {task: np.array(values) for task, values in scores.items()}, references
 
 
-def _whole(place: Location) -> list[Location]:
-    """The runs of a training of several seeds; empty: it is none. Raises BadData where some are missing."""
-    listed = seeds_of(place) or []
-    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
+def _runs_in(place: Location, depth: int = 2) -> list[Location]:
+    """The run at `place`, or those in its folders, or in theirs. Raises BadData for missing seeds."""
+    if place.join(files.POLICY).exists():
+        return [place]
+    listed = seeds_of(place)
+    if missing := [one.name for one in listed or () if not one.join(files.POLICY).exists()]:
         fix = "train it to its end with --resume"
         raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
-    return listed
+    below = [one for one in place.children() if one.is_dir()] if depth else []
+    own = listed or [one for one in below if one.join(files.POLICY).exists()]
+    return own or [run for one in below for run in _runs_in(one, depth - 1)]
 
 
 def _scores_of(place: Location) -> dict[str, Array]:
@@ -211,74 +194,53 @@ def _scores_of(place: Location) -> dict[str, Array]:
     return found
 
 
-def _tasks(found: Mapping[str, _Contender]) -> list[str]:
-    """Those that all have. Raises BadConfig where they differ."""
-    first, *others = found.items()
-    tasks = sorted(first[1].scores)
-    for name, one in others:
-        if sorted(one.scores) != tasks:
-            what = f"{name} has the tasks {', '.join(sorted(one.scores))}, and {first[0]} {', '.join(tasks)}"
-            raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
-    return tasks
-
-
 # ---- normalisation ----
 
 
 def _references(
-    found: Mapping[str, _Contender],
+    of_data: Sequence[References],
     given: Sequence[str],
     tasks: Sequence[str],
     storage_options: Mapping[str, Any] | None,
     metric: str,
-) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """The references by task, and notes. Raises BadConfig where one is wrong, or only some tasks have one."""
+) -> dict[str, Mapping[str, Any]]:
+    """The references by task; without given ones those of all algorithms' data. Raises BadConfig where some have none."""
     references = dict[str, Mapping[str, Any]]()
     for text in [given] if isinstance(given, str) else given:
-        references |= dict(_reference(text, tasks, storage_options, metric))
-    if not given and metric == RETURN:
-        for task in tasks:
-            every = [one.references.get(task) for one in found.values()]
-            if every[0] and all(one == every[0] for one in every):
-                references[task] = every[0]
-        if len(references) < len(tasks):
-            references = {}
+        references |= _reference(text, tasks, storage_options, metric)
+    if not given:
+        every = {task: [one.get(task) for one in of_data] for task in tasks if metric == RETURN}
+        shared = {task: each[0] for task, each in every.items() if each[0] and all(one == each[0] for one in each)}
+        references = shared if len(shared) == len(tasks) else {}
     if missing := [task for task in tasks if references and task not in references]:
         fix = f"--reference '{missing[0]}:random=R,expert=E'"
         raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
-    notes = []
-    if not references and len(tasks) > 1:
-        notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
-    return references, notes
+    return references
 
 
 def _reference(
     text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None, metric: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+) -> dict[str, Mapping[str, Any]]:
     """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest."""
     task, _, values = text.rpartition(":")
     if "=" in values:
-        known = reference_of(values)
-        for one in [task] if task else tasks:
-            yield one, {**known}
-        return
-    place = open_location(text, storage_options)
+        return {one: {**reference_of(values)} for one in ([task] if task else tasks)}
+    place, fix = open_location(text, storage_options), "random=R,expert=E"
     if not holds_dataset(place):
-        raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix="random=R,expert=E")
+        raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix=fix)
     if metric != RETURN:
-        raise BadConfig(f"a dataset's reference is of returns, not of {metric}", where=place.url, fix="random=R,expert=E")
+        raise BadConfig(f"a dataset's reference is of returns, not of {metric}", where=place.url, fix=fix)
     manifest = Manifest.read(place)
     if not manifest.reference:
         fix = "convert or record it with --reference random=R --reference expert=E"
         raise BadConfig("the manifest has no reference", where=place.url, fix=fix)
-    yield (manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]), {**manifest.reference}
+    return {manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]: {**manifest.reference}}
 
 
 def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
     if reference is None:
         return scores
-    found: Array = (scores - reference["random"]) / (reference["expert"] - reference["random"])
-    return found
+    return np.asarray((scores - reference["random"]) / (reference["expert"] - reference["random"]))
 
 
 # ---- figures and gates ----
@@ -287,7 +249,7 @@ def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
 def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float | None, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {"runs": sum(map(len, scores))}
     for name, aggregate in AGGREGATES.items():
-        found[name] = asdict(statistics.with_interval(aggregate, scores, seed=seed))
+        found[name] = asdict(interval(aggregate, scores, seed=seed))
     is_binary = all(np.isin(task, (0, 1)).all() for task in scores)
     if success is not None or is_binary:
         threshold = 0.5 if success is None else success
@@ -305,10 +267,8 @@ def _profiles(scores: Mapping[str, Scores]) -> dict[str, list[float]]:
 
 def _missed(differences: Mapping[str, Interval], min_improvement: float | None, no_regression: bool) -> Iterator[str]:
     for name, one in differences.items():
-        if min_improvement is None and not no_regression:
-            continue
         if one.low is None or one.high is None:
-            yield f"{name}: a single run gives no interval"
+            yield from [f"{name}: a single run gives no interval"] * (no_regression or min_improvement is not None)
             continue
         told = f"{name}: {one.value:+.4g} [{one.low:+.4g}, {one.high:+.4g}]"
         if min_improvement is not None and one.low < min_improvement:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -66,25 +66,21 @@ class Episodes:
     @cached_property
     def starts(self) -> NDArray[np.int64]:
         """(E,) the first step of each episode."""
-        found: NDArray[np.int64] = np.cumsum(self.lengths) - self.lengths
-        return found
+        return np.asarray(np.cumsum(self.lengths) - self.lengths)
 
     @cached_property
     def numbers(self) -> NDArray[np.int64]:
         """(N,) of each step in its episode, from 0."""
-        found: NDArray[np.int64] = np.arange(len(self.rewards)) - np.repeat(self.starts, self.lengths)
-        return found
+        return np.asarray(np.arange(len(self.rewards)) - np.repeat(self.starts, self.lengths))
 
     @cached_property
     def discounts(self) -> Array:
         """(N,) gamma to the power of the step's number."""
-        found: Array = np.power(self.gamma, self.numbers, dtype=np.float64)
-        return found
+        return np.asarray(np.power(self.gamma, self.numbers, dtype=np.float64))
 
-    def summed(self, values: Array) -> Array:
+    def summed(self, values: NDArray[Any]) -> Array:
         """(E,) sums over the steps of each episode of values (N,)."""
-        found: Array = np.add.reduceat(values, self.starts)
-        return found
+        return np.asarray(np.add.reduceat(values, self.starts))
 
     @cached_property
     def returns(self) -> Array:
@@ -104,14 +100,12 @@ class Episodes:
         """(N,) of the steps of the episode so far."""
         steps = pl.DataFrame({"log": self.ratios, "episode": np.repeat(np.arange(len(self.lengths)), self.lengths)})
         logs = steps.select(pl.col("log").cum_sum().over("episode"))["log"].to_numpy()
-        found: Array = np.exp(np.minimum(logs, MOST))
-        return found if self.clip is None else np.minimum(found, self.clip)
+        return np.asarray(np.minimum(np.exp(np.minimum(logs, MOST)), math.inf if self.clip is None else self.clip))
 
     @cached_property
     def whole(self) -> Array:
         """(E,) weights of whole episodes."""
-        found: Array = self.weights[self.starts + self.lengths - 1]
-        return found
+        return np.asarray(self.weights[self.starts + self.lengths - 1])
 
     @property
     def effective_samples(self) -> float:
@@ -123,7 +117,7 @@ def kish(weights: Array) -> float:
     """(sum of weights)^2 over the sum of their squares: how many equal ones would vary as much; 0 of none above 0."""
     largest = float(weights.max())
     scaled = weights / largest if largest > 0 else weights
-    return float(ratio(scaled.sum(keepdims=True) ** 2, (scaled**2).sum(keepdims=True))[0])
+    return float(scaled.sum() ** 2 / (scaled**2).sum()) if largest > 0 else 0.0
 
 
 def estimates(episodes: Episodes, names: Sequence[str], values: Values | None = None) -> dict[str, Estimate]:
@@ -134,31 +128,27 @@ def estimates(episodes: Episodes, names: Sequence[str], values: Values | None = 
 def _made(episodes: Episodes, name: str, values: Values | None) -> Estimate:
     if name == "dm":
         assert values is not None, "of fitted values"
-        return Estimate(values.first.mean(0)[:, None], _first)
-    if name in ("is", "wis"):
-        weighed = episodes.whole * episodes.returns
-        if name == "is":
-            return Estimate(weighed[:, None], _first)
-        return Estimate(np.stack([weighed, episodes.whole], 1), lambda means: ratio(means[..., 0], means[..., 1]))
+        return Estimate(values.first.mean(0)[:, None])
+    if name == "is":
+        return Estimate((episodes.whole * episodes.returns)[:, None])
+    if name == "wis":
+        both = np.stack([episodes.whole * episodes.returns, episodes.whole], 1)
+        return Estimate(both, lambda means: ratio(means[..., 0], means[..., 1]))
     start, gains = np.zeros((len(episodes.lengths), 1)), episodes.rewards
     if name in OF_VALUES:
         assert values is not None, "of fitted values"
         start, gains = values.unseen, episodes.rewards + episodes.gamma * values.after - values.taken
     weighed = episodes.weights * episodes.discounts * gains
     if name in ("pdis", "dr"):
-        return Estimate(start + episodes.summed(weighed)[:, None], _first)
-    return _per_step(episodes, start, weighed)
+        return Estimate(start + episodes.summed(weighed)[:, None])
+    return _by_step(episodes, start, weighed)
 
 
-def _first(means: Array) -> Array:
-    return means[..., 0]
-
-
-def _per_step(episodes: Episodes, start: Array, weighed: Array) -> Estimate:
-    """`start` and the sum over T steps of the mean of `weighed` (N,) over that of weights.
+def _by_step(episodes: Episodes, start: Array, weighed: Array) -> Estimate:
+    """`start` (E, 1) and the sum over T steps of the mean of `weighed` (N,) over that of weights.
 
     Features are sparse where lengths differ much, so that one long episode does not make all as long: an ended episode's weight
-    is counted in the column of its length alone, from which on it is added up.
+    stands in the column of its length alone, from which on it is added up.
     """
     count, steps = len(episodes.lengths), int(episodes.lengths.max())
     shape, of, ended = (count, steps), np.repeat(np.arange(count), episodes.lengths), np.flatnonzero(episodes.lengths < steps)
@@ -168,8 +158,7 @@ def _per_step(episodes: Episodes, start: Array, weighed: Array) -> Estimate:
 
     def combine(means: Array) -> Array:
         gains, weights, kept = (means[..., 1 + part * steps :][..., :steps] for part in range(3))
-        found: Array = means[..., 0] + ratio(gains, weights + np.cumsum(kept, -1)).sum(-1)
-        return found
+        return np.asarray(means[..., 0] + ratio(gains, weights + np.cumsum(kept, -1)).sum(-1))
 
     return Estimate(features.toarray() if count * steps <= SPARSE * len(of) else features, combine)
 

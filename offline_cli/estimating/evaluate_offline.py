@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import Behaviour, Device, Estimator, Positive, Share, Whole
 from offline_cli.columns import Columns
+from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.estimating.estimators import (
     ALL,
@@ -27,9 +27,8 @@ from offline_cli.estimating.estimators import (
     distribution_free,
     estimates,
 )
-from offline_cli.estimating.figure import draw_estimates
-from offline_cli.estimating.fitting import cloned_logp, fitted_values
-from offline_cli.estimating.intervals import Array, Estimate, as_json, bootstrapped
+from offline_cli.estimating.fitting import Fitting
+from offline_cli.estimating.intervals import Array, Estimate, bootstrapped
 from offline_cli.estimating.likelihood import likelihood
 from offline_cli.estimating.recorded import Recorded, recorded_for
 from offline_cli.modules.distributions import ACCURACY, build_head, span_of
@@ -37,8 +36,10 @@ from offline_cli.modules.python_network import choose_device
 from offline_cli.policies.by_name import is_named
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.reporting.intervals import draw_estimates
 from offline_cli.spaces import leaf_spaces
 from offline_cli.storage.locations import Location, Sources, open_location
+from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.trees import map_leaves
 
@@ -114,66 +115,43 @@ def evaluate_offline(
     Raises UsageError for a policy that is no run, what `load_policy` and `recorded_for` raise, BadConfig for estimators without
     what they need; TargetNotMet unless some estimate is reliable, and the low end of each that is reaches `min_value`.
     """
-    name = run.url if isinstance(run, Location) else os.fspath(run)
+    name, place, learner = place_named(run), open_location(run, storage_options), choose_device(device)
     if is_named(name):
         what = f"{name} gives actions, and not how likely recorded ones are"
         raise UsageError(what, where="--offline", fix="name a run folder of train")
-    place, where_to_learn = open_location(run, storage_options), choose_device(device)
     loaded = load_policy(place, storage_options, plugins=plugins, network=network)
-    folder = RunFolder(place)
-    how: dict[str, Any] = {"storage_options": storage_options, "on_progress": on_progress, "device": where_to_learn}
-    how |= {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
-    recorded = recorded_for(loaded, folder, offline, run=name, **how)
-    steps, count = recorded.episodes.num_steps, len(recorded.episodes)
-    notes, found = [*recorded.notes], likelihood(recorded)
-    described = loaded.description["network"]
-    fitting: dict[str, Any] = {"seed": seed, "device": where_to_learn, "on_progress": on_progress}
+    how: dict[str, Any] = {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
+    how |= {"device": learner, "storage_options": storage_options, "on_progress": on_progress}
+    recorded = recorded_for(loaded, RunFolder(place), offline, **how)
+    batch, notes, found = recorded.episodes, [*recorded.notes], likelihood(recorded)
 
     # ---- what the policy is worth ----
+    fitting = Fitting(recorded, loaded.description["network"], seed, learner, on_progress)
     target, played, source = _target(recorded, explore), None, None
     if target is not None and recorded.has_rewards:
-        played, source = (None, "fit") if behaviour == "fit" else _behaviour(recorded, behaviour)
-    asked = _asked(estimators, target, source, recorded, notes)
-    doubts = [one for one in (recorded.doubt,) if one]
-    complete, left_out = _complete(recorded, played, source)
-    if left_out:
-        named = ", ".join(f"{name} at {one['steps']:,} steps of {one['episodes']:,} episodes" for name, one in left_out.items())
-        doubts.append(f"numbers are missing: {named}")
-        notes.append(
-            f"NaN or infinite: {named}; estimates leave these episodes out, which shifts them if that hangs on outcomes"
-        )
-        of_steps = np.repeat(complete, recorded.episodes.lengths)
-        target, played = (None if one is None else one[of_steps] for one in (target, played))
-        recorded = recorded.only(complete) if complete.any() else recorded
-    if not complete.any():
-        asked = ()
-    if asked and source == "fit":
-        played = cloned_logp(recorded, described, **fitting)
-    batch, values = recorded.episodes, None
+        played, source = (fitting.cloned_logp(), "fit") if behaviour == "fit" else _behaviour(recorded, behaviour)
+    asked = _asked(estimators, target, played, notes) if recorded.has_rewards else ()
+    values = fitting.values(gamma=gamma, explore=explore) if set(asked) & set(OF_VALUES) else None
     episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
-    if set(asked) & set(OF_VALUES):
-        values = fitted_values(recorded, described, gamma=gamma, explore=explore, **fitting)
-    has_value = recorded.has_rewards and complete.any()
-    told, returns = _estimated(episodes, asked, values, seed, doubts) if has_value else ({}, {})
+    told, returns = _estimated(episodes, asked, values, seed, recorded.doubts) if recorded.has_rewards else ({}, {})
     if told and (cut := int(np.count_nonzero(batch.truncated & ~batch.terminated))):
         notes.append(f"{cut:,} of {len(batch):,} episodes were cut: weights count rewards up to there, dm, dr and wdr go on")
     result = OfflineResult(
         run=name,
-        episodes=count,
-        steps=steps,
+        episodes=len(batch),
+        steps=batch.num_steps,
         held_out=recorded.held_out,
         explore=explore,
         behaviour=source,
         gamma=gamma if told else None,
         recorded=returns,
         estimates=told,
-        left_out=left_out,
+        left_out=recorded.left_out,
         notes=notes,
         **found,
     )
     if plot is not None:
-        weights = episodes.whole if asked and played is not None else None
-        draw_estimates(told, returns, weights, open_location(plot, storage_options))
+        draw_estimates(result.as_dict(), None if played is None else episodes.whole, open_location(plot, storage_options))
     _check_gate(result, min_value)
     return result
 
@@ -194,70 +172,42 @@ def _target(recorded: Recorded, explore: bool) -> Array | None:
 
 def _behaviour(recorded: Recorded, behaviour: str) -> tuple[Array | None, str | None]:
     """(N,) log-probability of each recorded action by what played, in the units of networks, and what says so."""
-    parts, extra, count = leaf_spaces(recorded.space), recorded.episodes.extra, recorded.episodes.num_steps
+    extra, count = recorded.episodes.extra, recorded.episodes.num_steps
     if behaviour == "uniform":
         return np.full(count, -_log_volume(recorded)), "uniform"
-    logp = extra.get(Columns.ACTION_LOGP)
+    logp, inputs = (extra.get(name) for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS))
     if isinstance(logp, np.ndarray) and logp.size == count:
-        spans = [span_of(leaf) for leaf in parts.values() if isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f"]
-        widths = [np.log(one.width.astype(np.float64) / 2).sum() for one in spans if one is not None]
-        shift = sum(widths) if recorded.action_scale == "env" else 0.0  # a density of other units
+        floats = (leaf for leaf in leaf_spaces(recorded.space).values() if np.dtype(leaf.dtype).kind == "f")
+        spans = (span_of(leaf) for leaf in floats if recorded.action_scale == "env")  # a density of other units
+        shift = sum(float(np.log(one.width.astype(np.float64) / 2).sum()) for one in spans if one is not None)
         return logp.reshape(count).astype(np.float64) + shift, Columns.ACTION_LOGP
-    inputs = extra.get(Columns.ACTION_DIST_INPUTS)
-    if isinstance(inputs, np.ndarray):
-        head = build_head(recorded.space, action_scale=recorded.action_scale)
+    head = build_head(recorded.space, action_scale=recorded.action_scale)
+    if isinstance(inputs, np.ndarray) and inputs.shape == (count, head.size):
         actions = map_leaves(torch.as_tensor, recorded.episodes.actions)
-        if inputs.shape == (count, head.size):
-            found = head.logp(torch.as_tensor(inputs, dtype=torch.float64), actions)
-            return found.numpy().astype(np.float64), Columns.ACTION_DIST_INPUTS
+        return head.logp(torch.as_tensor(inputs, dtype=torch.float64), actions).double().numpy(), Columns.ACTION_DIST_INPUTS
     return None, None
-
-
-def _complete(
-    recorded: Recorded, played: Array | None, source: str | None
-) -> tuple[NDArray[np.bool_], dict[str, dict[str, int]]]:
-    """(E,) whether all numbers of an episode that estimates need are there; steps and episodes without, by column."""
-    starts, complete, left_out = recorded.episodes.starts[:-1], np.ones(len(recorded.episodes), np.bool_), {}
-    wrong = {Columns.REWARDS: ~np.isfinite(recorded.episodes.rewards)} if recorded.has_rewards else {}
-    if played is not None and source is not None:
-        wrong[source] = np.isnan(played) | np.isposinf(played)
-    for column, steps in wrong.items():
-        if steps.any():
-            episodes = np.logical_or.reduceat(steps, starts)
-            left_out[column] = {"steps": int(steps.sum()), "episodes": int(episodes.sum())}
-            complete &= ~episodes
-    return complete, left_out
 
 
 def _log_volume(recorded: Recorded) -> float:
     """Log of how many actions there are, of boxes between -1 and 1. Raises BadConfig for boxes without bounds."""
     total = 0.0
     for path, leaf in leaf_spaces(recorded.space, Columns.ACTIONS).items():
-        if isinstance(leaf, spaces.Box):
-            if span_of(leaf) is None:
-                raise BadConfig(f"{path} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
-            total += math.prod(leaf.shape or ()) * math.log(2)
-        elif isinstance(leaf, spaces.MultiDiscrete):
-            total += float(np.log(leaf.nvec).sum())
-        else:
-            total += math.log(leaf.n) if isinstance(leaf, spaces.Discrete) else math.prod(leaf.shape or ()) * math.log(2)
+        if isinstance(leaf, spaces.Box) and span_of(leaf) is None:
+            raise BadConfig(f"{path} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
+        low, high = category_bounds(leaf)  # of a box 0 and 1: its width is 2
+        total += float(np.broadcast_to(np.log(np.subtract(high, low) + 1.0), leaf.shape or ()).sum())
     return total
 
 
-def _asked(
-    given: Sequence[str] | None, target: Array | None, source: str | None, recorded: Recorded, notes: list[str]
-) -> tuple[str, ...]:
+def _asked(given: Sequence[str] | None, target: Array | None, played: Array | None, notes: list[str]) -> tuple[str, ...]:
     """The estimators. Raises BadConfig for those that need weights where there are none."""
     asked = tuple(one for one in ALL if one in (given or ()))
-    if not recorded.has_rewards:
-        notes.append("the recording has no rewards: nothing says what the policy is worth")
-        return ()
-    if target is not None and source is not None:
+    if played is not None:
         return asked or OF_WEIGHTS
-    what = "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability"
-    fix = "--estimators dm; or --explore, for a policy that learned a spread (not td3-bc, rebrac)"
-    if target is not None:
-        what, fix = "the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform"
+    what, fix = "the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform"
+    if target is None:
+        what = "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability"
+        fix = "--estimators dm; or --explore, for a policy that learned a spread (not td3-bc, rebrac)"
     if set(asked) - {"dm"}:
         raise BadConfig(f"{what}, so there are no weights", where=f"--estimators {','.join(asked)}", fix=fix)
     notes.append(f"{what}: there are no weights, and dm alone can be asked for; or {fix}")
@@ -271,81 +221,70 @@ def _estimated(
     episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int, doubts: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Each estimate with its interval and whether it can be relied on; the mean return of the recorded episodes likewise."""
-    made = estimates(episodes, asked, values)
-    own = Estimate(episodes.returns[:, None], lambda means: means[..., 0])
-    members = (
-        []
-        if values is None or "dm" not in asked
-        else [Estimate(one[:, None], lambda means: means[..., 0]) for one in values.first]
-    )
-    limits = bootstrapped([own, *made.values(), *members], seed)
-    returns = {"value": own.value, **as_json(limits[0])}
+    made, own = estimates(episodes, asked, values), Estimate(episodes.returns[:, None])
+    recorded, *limits = bootstrapped([own, *made.values()], seed)
     told = dict[str, Any]()
-    for (name, one), interval in zip(made.items(), limits[1:], strict=False):
-        if name == "dm":  # members may disagree by more than episodes do
-            each = [interval, *limits[1 + len(made) :]]
-            interval = min(low for low, _ in each), max(high for _, high in each)
-        support = _support(episodes, name)
-        told[name] = {"value": one.value, **as_json(interval), **support}
-        if support["effective_samples"] == 0:  # no weight is left to average by
-            told[name] |= {"value": math.nan, **as_json((math.nan, math.nan))}
+    for (name, one), (low, high) in zip(made.items(), limits, strict=True):
+        value, effective, never = one.value, None, None
+        if name == "dm":  # Q functions may disagree by more than episodes do
+            assert values is not None, "of fitted values"
+            apart = values.first.mean(1) - value
+            low, high = low + float(apart.min()), high + float(apart.max())
+        else:
+            assert episodes.target is not None, "there are weights"
+            effective, never = episodes.effective_samples, float((episodes.summed(np.isneginf(episodes.target)) > 0).mean())
+            if effective == 0:  # no weight is left to average by
+                value = low = high = math.nan
+        why = "; ".join([*doubts, *_doubts(episodes, name, value)])
+        told[name] = {"value": value, "low": low, "high": high, "effective_samples": effective, "without_support": never}
         if name in ("is", "pdis"):
-            limits_of_any = distribution_free(episodes, name) if len(episodes.lengths) > 1 else (math.nan, math.nan)
-            told[name]["distribution_free"] = as_json(limits_of_any)
-        why = [*doubts, *_doubts(episodes, name, one.value)]
-        told[name] |= {"reliable": not why, "reason": "; ".join(why) or None}
-    return told, returns
+            free = distribution_free(episodes, name) if len(episodes.lengths) > 1 else (math.nan, math.nan)
+            told[name]["distribution_free"] = dict(zip(("low", "high"), free, strict=True))
+        told[name] |= {"reliable": not why, "reason": why or None}
+    return told, {"value": own.value, "low": recorded[0], "high": recorded[1]}
 
 
-def _support(episodes: Episodes, name: str) -> dict[str, Any]:
-    if episodes.behaviour is None or episodes.target is None or name == "dm":
-        return {"effective_samples": None, "without_support": None}
-    never = episodes.summed(np.isneginf(episodes.target)) > 0
-    return {"effective_samples": episodes.effective_samples, "without_support": float(never.mean())}
-
-
-def _doubts(episodes: Episodes, name: str, value: float) -> list[str]:
+def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
     """Why the estimate may mislead."""
     if name == "dm":  # of 10 intervals of a table's dm none held the value of ICU-Sepsis, where those of dr all did
-        return ["its interval does not hold the error of Q; dr and wdr correct it by weights"]
-    found, count = list[str](), len(episodes.lengths)
+        yield "its interval does not hold the error of Q; dr and wdr correct it by weights"
+        return
+    count, last, effective = len(episodes.lengths), episodes.whole, episodes.effective_samples
     if not math.isfinite(value):
-        found.append("it is no finite number")
+        yield "it is no finite number"
     if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
-        found.append("it lies beyond all recorded returns")
+        yield "it lies beyond all recorded returns"
     assert episodes.behaviour is not None, "there are weights"
     if np.isneginf(episodes.behaviour).any():
-        found.append("the behaviour gives recorded actions the probability 0")
-    ratios = np.exp(np.minimum(episodes.ratios, MOST))
-    sums = episodes.summed(ratios - 1)
-    mass, spread = 1 + float(sums.sum()) / len(ratios), float(sums.std()) * count**0.5 / len(ratios)
-    if mass < 1 - BEYOND - 3 * spread:
-        found.append(f"the behaviour never takes {1 - mass:.0%} of the policy's actions")
-    elif mass > 1 + BEYOND + 3 * spread:
-        found.append(f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities")
-    last = episodes.whole
+        yield "the behaviour gives recorded actions the probability 0"
+    steps = np.exp(np.minimum(episodes.ratios, MOST))
+    sums = episodes.summed(steps - 1)
+    mass, error = 1 + float(sums.sum()) / len(steps), float(sums.std()) * count**0.5 / len(steps)
+    if mass < 1 - BEYOND - 3 * error:
+        yield f"the behaviour never takes {1 - mass:.0%} of the policy's actions"
+    elif mass > 1 + BEYOND + 3 * error:
+        yield f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities"
     allowed = BEYOND if name in UNCORRECTED else FAR
     if abs(float(last.mean()) - 1) > allowed + 3 * float(last.std()) / count**0.5:
-        found.append(
-            f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
-        )
-    effective = episodes.effective_samples
+        yield f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
     if count < LEAST:
-        found.append(f"only {count:,} episodes, and estimates need {LEAST} or more")
+        yield f"only {count:,} episodes, and estimates need {LEAST} or more"
     elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
-        found.append(f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played")
-    return found
+        yield f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played"
 
 
 def _check_gate(result: OfflineResult, min_value: float | None) -> None:
     """Raise TargetNotMet unless the policy is surely worth `min_value`."""
-    if min_value is None:
-        return
     reliable = {name: one["low"] for name, one in result.estimates.items() if one["reliable"]}
-    below = [f"{name} may be as low as {low:.5g}" for name, low in reliable.items() if not low >= min_value]
-    if reliable and not below:
+    if min_value is None or (reliable and min(reliable.values()) >= min_value):
         return
-    reasons = dict.fromkeys(one["reason"] for one in result.estimates.values() if not one["reliable"])
-    why = "; ".join(below) or f"no estimate is reliable: {'; '.join(reasons) or '; '.join(result.notes)}"
-    fix = "more episodes, or a policy closer to what played" if not below else "a better policy, or more episodes"
-    raise TargetNotMet(f"{why}; {min_value:g} wanted", where=result.run, fix=fix, details=result.as_dict())
+    why, fix = (
+        "; ".join(f"{name} may be as low as {low:.5g}" for name, low in reliable.items() if low < min_value),
+        "a better policy",
+    )
+    if not reliable:
+        reasons = dict.fromkeys(one["reason"] for one in result.estimates.values())
+        why, fix = f"no estimate is reliable: {'; '.join(reasons or result.notes)}", "a policy closer to what played"
+    raise TargetNotMet(
+        f"{why}; {min_value:g} wanted", where=result.run, fix=f"more episodes, or {fix}", details=result.as_dict()
+    )

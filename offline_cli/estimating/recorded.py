@@ -7,6 +7,7 @@ on.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,6 @@ from offline_cli.applying.learner_batches import (
     of_one_module,
     with_steps,
 )
-from offline_cli.applying.pipeline_run import freeze
 from offline_cli.choices import Behaviour
 from offline_cli.columns import Columns
 from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
@@ -34,7 +34,7 @@ from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.reading import read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, UsageError
-from offline_cli.formats.tables.mapping import GivenMapping, given_mapping
+from offline_cli.formats.tables.mapping import given_mapping
 from offline_cli.formats.tables.source import TableOptions
 from offline_cli.meanings import Meanings
 from offline_cli.modules.rl_module import RLModule, evaluating, initial_state
@@ -44,7 +44,7 @@ from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
 from offline_cli.training.chosen_episodes import HeldOut, best_episodes, content_hashes
-from offline_cli.training.run_folder import RunFolder, TrainState
+from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.training_data import REMEMBERED
 from offline_cli.trees import Tree, leaves, map_leaves, rows_of
 
@@ -69,10 +69,10 @@ class Recorded:
     space: Space  # of actions, in the environment's units
     action_scale: str
     meanings: Meanings
-    where: str
-    has_rewards: bool
+    has_rewards: bool  # else there is nothing to estimate
     held_out: bool | None  # whether the run held them out; None: it learned from other data
-    doubt: str | None  # why the episodes are not held out, where that voids estimates
+    left_out: Mapping[str, Mapping[str, int]]  # episodes with NaN or infinite numbers, which are not among these, by column
+    doubts: Sequence[str]  # why no estimate is reliable
     notes: Sequence[str]
 
     @property
@@ -81,42 +81,29 @@ class Recorded:
         last = self.episodes.obs_starts[1:] - 1
         return torch.from_numpy(np.delete(np.arange(self.episodes.num_steps + len(self.episodes)), last))
 
-    def only(self, chosen: NDArray[np.bool_]) -> Recorded:
-        """Some of the episodes (E,)."""
-        steps, seen = (torch.from_numpy(np.repeat(chosen, self.episodes.lengths + more)) for more in (0, 1))
-        return replace(
-            self,
-            episodes=self.episodes.select(np.flatnonzero(chosen)),
-            observations=rows_of(self.observations, seen),
-            actions=rows_of(self.actions, steps),
-            inputs=self.inputs[seen],
-        )
-
 
 def recorded_for(
     loaded: LoadedPolicy,
     folder: RunFolder,
     sources: Sources,
     *,
-    run: str,
     behaviour: Behaviour,
     explore: bool,
-    mapping: GivenMapping | None,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None,
     module_id: str | None,
     device: torch.device,
     storage_options: Mapping[str, Any] | None,
     on_progress: OnProgress,
 ) -> Recorded:
-    """Read `sources` for the policy of the run in `folder`. `module_id`: of several modules; None: the run's.
+    """Read `sources` for the policy of the run in `folder`. `module_id`: whose episodes; None: the run's.
 
-    Of data that the run learned from the episodes that it held out are taken, if it held some out. Columns of probabilities are
-    kept for the `behaviour` that needs them. Raises what `read_episodes` raises, NoData;
-    SpaceMismatch where the data is not of the run's environment; BadConfig for a run whose pieces Python code made, and for
-    pieces that give other rows than a step each; BadPiece; BadData.
+    Of all that the run learned from the episodes that it held out are taken, if it held some out. Probabilities are read if
+    they are the `behaviour`. Raises what `read_episodes` raises, NoData; SpaceMismatch where the data is of another
+    environment; BadConfig for a run whose pieces Python code made, and for pieces that give other rows than a step each;
+    BadPiece; BadData.
     """
-    own, config = stand_in(f"run {run}", environment_spaces(loaded, run)), folder.config() or {}
-    used = USED if behaviour == "recorded" else ()
-    scale = loaded.description["action_scale"]
+    own, config = stand_in(f"run {folder.url}", environment_spaces(loaded, folder.url)), folder.config() or {}
+    used, scale = USED if behaviour == "recorded" else (), loaded.description["action_scale"]
     reading: dict[str, Any] = {
         "env_spaces": (own.observation_space, own.action_space),
         "tables": TableOptions(None if mapping is None else given_mapping(mapping)),
@@ -129,34 +116,30 @@ def recorded_for(
     except UsageError:  # the sources declare another scale, which is converted
         stream = read_episodes(sources, **reading)
     with stream:
-        where, notes = ", ".join(stream.locations), [*stream.incomplete]
-        spaces = learner_spaces(stream, own)
-        seen: Counter[str] = Counter()
+        where, spaces = ", ".join(stream.locations), learner_spaces(stream, own)
+        module_id = module_id or loaded.description.get("module")
         batches = filter(len, map(with_steps, stream))
-        module = module_id or loaded.description.get("module")
-        found = [*of_one_module(batches, config.get("agent"), module, where=where, seen=seen)]
+        found = [*of_one_module(batches, config.get("agent"), module_id, where=where, seen=Counter())]
         if not found:
             raise NoData("no episode has any steps", where=where, fix="name recordings with steps")
-        whole = EpisodeBatch.concat(found)
-        has_rewards = stream.without_rewards is None
-    checkpoint = folder.load()
-    held_out, chosen, doubt = _held_out(None if checkpoint is None else checkpoint[0], config, whole, where)
-    if chosen is not None:
-        whole = whole.select(np.flatnonzero(chosen))
-    elif held_out is False:
-        notes.append(
-            doubt or "the run learned from these episodes: its figures are better than on others (train --val-fraction)"
-        )
-    whole = replace(
-        whole, extra={name: tree for name, tree in whole.extra.items() if name in USED or loaded.trained is not None}
-    )
+        whole, has_rewards = EpisodeBatch.concat(found), stream.without_rewards is None
+    held_out, which, doubts = _held_out(folder, config, whole, where)
+    notes = [*stream.incomplete, *doubts]
+    if held_out is False and not doubts:
+        notes.append("the run learned from these episodes: its figures are better than on others (train --val-fraction)")
+    whole = whole if which is None else whole.select(np.flatnonzero(which))
+    complete, left_out = _complete(whole, used, has_rewards=has_rewards)
+    if left_out:
+        named = ", ".join(f"{name} at {one['steps']:,} steps of {one['episodes']:,} episodes" for name, one in left_out.items())
+        doubts = [*doubts, f"NaN or infinite: {named}"]
+        notes.append(f"{doubts[-1]}; these episodes are left out, which shifts estimates if that hangs on outcomes")
+        whole, has_rewards = whole.select(complete) if len(complete) else whole, bool(len(complete))
+    whole = replace(whole, extra={name: tree for name, tree in whole.extra.items() if name in used or loaded.trained})
     for name, space in zip(("observations", "actions"), spaces, strict=True):
         check_values(whole, space, name, where, stream.meanings)
     whole = in_learner_units(whole, spaces[1], stream.action_scale)
-    pipeline = _pipeline(loaded, spaces, run)
-    module = loaded.module.to(device).eval()
-    announced = pipeline.observation_space or spaces[0], pipeline.action_space or spaces[1]
-    parts = [*_seen(module, pipeline, whole, announced, where, explore)]
+    pipeline, module = _pipeline(loaded, spaces, folder.url), loaded.module.to(device).eval()
+    parts = [*_seen(module, pipeline, whole, spaces, where, explore)]
     observations, actions, inputs = (map_leaves(lambda *each: torch.cat(each), *trees) for trees in zip(*parts, strict=True))
     return Recorded(
         episodes=whole,
@@ -167,54 +150,66 @@ def recorded_for(
         space=spaces[1],
         action_scale=stream.action_scale,
         meanings=stream.meanings,
-        where=where,
         has_rewards=has_rewards,
         held_out=held_out,
-        doubt=doubt,
+        left_out=left_out,
+        doubts=doubts,
         notes=notes,
     )
 
 
 def _held_out(
-    state: TrainState | None, config: Mapping[str, Any], whole: EpisodeBatch, where: str
-) -> tuple[bool | None, NDArray[np.bool_] | None, str | None]:
+    folder: RunFolder, config: Mapping[str, Any], whole: EpisodeBatch, where: str
+) -> tuple[bool | None, NDArray[np.bool_] | None, list[str]]:
     """Whether the episodes are held out of the run's training; which of them (E,), None: all; why estimates may be too good.
 
     A run remembers the content of its episodes, wherever they are stored. Of those that --top-fraction left out as large a
     share is taken as of the others: all together are as good as the data.
     """
+    state = (folder.load() or (None,))[0]
     if state is None or not state.remembered:
-        return False, None, "the run's checkpoint is missing, so nothing tells whether it learned from these recordings"
-    chosen, remembered = whole, np.array(state.remembered, np.uint64)
+        return False, None, ["the run's checkpoint is missing, so nothing tells whether it learned from these recordings"]
+    chosen, hashes, remembered = whole, content_hashes(whole), np.array(state.remembered, np.uint64)
     if config.get("top_fraction") is not None and not np.isnan(whole.returns).all():
         names, _, _ = best_episodes([whole], config["top_fraction"], where)
         pairs = zip(whole.ids, whole.agent_ids or (None,) * len(whole), strict=True)
         chosen = whole.select(np.flatnonzero([name in names for name in pairs]))
     smallest = np.sort(content_hashes(chosen))[: len(remembered)]
-    if len(chosen) != state.seen["episodes"] or not np.array_equal(smallest, remembered):
-        hashes = content_hashes(whole)
-        if len(remembered) == REMEMBERED:  # of more episodes, those with the smallest hashes
-            hashes = hashes[hashes <= remembered[-1]]
-        share = float(np.isin(hashes, remembered).mean()) if len(hashes) else 0.0
-        if share > BY_CHANCE:
-            return False, None, f"{share:.0%} of these episodes are like ones that the run learned from, with the same ids"
-        return None, None, None
-    if config.get("val_fraction") is None:
-        return False, None, None
-    return True, HeldOut([chosen], config["val_fraction"], config.get("seed", 0), where).among(whole), None
+    if len(chosen) == state.seen["episodes"] and np.array_equal(smallest, remembered):
+        if config.get("val_fraction") is None:
+            return False, None, []
+        return True, HeldOut([chosen], config["val_fraction"], config.get("seed", 0), where).among(whole), []
+    if len(remembered) == REMEMBERED:  # of more episodes, those with the smallest hashes
+        hashes = hashes[hashes <= remembered[-1]]
+    share = float(np.isin(hashes, remembered).mean()) if len(hashes) else 0.0
+    if share <= BY_CHANCE:
+        return None, None, []
+    return False, None, [f"the run learned from {share:.0%} of these episodes, or from ones like them with the same ids"]
+
+
+def _complete(
+    whole: EpisodeBatch, used: Sequence[str], *, has_rewards: bool
+) -> tuple[NDArray[np.int64], dict[str, dict[str, int]]]:
+    """The episodes whose rewards and probabilities are numbers; how many steps and episodes are not, by column."""
+    wrong = {Columns.REWARDS: ~np.isfinite(whole.rewards)} if has_rewards else {}
+    for name in used:  # -inf is a probability of 0
+        if isinstance(values := whole.extra.get(name), np.ndarray):
+            wrong[name] = ~(values.reshape(whole.num_steps, -1) < np.inf).all(1)
+    episodes = {name: np.logical_or.reduceat(steps, whole.starts[:-1]) for name, steps in wrong.items() if steps.any()}
+    left_out = {name: {"steps": int(wrong[name].sum()), "episodes": int(one.sum())} for name, one in episodes.items()}
+    return np.flatnonzero(~np.any([*episodes.values(), np.zeros(len(whole), np.bool_)], 0)), left_out
 
 
 def _pipeline(loaded: LoadedPolicy, spaces: tuple[Space, Space], run: str) -> Any:
     """The run's learner pipeline, with what it learned, frozen."""
-    trained = loaded.trained
-    if trained is not None and trained.document is None:
+    trained = loaded.trained or PipelineSpec("learner")
+    if loaded.trained is not None and trained.document is None:
         what = f"the policy was trained through pieces that Python code made: {', '.join(trained.names) or 'of unknown names'}"
         raise BadConfig(what, where=run, fix="train with a pipeline file: --pipeline FILE")
-    made = (trained or PipelineSpec("learner")).build(Setting(*spaces))
+    made = trained.build(Setting(*spaces))
     known = {name for name, _ in made.named()}
-    made.set_state({name: state for name, state in (trained.state if trained else {}).items() if name in known})
-    for piece in made.pieces():
-        freeze(piece)
+    made.set_state({name: state for name, state in (trained.state or {}).items() if name in known})
+    made.freeze()
     return made
 
 
@@ -235,23 +230,23 @@ def _with_last(episodes: EpisodeBatch) -> EpisodeBatch:
 
 
 def _seen(
-    module: RLModule, pipeline: Any, whole: EpisodeBatch, announced: tuple[Space, Space], where: str, explore: bool
+    module: RLModule, pipeline: Any, whole: EpisodeBatch, spaces: tuple[Space, Space], where: str, explore: bool
 ) -> Iterator[tuple[Tree, Tree, Tensor]]:
     """Part by part: observations (n+e, ...), actions (n, ...) and distribution inputs (n+e, size)."""
+    announced = pipeline.observation_space or spaces[0], pipeline.action_space or spaces[1]
     for part in grouped([whole], STEPS):
         more = _with_last(part)
         if module.is_stateful():  # a sequence is a whole episode
             module.model_config |= {"max_seq_len": int(more.lengths.max()), "burn_in": 0}
         columns = learner_columns(pipeline, more, announced, where=where, rl_module=module)
-        inputs = _inputs(module, columns, explore)
+        columns[Columns.ACTION_DIST_INPUTS] = _inputs(module, columns, explore)
         if Columns.LOSS_MASK in columns:
-            mask = columns[Columns.LOSS_MASK]
-            columns, inputs = {name: rows_of(tree, mask) for name, tree in columns.items()}, inputs[mask]
-        if len(inputs) != more.num_steps:
-            what = f"the run's learner pipeline makes {len(inputs):,} rows of {more.num_steps:,} steps"
+            columns = {name: rows_of(tree, columns[Columns.LOSS_MASK]) for name, tree in columns.items()}
+        if (count := len(columns[Columns.ACTION_DIST_INPUTS])) != more.num_steps:
+            what = f"the run's learner pipeline makes {count:,} rows of {more.num_steps:,} steps"
             raise BadConfig(what, where="learner pipeline", fix="a run whose pieces neither add nor leave out steps")
         acted = torch.from_numpy(np.delete(np.arange(more.num_steps), more.starts[1:] - 1))
-        yield columns[Columns.OBS], rows_of(columns[Columns.ACTIONS], acted), inputs
+        yield columns[Columns.OBS], rows_of(columns[Columns.ACTIONS], acted), columns[Columns.ACTION_DIST_INPUTS]
 
 
 def _inputs(module: RLModule, columns: Mapping[str, Any], explore: bool) -> Tensor:
@@ -264,7 +259,7 @@ def _inputs(module: RLModule, columns: Mapping[str, Any], explore: bool) -> Tens
     with evaluating(module), torch.inference_mode():
         for first in range(0, count, size):
             rows = map_leaves(lambda leaf, f=first: leaf[f : f + size].to(device), observations)
-            n = len(leaves(rows)[0])
-            state = map_leaves(lambda leaf, n=n: torch.as_tensor(leaf, device=device).expand(n, *leaf.shape), before)
+            many = len(leaves(rows)[0])
+            state = map_leaves(lambda leaf, n=many: torch.as_tensor(leaf, device=device).expand(n, *leaf.shape), before)
             found.append(forward({Columns.OBS: rows, **state})[Columns.ACTION_DIST_INPUTS].cpu())
     return torch.cat(found)
