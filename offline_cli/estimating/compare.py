@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Final
 
@@ -20,12 +20,11 @@ from offline_cli.datasets.manifest import Manifest, reference_of
 from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
 from offline_cli.estimating import statistics
 from offline_cli.estimating.statistics import Array, Interval, Scores, interval
-from offline_cli.policies import run_policy as files
 from offline_cli.reporting.intervals import draw_comparison
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.seeds import SEEDS, seeds_of
+from offline_cli.training.seeds import SEEDS, runs_in
 
 __all__ = ["CompareResult", "compare"]
 
@@ -35,7 +34,6 @@ NO_SCORES: Final = ("seed", "run")  # columns that name a row
 ONE_TASK: Final = "scores"  # where a file or run names none
 FEW: Final = 5  # runs below which a percentile interval is known to be too narrow
 THRESHOLDS: Final = 51  # of performance profiles
-References = Mapping[str, Mapping[str, Any]]  # by task
 AGGREGATES: Final = {"mean": statistics.mean, "median": statistics.median, "iqm": statistics.iqm}
 
 
@@ -52,7 +50,7 @@ class CompareResult:
     reference: Mapping[str, Mapping[str, float]]  # by task: returns that became 0 (random) and 1 (expert); empty: none did
     profile: Mapping[str, Sequence[float]]  # share of all runs whose score is above each of its `thresholds`, by name
     plot: str | None = None
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what was not asked for is left out."""
@@ -73,8 +71,7 @@ def compare(
     storage_options: Mapping[str, Any] | None = None,
 ) -> CompareResult:
     """Compare algorithms by the scores of their runs: `runs` are run folders, folders of them (of seeds, or of tasks of seeds),
-    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task (not `seed` or `run`), a row
-    a run.
+    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task (not `seed` or `run`), a row a run.
 
     A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss
     that is not normalised. Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and
@@ -96,25 +93,34 @@ def compare(
         raise UsageError(f"{twice[0]} is given twice", where="RUN", fix="each algorithm once")
     if len(names) < 2 and (no_regression or min_improvement is not None):
         raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
-    places = {name: open_location(one, storage_options) for name, one in zip(names, given, strict=True)}
-    found, known = dict[str, Mapping[str, Array]](), dict[str, References]()
-    for name, place in places.items():
-        found[name], known[name] = (_scores_of(place), {}) if place.is_file() else _results_of(place, metric)
-    first, tasks, notes = names[0], sorted(found[names[0]]), list[str]()
-    for name, one in found.items():
-        if sorted(one) != tasks:
-            what = f"{name} has the tasks {', '.join(sorted(one))}, and {first} {', '.join(tasks)}"
+    places = [open_location(one, storage_options) for one in given]
+    found, of_data = zip(
+        *[_scores_of(place) if place.is_file() else _results_of(place, metric) for place in places], strict=True
+    )
+    first, tasks, notes = names[0], sorted(found[0]), list[str]()
+    for name, own in zip(names, found, strict=True):
+        if sorted(own) != tasks:
+            what = f"{name} has the tasks {', '.join(sorted(own))}, and {first} {', '.join(tasks)}"
             raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
-    references = _references([*known.values()], reference, tasks, storage_options, metric)
+    references = dict[str, Any]()
+    for text in [reference] if isinstance(reference, str) else reference:
+        references |= _reference(text, tasks, metric, storage_options)
+    if not reference and metric == RETURN and {*of_data[0]} == {*tasks} and all(one == of_data[0] for one in of_data):
+        references = of_data[0]
+    if missing := [task for task in tasks if references and task not in references]:
+        fix = f"--reference '{missing[0]}:random=R,expert=E'"
+        raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
     if not references and len(tasks) > 1:
         notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
-    scores = {name: [_normalised(one[task], references.get(task)) for task in tasks] for name, one in found.items()}
+    scores = {
+        name: [_normalised(own[task], references.get(task)) for task in tasks] for name, own in zip(names, found, strict=True)
+    }
     if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
         notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
     sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
     better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
     differences = {name: interval(statistics.iqm_difference, better[name], better[first], seed=seed) for name in names[1:]}
-    probability = {name: dict[str, Any]() for name in names[1:]}
+    probability: dict[str, Any] = {name: {} for name in names[1:]}
     for other, name in combinations(names, 2):
         probability[name][other] = asdict(interval(statistics.improvement, better[name], better[other], seed=seed))
     result = CompareResult(
@@ -122,7 +128,7 @@ def compare(
         best=max(names, key=lambda name: float(statistics.iqm(better[name]))),
         probability_of_improvement=probability,
         differences={name: asdict(one) for name, one in differences.items()},
-        metric=ONE_TASK if all(place.is_file() for place in places.values()) else metric,
+        metric=ONE_TASK if all(place.is_file() for place in places) else metric,
         tasks=tasks,
         reference=references,
         profile=_profiles(scores),
@@ -137,52 +143,34 @@ def compare(
     return result
 
 
-# ---- what is compared ----
-
-
-def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], References]:
-    """The scores of runs by task, and the references of their data. Raises NoData for no runs, BadData without the metric."""
-    scores, references = defaultdict[str, list[float]](list), dict[str, Mapping[str, Any]]()
-    for run in map(RunFolder, _runs_in(place)):
+def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The scores of runs by task, and the references that all runs of a task share. Raises NoData, BadData."""
+    scores, references = defaultdict[str, list[float]](list), defaultdict[str, list[Any]](list)
+    for run in map(RunFolder, runs_in(place)):
         result, task = run.result(), (run.config() or {}).get("env") or ONE_TASK
         if result is None:
             raise BadData("the run is not finished", where=run.url, fix="train it to its end with --resume")
         value = {**result.losses, **result.as_dict()}.get(metric)
         if not isinstance(value, int | float):
-            known = (
-                name for name in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, name) is not None
-            )
+            known = [one for one in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, one) is not None]
             what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
         scores[task].append(float(value))
-        if references.setdefault(task, result.reference) != result.reference:  # runs of other data
-            references[task] = {}
+        references[task].append(result.reference)
     if not scores:
         fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
-    return {task: np.array(values) for task, values in scores.items()}, references
+    shared = {task: own[0] for task, own in references.items() if own[0] and all(one == own[0] for one in own)}
+    return {task: np.array(values) for task, values in scores.items()}, shared
 
 
-def _runs_in(place: Location, depth: int = 2) -> list[Location]:
-    """The run at `place`, or those in its folders, or in theirs. Raises BadData for missing seeds."""
-    if place.join(files.POLICY).exists():
-        return [place]
-    listed = seeds_of(place)
-    if missing := [one.name for one in listed or () if not one.join(files.POLICY).exists()]:
-        fix = "train it to its end with --resume"
-        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
-    below = [one for one in place.children() if one.is_dir()] if depth else []
-    own = listed or [one for one in below if one.join(files.POLICY).exists()]
-    return own or [run for one in below for run in _runs_in(one, depth - 1)]
-
-
-def _scores_of(place: Location) -> dict[str, Array]:
-    """The scores by task of a file. Raises BadData."""
+def _scores_of(place: Location) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The scores of a file by task, which have no references. Raises BadData."""
     content, fix = place.read_bytes(), 'JSON: [1, 2] or {"task": [1, 2]}; CSV: a column a task, a row a run'
     try:
-        if place.name.endswith((".csv", ".tsv")):
-            table = pl.read_csv(content, separator="\t" if place.name.endswith(".tsv") else ",", infer_schema_length=None)
-            told = {name: table[name].drop_nulls().to_list() for name in table.columns if name.lower() not in NO_SCORES}
+        if place.name.endswith(".csv"):
+            table = pl.read_csv(content, infer_schema_length=None)
+            told = {one.name: one.drop_nulls().to_list() for one in table if one.name.lower() not in NO_SCORES}
         else:
             read = orjson.loads(content)
             told = read if isinstance(read, dict) else {ONE_TASK: read}
@@ -191,49 +179,22 @@ def _scores_of(place: Location) -> dict[str, Array]:
         raise BadData(f"no scores can be read: {err}", where=place.url, fix=fix) from err
     if not found or not all(len(values) and np.isfinite(values).all() for values in found.values()):
         raise BadData("a task without scores, or one that is no finite number", where=place.url, fix=fix)
-    return found
-
-
-# ---- normalisation ----
-
-
-def _references(
-    of_data: Sequence[References],
-    given: Sequence[str],
-    tasks: Sequence[str],
-    storage_options: Mapping[str, Any] | None,
-    metric: str,
-) -> dict[str, Mapping[str, Any]]:
-    """The references by task; without given ones those of all algorithms' data. Raises BadConfig where some have none."""
-    references = dict[str, Mapping[str, Any]]()
-    for text in [given] if isinstance(given, str) else given:
-        references |= _reference(text, tasks, storage_options, metric)
-    if not given:
-        every = {task: [one.get(task) for one in of_data] for task in tasks if metric == RETURN}
-        shared = {task: each[0] for task, each in every.items() if each[0] and all(one == each[0] for one in each)}
-        references = shared if len(shared) == len(tasks) else {}
-    if missing := [task for task in tasks if references and task not in references]:
-        fix = f"--reference '{missing[0]}:random=R,expert=E'"
-        raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
-    return references
+    return found, {}
 
 
 def _reference(
-    text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None, metric: str
+    text: str, tasks: Sequence[str], metric: str, storage_options: Mapping[str, Any] | None
 ) -> dict[str, Mapping[str, Any]]:
-    """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest."""
+    """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest. Raises BadConfig."""
     task, _, values = text.rpartition(":")
     if "=" in values:
         return {one: {**reference_of(values)} for one in ([task] if task else tasks)}
-    place, fix = open_location(text, storage_options), "random=R,expert=E"
+    place, fix = open_location(text, storage_options), "convert or record it with --reference random=R,expert=E"
     if not holds_dataset(place):
-        raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix=fix)
-    if metric != RETURN:
-        raise BadConfig(f"a dataset's reference is of returns, not of {metric}", where=place.url, fix=fix)
-    manifest = Manifest.read(place)
-    if not manifest.reference:
-        fix = "convert or record it with --reference random=R --reference expert=E"
-        raise BadConfig("the manifest has no reference", where=place.url, fix=fix)
+        raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix="random=R,expert=E")
+    manifest = Manifest.read(place) if metric == RETURN else None
+    if manifest is None or not manifest.reference:
+        raise BadConfig(f"the dataset has no reference of {metric}", where=place.url, fix=fix)
     return {manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]: {**manifest.reference}}
 
 
@@ -243,18 +204,16 @@ def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
     return np.asarray((scores - reference["random"]) / (reference["expert"] - reference["random"]))
 
 
-# ---- figures and gates ----
-
-
 def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float | None, seed: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"runs": sum(map(len, scores))}
-    for name, aggregate in AGGREGATES.items():
-        found[name] = asdict(interval(aggregate, scores, seed=seed))
-    is_binary = all(np.isin(task, (0, 1)).all() for task in scores)
-    if success is not None or is_binary:
-        threshold = 0.5 if success is None else success
-        found["success_rate"] = asdict(statistics.success_rate([sign * task for task in scores], sign * threshold))
-    return found | {"scores": {task: own.tolist() for task, own in zip(tasks, scores, strict=True)}}
+    found: dict[str, Any] = {
+        "runs": sum(map(len, scores)),
+        "scores": dict(zip(tasks, map(np.ndarray.tolist, scores), strict=True)),
+    }
+    found |= {name: asdict(interval(aggregate, scores, seed=seed)) for name, aggregate in AGGREGATES.items()}
+    if success is not None or all(np.isin(task, (0, 1)).all() for task in scores):
+        least = sign * (0.5 if success is None else success)
+        found["success_rate"] = asdict(statistics.success_rate([sign * task for task in scores], least))
+    return found
 
 
 def _profiles(scores: Mapping[str, Scores]) -> dict[str, list[float]]:
@@ -266,9 +225,9 @@ def _profiles(scores: Mapping[str, Scores]) -> dict[str, list[float]]:
 
 
 def _missed(differences: Mapping[str, Interval], min_improvement: float | None, no_regression: bool) -> Iterator[str]:
-    for name, one in differences.items():
+    for name, one in differences.items() if no_regression or min_improvement is not None else ():
         if one.low is None or one.high is None:
-            yield from [f"{name}: a single run gives no interval"] * (no_regression or min_improvement is not None)
+            yield f"{name}: a single run gives no interval"
             continue
         told = f"{name}: {one.value:+.4g} [{one.low:+.4g}, {one.high:+.4g}]"
         if min_improvement is not None and one.low < min_improvement:

@@ -46,11 +46,6 @@ class Values:
     taken: Array  # (N,) its Q(s, a) of the recorded action
     after: Array  # (N,) its V of the next observation; 0 after the end of the task
 
-    @property
-    def unseen(self) -> Array:
-        """(E, 1) V of the first observation by the function that has not learned from the episode."""
-        return self.first[self.fold, np.arange(len(self.fold))][:, None]
-
 
 @dataclass(frozen=True)
 class Episodes:
@@ -58,8 +53,8 @@ class Episodes:
 
     lengths: NDArray[np.int64]  # (E,) at least 1
     rewards: Array  # (N,)
-    target: Array | None = None  # (N,) log-probability of each recorded action by the policy; None: it has none
-    behaviour: Array | None = None  # (N,) by what played
+    target: Any = None  # (N,) log-probability of each recorded action by the policy; None: it has none
+    behaviour: Any = None  # (N,) by what played
     gamma: float = 1.0
     clip: float | None = None  # the largest weight; None: any
 
@@ -90,8 +85,6 @@ class Episodes:
     @cached_property
     def ratios(self) -> Array:
         """(N,) log of the policy's probability over the behaviour's; 0 where the latter is 0."""
-        assert self.target is not None, "weights need both"
-        assert self.behaviour is not None, "weights need both"
         never = np.isneginf(self.behaviour)
         return np.where(never, 0.0, self.target - np.where(never, 0.0, self.behaviour))
 
@@ -122,22 +115,19 @@ def kish(weights: Array) -> float:
 
 def estimates(episodes: Episodes, names: Sequence[str], values: Values | None = None) -> dict[str, Estimate]:
     """The estimates of those names, as what intervals are made of; `values`: for those of fitted Q functions."""
-    return {name: _made(episodes, name, values) for name in names}
+    return {name: _estimate(episodes, name, values) for name in names}
 
 
-def _made(episodes: Episodes, name: str, values: Values | None) -> Estimate:
+def _estimate(episodes: Episodes, name: str, values: Any) -> Estimate:
     if name == "dm":
-        assert values is not None, "of fitted values"
         return Estimate(values.first.mean(0)[:, None])
-    if name == "is":
-        return Estimate((episodes.whole * episodes.returns)[:, None])
-    if name == "wis":
+    if name in ("is", "wis"):
         both = np.stack([episodes.whole * episodes.returns, episodes.whole], 1)
-        return Estimate(both, lambda means: ratio(means[..., 0], means[..., 1]))
+        return Estimate(both[:, :1]) if name == "is" else Estimate(both, lambda means: ratio(means[..., 0], means[..., 1]))
     start, gains = np.zeros((len(episodes.lengths), 1)), episodes.rewards
     if name in OF_VALUES:
-        assert values is not None, "of fitted values"
-        start, gains = values.unseen, episodes.rewards + episodes.gamma * values.after - values.taken
+        start = values.first[values.fold, np.arange(len(start))][:, None]  # by the function that did not learn from the episode
+        gains = gains + episodes.gamma * values.after - values.taken
     weighed = episodes.weights * episodes.discounts * gains
     if name in ("pdis", "dr"):
         return Estimate(start + episodes.summed(weighed)[:, None])
@@ -164,13 +154,14 @@ def _by_step(episodes: Episodes, start: Array, weighed: Array) -> Estimate:
 
 
 def distribution_free(episodes: Episodes, name: str) -> tuple[float, float]:
-    """An interval of the policy's value by `is` or `pdis` that needs no normal distribution.
+    """An interval of the policy's value by `is` or `pdis` that needs no normal distribution; NaN for a single episode.
 
     It supposes that rewards (`is`: returns) lie between the smallest and the largest recorded one. What is above 0 is made
     smaller by clipping weights, here at the root of E, so that its mean is a lower bound; the upper one is that of the
     negative. Source: Thomas et al. 2015, High-confidence off-policy evaluation.
     """
-    count = len(episodes.lengths)
+    if (count := len(episodes.lengths)) < 2:
+        return math.nan, math.nan
     clip = min(episodes.clip or math.inf, count**0.5)
     starts, weights, gains, discounts = episodes.starts, episodes.weights, episodes.rewards, episodes.discounts
     if name == "is":  # an episode is one step, whose reward is the return

@@ -15,7 +15,6 @@ from gymnasium import spaces
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import Behaviour, Device, Estimator, Positive, Share, Whole
 from offline_cli.columns import Columns
-from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
 from offline_cli.estimating.estimators import (
     ALL,
@@ -34,6 +33,7 @@ from offline_cli.estimating.recorded import Recorded, recorded_for
 from offline_cli.modules.distributions import ACCURACY, build_head, span_of
 from offline_cli.modules.python_network import choose_device
 from offline_cli.policies.by_name import is_named
+from offline_cli.policies.policy_in_use import discrete_elements
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.reporting.intervals import draw_estimates
@@ -123,15 +123,14 @@ def evaluate_offline(
     how: dict[str, Any] = {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
     how |= {"device": learner, "storage_options": storage_options, "on_progress": on_progress}
     recorded = recorded_for(loaded, RunFolder(place), offline, **how)
-    batch, notes, found = recorded.episodes, [*recorded.notes], likelihood(recorded)
-
-    # ---- what the policy is worth ----
-    fitting = Fitting(recorded, loaded.description["network"], seed, learner, on_progress)
-    target, played, source = _target(recorded, explore), None, None
-    if target is not None and recorded.has_rewards:
-        played, source = (fitting.cloned_logp(), "fit") if behaviour == "fit" else _behaviour(recorded, behaviour)
-    asked = _asked(estimators, target, played, notes) if recorded.has_rewards else ()
-    values = fitting.values(gamma=gamma, explore=explore) if set(asked) & set(OF_VALUES) else None
+    batch, notes, fitting = recorded.episodes, [*recorded.notes], Fitting(recorded, loaded, seed, learner, on_progress)
+    target = played = source = None
+    asked: Sequence[str] = ()
+    if recorded.has_rewards:
+        target = _target(recorded, explore)
+        played, source = (None, None) if target is None else _behaviour(recorded, behaviour, fitting)
+        asked = _asked(estimators, target, played, notes)
+    values = fitting.values(gamma=gamma, explore=explore) if {*asked} & {*OF_VALUES} else None
     episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
     told, returns = _estimated(episodes, asked, values, seed, recorded.doubts) if recorded.has_rewards else ({}, {})
     if told and (cut := int(np.count_nonzero(batch.truncated & ~batch.terminated))):
@@ -148,11 +147,17 @@ def evaluate_offline(
         estimates=told,
         left_out=recorded.left_out,
         notes=notes,
-        **found,
+        **likelihood(recorded),
     )
     if plot is not None:
         draw_estimates(result.as_dict(), None if played is None else episodes.whole, open_location(plot, storage_options))
-    _check_gate(result, min_value)
+    reliable = {one: figures["low"] for one, figures in told.items() if figures["reliable"]}
+    if min_value is not None and not (reliable and min(reliable.values()) >= min_value):
+        reasons = dict.fromkeys(figures["reason"] for figures in told.values()) or notes
+        why = "; ".join(f"{one} may be as low as {low:.5g}" for one, low in reliable.items() if low < min_value)
+        why = why or f"no estimate is reliable: {'; '.join(reasons)}"
+        fix = "more episodes, a better policy, or one closer to what played"
+        raise TargetNotMet(f"{why}; {min_value:g} wanted", where=name, fix=fix, details=result.as_dict())
     return result
 
 
@@ -164,39 +169,34 @@ def _target(recorded: Recorded, explore: bool) -> Array | None:
     head, inputs = recorded.module.action_head, recorded.inputs[recorded.acted]
     if any(not explore or form.log_std[0] == form.log_std[1] for form in head.forms()):
         return None
-    with torch.inference_mode():
-        if explore:
-            return head.logp(inputs, recorded.actions).double().numpy()
-        return np.where(head.scores(inputs, recorded.actions)[ACCURACY].numpy() > 0, 0.0, -np.inf)
+    if explore:
+        return np.asarray(head.logp(inputs, recorded.actions).double())
+    return np.where(head.scores(inputs, recorded.actions)[ACCURACY] > 0, 0.0, -np.inf)
 
 
-def _behaviour(recorded: Recorded, behaviour: str) -> tuple[Array | None, str | None]:
+def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Array | None, str | None]:
     """(N,) log-probability of each recorded action by what played, in the units of networks, and what says so."""
-    extra, count = recorded.episodes.extra, recorded.episodes.num_steps
+    episodes, parts = recorded.episodes, leaf_spaces(recorded.space, Columns.ACTIONS)
+    boxes = {path: leaf for path, leaf in parts.items() if isinstance(leaf, spaces.Box)}
+    if behaviour == "fit":
+        return fitting.cloned_logp(), behaviour
     if behaviour == "uniform":
-        return np.full(count, -_log_volume(recorded)), "uniform"
-    logp, inputs = (extra.get(name) for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS))
-    if isinstance(logp, np.ndarray) and logp.size == count:
-        floats = (leaf for leaf in leaf_spaces(recorded.space).values() if np.dtype(leaf.dtype).kind == "f")
-        spans = (span_of(leaf) for leaf in floats if recorded.action_scale == "env")  # a density of other units
-        shift = sum(float(np.log(one.width.astype(np.float64) / 2).sum()) for one in spans if one is not None)
-        return logp.reshape(count).astype(np.float64) + shift, Columns.ACTION_LOGP
+        if unbounded := [path for path, leaf in boxes.items() if span_of(leaf) is None]:
+            raise BadConfig(f"{unbounded[0]} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
+        discrete = discrete_elements(recorded.space, recorded.meanings).values()
+        counts = [2] * sum(math.prod(leaf.shape) for leaf in boxes.values())  # their width
+        counts += [element.count for each in discrete for element in each]
+        return np.full(episodes.num_steps, -np.log(counts).sum()), behaviour
+    logp, inputs = (episodes.extra.get(name) for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS))
+    if isinstance(logp, np.ndarray) and logp.size == episodes.num_steps:
+        spans = [span_of(leaf) for leaf in boxes.values() if np.dtype(leaf.dtype).kind == "f"]
+        widths = [np.log(one.width.astype(np.float64) / 2).sum() for one in spans if one is not None]
+        return logp.reshape(-1) + float(sum(widths) if recorded.action_scale == "env" else 0), Columns.ACTION_LOGP
     head = build_head(recorded.space, action_scale=recorded.action_scale)
-    if isinstance(inputs, np.ndarray) and inputs.shape == (count, head.size):
-        actions = map_leaves(torch.as_tensor, recorded.episodes.actions)
-        return head.logp(torch.as_tensor(inputs, dtype=torch.float64), actions).double().numpy(), Columns.ACTION_DIST_INPUTS
+    if isinstance(inputs, np.ndarray) and inputs.shape == (episodes.num_steps, head.size):
+        actions = map_leaves(torch.as_tensor, episodes.actions)
+        return np.asarray(head.logp(torch.as_tensor(inputs, dtype=torch.float64), actions)), Columns.ACTION_DIST_INPUTS
     return None, None
-
-
-def _log_volume(recorded: Recorded) -> float:
-    """Log of how many actions there are, of boxes between -1 and 1. Raises BadConfig for boxes without bounds."""
-    total = 0.0
-    for path, leaf in leaf_spaces(recorded.space, Columns.ACTIONS).items():
-        if isinstance(leaf, spaces.Box) and span_of(leaf) is None:
-            raise BadConfig(f"{path} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
-        low, high = category_bounds(leaf)  # of a box 0 and 1: its width is 2
-        total += float(np.broadcast_to(np.log(np.subtract(high, low) + 1.0), leaf.shape or ()).sum())
-    return total
 
 
 def _asked(given: Sequence[str] | None, target: Array | None, played: Array | None, notes: list[str]) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ def _asked(given: Sequence[str] | None, target: Array | None, played: Array | No
     if target is None:
         what = "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability"
         fix = "--estimators dm; or --explore, for a policy that learned a spread (not td3-bc, rebrac)"
-    if set(asked) - {"dm"}:
+    if {*asked} - {"dm"}:
         raise BadConfig(f"{what}, so there are no weights", where=f"--estimators {','.join(asked)}", fix=fix)
     notes.append(f"{what}: there are no weights, and dm alone can be asked for; or {fix}")
     return asked or (("dm",) if target is None else ())
@@ -221,27 +221,25 @@ def _estimated(
     episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int, doubts: Sequence[str]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Each estimate with its interval and whether it can be relied on; the mean return of the recorded episodes likewise."""
-    made, own = estimates(episodes, asked, values), Estimate(episodes.returns[:, None])
-    recorded, *limits = bootstrapped([own, *made.values()], seed)
-    told = dict[str, Any]()
+    made, told = estimates(episodes, asked, values), dict[str, Any]()
+    (low, high), *limits = bootstrapped([Estimate(episodes.returns[:, None]), *made.values()], seed)
+    recorded = {"value": float(episodes.returns.mean()), "low": low, "high": high}
     for (name, one), (low, high) in zip(made.items(), limits, strict=True):
-        value, effective, never = one.value, None, None
+        figures: dict[str, Any] = {"value": one.value, "low": low, "high": high}
         if name == "dm":  # Q functions may disagree by more than episodes do
-            assert values is not None, "of fitted values"
-            apart = values.first.mean(1) - value
-            low, high = low + float(apart.min()), high + float(apart.max())
+            assert values is not None, "dm is made of them"
+            apart = values.first.mean(1) - one.value
+            figures |= {"low": low + float(apart.min()), "high": high + float(apart.max())}
+            figures |= dict.fromkeys(("effective_samples", "without_support"))
         else:
-            assert episodes.target is not None, "there are weights"
-            effective, never = episodes.effective_samples, float((episodes.summed(np.isneginf(episodes.target)) > 0).mean())
-            if effective == 0:  # no weight is left to average by
-                value = low = high = math.nan
-        why = "; ".join([*doubts, *_doubts(episodes, name, value)])
-        told[name] = {"value": value, "low": low, "high": high, "effective_samples": effective, "without_support": never}
+            figures = figures if episodes.effective_samples > 0 else dict.fromkeys(figures, math.nan)  # no weight to average by
+            figures["effective_samples"] = episodes.effective_samples
+            figures["without_support"] = float((episodes.summed(np.isneginf(episodes.target)) > 0).mean())
         if name in ("is", "pdis"):
-            free = distribution_free(episodes, name) if len(episodes.lengths) > 1 else (math.nan, math.nan)
-            told[name]["distribution_free"] = dict(zip(("low", "high"), free, strict=True))
-        told[name] |= {"reliable": not why, "reason": why or None}
-    return told, {"value": own.value, "low": recorded[0], "high": recorded[1]}
+            figures["distribution_free"] = dict(zip(("low", "high"), distribution_free(episodes, name), strict=True))
+        why = "; ".join([*doubts, *_doubts(episodes, name, figures["value"])])
+        told[name] = {**figures, "reliable": not why, "reason": why or None}
+    return told, recorded
 
 
 def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
@@ -249,42 +247,23 @@ def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
     if name == "dm":  # of 10 intervals of a table's dm none held the value of ICU-Sepsis, where those of dr all did
         yield "its interval does not hold the error of Q; dr and wdr correct it by weights"
         return
-    count, last, effective = len(episodes.lengths), episodes.whole, episodes.effective_samples
+    count, weights, effective = len(episodes.lengths), episodes.whole, episodes.effective_samples
     if not math.isfinite(value):
         yield "it is no finite number"
     if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
         yield "it lies beyond all recorded returns"
-    assert episodes.behaviour is not None, "there are weights"
     if np.isneginf(episodes.behaviour).any():
         yield "the behaviour gives recorded actions the probability 0"
-    steps = np.exp(np.minimum(episodes.ratios, MOST))
-    sums = episodes.summed(steps - 1)
-    mass, error = 1 + float(sums.sum()) / len(steps), float(sums.std()) * count**0.5 / len(steps)
+    sums = episodes.summed(np.exp(np.minimum(episodes.ratios, MOST)) - 1)
+    mass, error = 1 + sums.sum() / len(episodes.rewards), sums.std() * count**0.5 / len(episodes.rewards)
     if mass < 1 - BEYOND - 3 * error:
         yield f"the behaviour never takes {1 - mass:.0%} of the policy's actions"
     elif mass > 1 + BEYOND + 3 * error:
         yield f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities"
     allowed = BEYOND if name in UNCORRECTED else FAR
-    if abs(float(last.mean()) - 1) > allowed + 3 * float(last.std()) / count**0.5:
-        yield f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
+    if abs(weights.mean() - 1) > allowed + 3 * weights.std() / count**0.5:
+        yield f"weights of episodes are {weights.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
     if count < LEAST:
         yield f"only {count:,} episodes, and estimates need {LEAST} or more"
     elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
         yield f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played"
-
-
-def _check_gate(result: OfflineResult, min_value: float | None) -> None:
-    """Raise TargetNotMet unless the policy is surely worth `min_value`."""
-    reliable = {name: one["low"] for name, one in result.estimates.items() if one["reliable"]}
-    if min_value is None or (reliable and min(reliable.values()) >= min_value):
-        return
-    why, fix = (
-        "; ".join(f"{name} may be as low as {low:.5g}" for name, low in reliable.items() if low < min_value),
-        "a better policy",
-    )
-    if not reliable:
-        reasons = dict.fromkeys(one["reason"] for one in result.estimates.values())
-        why, fix = f"no estimate is reliable: {'; '.join(reasons or result.notes)}", "a policy closer to what played"
-    raise TargetNotMet(
-        f"{why}; {min_value:g} wanted", where=result.run, fix=f"more episodes, or {fix}", details=result.as_dict()
-    )

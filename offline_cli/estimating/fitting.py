@@ -2,13 +2,13 @@
 
 Decisions: both are cross-fitted, a clone in 5 folds, an ensemble of Q functions in 3: no episode is weighed, or corrected, by
 what has learned from it, which would make intervals too narrow. Q functions see what the policy sees, and rewards divided by
-the largest return, which Adam's steps suit. Where observations and actions are numbers they are tables, whose regression is a
-mean: Adam takes long to fill rare cells.
+the largest return, which Adam's steps suit. Where observations and actions are numbers they are tables, since Adam takes long
+to fill rare cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,11 +23,21 @@ from offline_cli.estimating.estimators import Values
 from offline_cli.estimating.intervals import Array
 from offline_cli.estimating.recorded import ROWS, Recorded
 from offline_cli.modules.network import MLP, Mlp
-from offline_cli.modules.rl_module import evaluating
 from offline_cli.policies.policy import draw
+from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.training.algorithms.algorithm import POLICY, Task
-from offline_cli.training.algorithms.fqe import FOLD, FQE, NEXT_POLICY, TARGETS, Choices, policy_column, taken_values, values_of
+from offline_cli.training.algorithms.fqe import (
+    FOLD,
+    FQE,
+    NEXT_POLICY,
+    TARGETS,
+    Choices,
+    policy_column,
+    tables,
+    taken_values,
+    values_of,
+)
 from offline_cli.training.learner import Learner, Update, cloning_learner, rate_factor
 from offline_cli.training.steps import Batches, Steps
 from offline_cli.trees import Tree, leaves, rows_of
@@ -36,20 +46,20 @@ __all__ = ["Fitting"]
 
 FOLDS: Final = 5
 MEMBERS: Final = 3
-CLONE: Final[Mapping[str, Any]] = {"batch": 256, "lr": 1e-3, "epochs": 10, "least": 300, "most": 3000}
-NET: Final[Mapping[str, Any]] = {"batch": 512, "lr": 1e-3, "tau": 0.01, "updates": 4000}
-SWEEPS: Final = 2000  # of a table at most
-SETTLED: Final = 1e-6  # change of a table, of the largest return
+CLONE: Final[Mapping[str, Any]] = {"batch": 256, "lr": 1e-3}
+EPOCHS, LEAST, MOST = 10, 300, 3000  # of a clone, within these bounds of updates
+NET: Final[Mapping[str, Any]] = {"batch": 512, "lr": 1e-3, "updates": 4000}
+TAU: Final = 0.01
 FOLD_SEED: Final = 31  # sets these seeds apart from others drawn from the same seed
-KEPT: Final = ("activation", "layer_norm", "encoder", "images")  # options of the run's network
+KEPT: Final = ("hidden", "activation", "layer_norm", "encoder", "images")  # options of the run's network
 
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """Fits to recorded episodes, on `device`."""
+    """Fits to the episodes that are recorded for a run, on `device`."""
 
     recorded: Recorded
-    network: Mapping[str, Any]  # of the run
+    loaded: LoadedPolicy
     seed: int
     device: torch.device
     on_progress: OnProgress
@@ -62,24 +72,18 @@ class Fitting:
         if len(self.recorded.episodes) < 2:
             fix = "--behaviour uniform, or recordings with action_logp"
             raise BadConfig("a clone of what played needs two episodes", where="--behaviour fit", fix=fix)
-        fold = self._folds(FOLDS)
-        columns = {
-            Columns.OBS: rows_of(self.recorded.observations, self.recorded.acted),
-            Columns.ACTIONS: self.recorded.actions,
-        }
-        found = np.empty(len(fold))
-        for number in fold.unique().tolist():
-            mine, others = (fold == number).nonzero()[:, 0], (fold != number).nonzero()[:, 0]
-            learner = cloning_learner(self._task(draw(self.seed, number)).policy())
-            updates = min(max(CLONE["epochs"] * len(others) // CLONE["batch"], CLONE["least"]), CLONE["most"])
-            learned = {name: rows_of(tree, others) for name, tree in columns.items()}
+        fold, seen = self._folds(FOLDS), rows_of(self.recorded.observations, self.recorded.acted)
+        columns, found = {Columns.OBS: seen, Columns.ACTIONS: self.recorded.actions}, np.empty(len(fold))
+        for number in range(min(FOLDS, len(self.recorded.episodes))):
+            learner, learned = cloning_learner(self._task(draw(self.seed, number)).policy()), rows_of(columns, fold != number)
+            updates = min(max(EPOCHS * int((fold != number).sum()) // CLONE["batch"], LEAST), MOST)
             self._fit(learner, learned, {**CLONE, "updates": updates}, f"fitting the behaviour, {number + 1} of {FOLDS}")
-            policy = learner.policy.cpu()
-            with evaluating(policy), torch.inference_mode():
-                for rows in torch.split(mine, ROWS):
-                    part = {name: rows_of(tree, rows) for name, tree in columns.items()}
+            policy = learner.policy.cpu().eval()
+            with torch.inference_mode():
+                for rows in torch.split((fold == number).nonzero()[:, 0], ROWS):
+                    part = rows_of(columns, rows)
                     inputs = policy.forward_train(part)[Columns.ACTION_DIST_INPUTS]
-                    found[rows] = policy.action_head.logp(inputs, part[Columns.ACTIONS]).double().numpy()
+                    found[rows] = policy.action_head.logp(inputs, part[Columns.ACTIONS]).double()
         return found
 
     def values(self, *, gamma: float, explore: bool) -> Values:
@@ -89,10 +93,9 @@ class Fitting:
         """
         recorded, episodes, module, acted = self.recorded, self.recorded.episodes, self.recorded.module, self.recorded.acted
         head, choices, fold = module.action_head, Choices.of(module.action_space), self._folds(MEMBERS)
-        scale = max(float(np.abs(episodes.returns).max()), 1e-9)
+        scale, last = max(float(np.abs(episodes.returns).max()), 1e-9), torch.from_numpy(episodes.starts[1:] - 1)
         ends, known = torch.zeros(len(fold), dtype=torch.bool), torch.ones(len(fold), dtype=torch.bool)
-        ends[torch.from_numpy(episodes.starts[1:] - 1)] = torch.from_numpy(episodes.terminated)
-        known[torch.from_numpy(episodes.starts[1:][episodes.invented_ends] - 1)] = False
+        ends[last], known[last] = torch.from_numpy(episodes.terminated), torch.from_numpy(~episodes.invented_ends)
         policy = torch.cat([policy_column(head, part, choices, explore=explore) for part in torch.split(recorded.inputs, ROWS)])
         columns = {
             Columns.OBS: rows_of(recorded.observations, acted),
@@ -103,11 +106,11 @@ class Fitting:
             NEXT_POLICY: policy[acted + 1],
             FOLD: fold,
         }
-        learned = {name: rows_of(tree, known) for name, tree in columns.items()}
+        learned = rows_of(columns, known)
         if choices is not None and isinstance(module.observation_space, spaces.Discrete):
-            critics = [*_tables(module.observation_space, choices, learned, gamma)]
+            critics: list[Any] = tables(module.observation_space, choices, learned, gamma, MEMBERS)
         else:
-            algorithm = FQE({"gamma": gamma, "tau": NET["tau"], "explore": explore, "members": MEMBERS})
+            algorithm = FQE({"gamma": gamma, "tau": TAU, "explore": explore, "members": MEMBERS})
             modules = {POLICY: module, **algorithm.critics(self._task(self.seed))}
             learner = Learner(algorithm, modules, algorithm.groups(modules), module, module.is_stateful())
             self._fit(learner, learned, NET, "fitting Q")
@@ -118,7 +121,7 @@ class Fitting:
             """(M, rows) of each critic."""
             parts = [slice(first, first + ROWS) for first in range(0, len(leaves(trees[0])[0]), ROWS)]
             found = [torch.cat([function(one, *(rows_of(tree, part) for tree in trees)) for part in parts]) for one in critics]
-            return np.asarray(torch.stack(found).double().numpy() * scale)
+            return np.asarray(torch.stack(found).double() * scale)
 
         def value(critic: Any, observations: Tree, column: Tensor) -> Tensor:
             return values_of(critic, head, choices, observations, column, explore=explore)
@@ -139,11 +142,10 @@ class Fitting:
 
     def _task(self, seed: int) -> Task:
         """With the network of the run without its memory, where it is ours."""
-        own, module = self.network if self.network.get("name") == MLP else {}, self.recorded.module
-        options = {"hidden": own.get("hidden", [256, 256]), "activation": "relu"} | {
-            one: own[one] for one in KEPT if one in own
-        }
-        return Task(module.observation_space, module.action_space, self.recorded.action_scale, Mlp(options), seed)
+        network, module = self.loaded.description["network"], self.recorded.module
+        own = {one: network[one] for one in KEPT if one in network and network["name"] == MLP}
+        network = Mlp({"hidden": [256, 256], "activation": "relu"} | own)
+        return Task(module.observation_space, module.action_space, self.recorded.action_scale, network, seed)
 
     def _fit(self, learner: Learner, columns: Mapping[str, Any], how: Mapping[str, Any], what: str) -> None:
         """Fit the learner's modules to the columns."""
@@ -156,28 +158,3 @@ class Fitting:
             update(number)
             if number % 100 == 99 or number == bound - 1:
                 self.on_progress(Progress(what, number + 1, bound, "updates"))
-
-
-def _tables(space: Any, choices: Choices, columns: Mapping[str, Any], gamma: float) -> Iterator[Any]:
-    """Of each fold left out the function of observations (N,) that gives Q (N, A): fitted Q evaluation without a network.
-
-    An action that was never taken in a state has the mean of those that were; a state without any that of all.
-    """
-    pairs = (columns[Columns.OBS].long() - int(space.start)) * choices.count + choices.numbers(columns[Columns.ACTIONS])
-    size, goes_on = int(space.n) * choices.count, (~columns[Columns.TERMINATEDS]).double()
-    after, policy = columns[Columns.NEXT_OBS].long() - int(space.start), columns[NEXT_POLICY].double()
-    gains = columns[Columns.REWARDS].double()
-    for fold in range(MEMBERS):
-        mine = (columns[FOLD] != fold).nonzero()[:, 0]
-        pair, rewards, to, chances, more = (one[mine] for one in (pairs, gains, after, policy, goes_on))
-        counts = pair.bincount(minlength=size).double().view(-1, choices.count)
-        table = torch.zeros_like(counts)
-        for _ in range(SWEEPS):
-            found = rewards + gamma * more * (table[to] * chances).sum(-1)
-            sums = pair.bincount(found, minlength=size).view_as(counts)
-            of_state = sums.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True)  # NaN: it has none
-            filled = torch.where(counts > 0, sums / counts, of_state).nan_to_num(float(found.mean()))
-            change, table = float((filled - table).abs().max()), filled
-            if change < SETTLED:
-                break
-        yield lambda observations, table=table: table[observations.long() - int(space.start)]

@@ -81,8 +81,6 @@ def bernstein(values: Array, bound: float, risk: float) -> float:
     Source: Maurer and Pontil 2009, Empirical Bernstein bounds, theorem 4.
     """
     count, log = len(values), math.log(2 / risk)
-    if count < 2:
-        return 0.0
     width = math.sqrt(2 * float(values.var(ddof=1)) * log / count) + 7 * bound * log / (3 * (count - 1))
     return float(values.mean()) - width
 

@@ -3,7 +3,7 @@
 * `Weights`: the share of each source, by its name as given.
 * `best_episodes`: the episodes with the highest returns, selected before the held-out split.
 * `HeldOut`: whole held-out episodes, selected by a hash of seed and id, independent of their order.
-* `content_hashes`: by them a run remembers episodes wherever they are stored.
+* `content_hashes`, `held_out_of_run`: how a run recognises its episodes wherever they are stored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.storage.locations import Location, expand
 from offline_cli.trees import leaves
 
-__all__ = ["HeldOut", "Weights", "best_episodes", "content_hashes", "place_named"]
+__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run", "place_named"]
 
 OPTION: Final = "--weight"
+REMEMBERED: Final = 1024  # content hashes that a run keeps of its episodes, the smallest: each large part of the data has some
+BY_CHANCE: Final = 0.05  # share of short episodes that may be those of a run with the same ids and be others
 TOLERANCE: Final = 1e-9  # floating-point sums: 0.7 + 0.2 + 0.1 is not 1
 
 Given = Mapping[str, float] | Sequence[str]
@@ -162,3 +164,30 @@ class HeldOut:
         names, key = (id_.encode("utf-8", "surrogatepass") for id_ in episodes.ids), str(self._seed).encode()[:64]
         digests = (hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
         return np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+
+
+def held_out_of_run(
+    episodes: EpisodeBatch, config: Mapping[str, Any], remembered: Sequence[int], count: int, where: str
+) -> tuple[bool | None, NDArray[np.bool_] | None, list[str]]:
+    """Whether `episodes` are held out of a run's training; which of them (E,), None: all; why that is in doubt.
+
+    The run has that `config`, and learned from `count` episodes with the `remembered` hashes. Where `episodes` are all of them,
+    those that it held out are known (of those that --top-fraction left out, as large a share). None: it learned from others.
+    """
+    if not remembered:
+        return False, None, ["the run's checkpoint is missing, so nothing tells whether it learned from these recordings"]
+    chosen, hashes, known = episodes, content_hashes(episodes), np.array(remembered, np.uint64)
+    if config.get("top_fraction") is not None and not np.isnan(episodes.returns).all():
+        names, _, _ = best_episodes([episodes], config["top_fraction"], where)
+        pairs = zip(episodes.ids, episodes.agent_ids or (None,) * len(episodes), strict=True)
+        chosen = episodes.select(np.flatnonzero([name in names for name in pairs]))
+    if len(chosen) == count and np.array_equal(np.sort(content_hashes(chosen))[: len(known)], known):
+        if config.get("val_fraction") is None:
+            return False, None, []
+        return True, HeldOut([chosen], config["val_fraction"], config.get("seed", 0), where).among(episodes), []
+    if len(known) == REMEMBERED:  # of more episodes, those with the smallest hashes
+        hashes = hashes[hashes <= known[-1]]
+    share = float(np.isin(hashes, known).mean()) if len(hashes) else 0.0
+    if share <= BY_CHANCE:
+        return None, None, []
+    return False, None, [f"the run learned from {share:.0%} of these episodes, or from ones like them with the same ids"]

@@ -61,13 +61,13 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported
 from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import bootstraps, uses_rewards
-from offline_cli.training.chosen_episodes import HeldOut, Weights, best_episodes, content_hashes
+from offline_cli.training.chosen_episodes import REMEMBERED, HeldOut, Weights, best_episodes, content_hashes
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
 from offline_cli.training.steps import Steps
 from offline_cli.trees import Tree, flatten, leaves
 
-__all__ = ["REMEMBERED", "DataFacts", "TrainingData", "load_data"]
+__all__ = ["DataFacts", "TrainingData", "load_data"]
 
 PLACE: Final = "learner pipeline"
 MiB: Final = 1 << 20
@@ -75,7 +75,6 @@ PROGRAM: Final = {"cpu": 352 * MiB, "cuda": 2560 * MiB}  # libraries, on a GPU w
 LEAST_ROOM: Final = 160 * MiB  # minimum for data when streaming, besides the program
 DEFAULT: Final = {"cpu": 1024 * MiB, "cuda": 4096 * MiB}  # limits for streaming
 COPIES: Final = 5  # peak memory relative to the episodes while concatenating: 515 MB took 2.3 GB
-REMEMBERED: Final = 1024  # episodes of a run's data, by which `evaluate --offline` recognises it
 TIDY: Final = 16  # parts between two returns of free memory to the system, which halve the peak
 
 
@@ -467,7 +466,7 @@ class DataFacts:
             self._hash(f"{path} {leaf.dtype}{leaf.shape[1:]}", np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"")
 
     def remember(self, episodes: EpisodeBatch) -> None:
-        """Add episodes as recorded, each once. Of all hashes the smallest are kept: each large part of the data has some."""
+        """Add episodes as recorded, each once."""
         self.remembered = np.sort(np.concatenate([self.remembered, content_hashes(episodes)]))[:REMEMBERED]
 
     def _hash(self, name: str, data: Any) -> None:
