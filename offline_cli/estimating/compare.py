@@ -112,8 +112,11 @@ def compare(
         raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
     if not references and len(tasks) > 1:
         notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
+    ends = [references.get(task, {"random": 0.0, "expert": 1.0}) for task in tasks]  # that become 0 and 1
+    spans = {task: (one["random"], one["expert"] - one["random"]) for task, one in zip(tasks, ends, strict=True)}
     scores = {
-        name: [_normalised(own[task], references.get(task)) for task in tasks] for name, own in zip(names, found, strict=True)
+        name: [(own[task] - least) / width for task, (least, width) in spans.items()]
+        for name, own in zip(names, found, strict=True)
     }
     if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
         notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
@@ -123,6 +126,9 @@ def compare(
     probability: dict[str, Any] = {name: {} for name in names[1:]}
     for other, name in combinations(names, 2):
         probability[name][other] = asdict(interval(statistics.improvement, better[name], better[other], seed=seed))
+    every = np.concatenate([task for own in scores.values() for task in own])
+    margin = 0.05 * (np.ptp(every) or 1.0)
+    thresholds = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
     result = CompareResult(
         runs={name: _figures(own, tasks, sign, success, seed) for name, own in scores.items()},
         best=max(names, key=lambda name: float(statistics.iqm(better[name]))),
@@ -131,7 +137,8 @@ def compare(
         metric=ONE_TASK if all(place.is_file() for place in places) else metric,
         tasks=tasks,
         reference=references,
-        profile=_profiles(scores),
+        profile={"thresholds": thresholds.tolist()}
+        | {name: statistics.profile(own, thresholds).tolist() for name, own in scores.items()},
         plot=plot,
         notes=notes,
     )
@@ -198,12 +205,6 @@ def _reference(
     return {manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]: {**manifest.reference}}
 
 
-def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
-    if reference is None:
-        return scores
-    return np.asarray((scores - reference["random"]) / (reference["expert"] - reference["random"]))
-
-
 def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float | None, seed: int) -> dict[str, Any]:
     found: dict[str, Any] = {
         "runs": sum(map(len, scores)),
@@ -214,14 +215,6 @@ def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float |
         least = sign * (0.5 if success is None else success)
         found["success_rate"] = asdict(statistics.success_rate([sign * task for task in scores], least))
     return found
-
-
-def _profiles(scores: Mapping[str, Scores]) -> dict[str, list[float]]:
-    every = np.concatenate([task for own in scores.values() for task in own])
-    margin = 0.05 * (np.ptp(every) or 1.0)
-    thresholds = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
-    profiles = {name: statistics.profile(own, thresholds).tolist() for name, own in scores.items()}
-    return {"thresholds": thresholds.tolist(), **profiles}
 
 
 def _missed(differences: Mapping[str, Interval], min_improvement: float | None, no_regression: bool) -> Iterator[str]:

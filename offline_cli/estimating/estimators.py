@@ -15,7 +15,7 @@ sums of later steps. (Packages that drop it there, or give it the weight 0, chan
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -25,15 +25,21 @@ import polars as pl
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, hstack
 
-from offline_cli.estimating.intervals import Array, Estimate, bernstein, ratio
+from offline_cli.estimating.intervals import Array, Estimate, bernstein, bootstrapped, ratio
 
-__all__ = ["ALL", "OF_VALUES", "OF_WEIGHTS", "Episodes", "Values", "distribution_free", "estimates"]
+__all__ = ["ALL", "OF_VALUES", "OF_WEIGHTS", "Episodes", "Values", "distribution_free", "estimated", "estimates"]
 
 OF_WEIGHTS: Final = ("is", "wis", "pdis", "wpdis")
 OF_VALUES: Final = ("dm", "dr", "wdr")
 ALL: Final = (*OF_WEIGHTS, *OF_VALUES)
 MOST: Final = 300.0  # of a log weight: its square is a float64, and the effective sample size is 1 far below
 RISK: Final = 0.025  # on each side of an interval
+LEAST: Final = 50  # effective episodes
+LEAST_SHARE: Final = 0.01  # of the episodes, unless they are
+ENOUGH: Final = 1000
+UNCORRECTED: Final = ("is", "pdis", "wpdis")  # estimates that weights of the wrong sum shift
+FAR: Final = 0.25  # of the sum of weights from 1, for estimates that divide by it
+BEYOND: Final = 0.05  # share of the policy's actions that the behaviour never takes
 SPARSE: Final = 8  # times as many steps, if all episodes were as long as the longest, from which on features are sparse
 
 
@@ -108,9 +114,8 @@ class Episodes:
 
 def kish(weights: Array) -> float:
     """(sum of weights)^2 over the sum of their squares: how many equal ones would vary as much; 0 of none above 0."""
-    largest = float(weights.max())
-    scaled = weights / largest if largest > 0 else weights
-    return float(scaled.sum() ** 2 / (scaled**2).sum()) if largest > 0 else 0.0
+    scaled = weights / (weights.max() or 1.0)
+    return float(scaled.sum() ** 2 / ((scaled**2).sum() or 1.0))
 
 
 def estimates(episodes: Episodes, names: Sequence[str], values: Values | None = None) -> dict[str, Estimate]:
@@ -174,3 +179,58 @@ def distribution_free(episodes: Episodes, name: str) -> tuple[float, float]:
         above = np.add.reduceat(weights * (sign * gains - least) * discounts, starts) - last * least * (total - lasted)
         found.append(sign * (bernstein(above, clip * (most - least) * total, RISK) + least * total))
     return found[0], found[1]
+
+
+# ---- what can be relied on ----
+
+
+def estimated(
+    episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int, doubts: Sequence[str]
+) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """The mean return of the recorded episodes; each estimate, with its interval and whether it can be relied on."""
+    made, told = estimates(episodes, asked, values), dict[str, Any]()
+    (low, high), *limits = bootstrapped([Estimate(episodes.returns[:, None]), *made.values()], seed)
+    recorded = {"value": float(episodes.returns.mean()), "low": low, "high": high}
+    for (name, one), (low, high) in zip(made.items(), limits, strict=True):
+        figures: dict[str, Any] = {"value": one.value, "low": low, "high": high}
+        if name == "dm":  # Q functions may disagree by more than episodes do
+            assert values is not None, "dm is made of them"
+            apart = values.first.mean(1) - one.value
+            figures |= {"low": low + float(apart.min()), "high": high + float(apart.max())}
+            figures |= dict.fromkeys(("effective_samples", "without_support"))
+        else:
+            figures = figures if episodes.effective_samples > 0 else dict.fromkeys(figures, math.nan)  # no weight to average by
+            figures["effective_samples"] = episodes.effective_samples
+            figures["without_support"] = float((episodes.summed(np.isneginf(episodes.target)) > 0).mean())
+        if name in ("is", "pdis"):
+            figures["distribution_free"] = dict(zip(("low", "high"), distribution_free(episodes, name), strict=True))
+        why = "; ".join([*doubts, *_doubts(episodes, name, figures["value"])])
+        told[name] = {**figures, "reliable": not why, "reason": why or None}
+    return recorded, told
+
+
+def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
+    """Why the estimate may mislead."""
+    if name == "dm":  # of 10 intervals of a table's dm none held the value of ICU-Sepsis, where those of dr all did
+        yield "its interval does not hold the error of Q; dr and wdr correct it by weights"
+        return
+    count, weights, effective = len(episodes.lengths), episodes.whole, episodes.effective_samples
+    if not math.isfinite(value):
+        yield "it is no finite number"
+    if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
+        yield "it lies beyond all recorded returns"
+    if np.isneginf(episodes.behaviour).any():
+        yield "the behaviour gives recorded actions the probability 0"
+    sums = episodes.summed(np.exp(np.minimum(episodes.ratios, MOST)) - 1)
+    mass, error = 1 + sums.sum() / len(episodes.rewards), sums.std() * count**0.5 / len(episodes.rewards)
+    if mass < 1 - BEYOND - 3 * error:
+        yield f"the behaviour never takes {1 - mass:.0%} of the policy's actions"
+    elif mass > 1 + BEYOND + 3 * error:
+        yield f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities"
+    allowed = BEYOND if name in UNCORRECTED else FAR
+    if abs(weights.mean() - 1) > allowed + 3 * weights.std() / count**0.5:
+        yield f"weights of episodes are {weights.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
+    if count < LEAST:
+        yield f"only {count:,} episodes, and estimates need {LEAST} or more"
+    elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
+        yield f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played"

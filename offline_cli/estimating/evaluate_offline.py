@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,18 +16,9 @@ from offline_cli.checked_keywords import checked
 from offline_cli.choices import Behaviour, Device, Estimator, Positive, Share, Whole
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
-from offline_cli.estimating.estimators import (
-    ALL,
-    MOST,
-    OF_VALUES,
-    OF_WEIGHTS,
-    Episodes,
-    Values,
-    distribution_free,
-    estimates,
-)
+from offline_cli.estimating.estimators import ALL, OF_VALUES, OF_WEIGHTS, Episodes, estimated
 from offline_cli.estimating.fitting import Fitting
-from offline_cli.estimating.intervals import Array, Estimate, bootstrapped
+from offline_cli.estimating.intervals import Array
 from offline_cli.estimating.likelihood import likelihood
 from offline_cli.estimating.recorded import Recorded, recorded_for
 from offline_cli.modules.distributions import ACCURACY, build_head, span_of
@@ -44,13 +35,6 @@ from offline_cli.training.run_folder import RunFolder
 from offline_cli.trees import map_leaves
 
 __all__ = ["OfflineResult", "evaluate_offline"]
-
-LEAST: Final = 50  # effective episodes
-LEAST_SHARE: Final = 0.01  # of the episodes, unless they are
-ENOUGH: Final = 1000
-UNCORRECTED: Final = ("is", "pdis", "wpdis")  # estimates that weights of the wrong sum shift
-FAR: Final = 0.25  # of the sum of weights from 1, for estimates that divide by it
-BEYOND: Final = 0.05  # share of the policy's actions that the behaviour never takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,37 +107,26 @@ def evaluate_offline(
     how: dict[str, Any] = {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
     how |= {"device": learner, "storage_options": storage_options, "on_progress": on_progress}
     recorded = recorded_for(loaded, RunFolder(place), offline, **how)
-    batch, notes, fitting = recorded.episodes, [*recorded.notes], Fitting(recorded, loaded, seed, learner, on_progress)
-    target = played = source = None
-    asked: Sequence[str] = ()
+    batch, facts, target, played = recorded.episodes, dict(recorded.facts), None, None
     if recorded.has_rewards:
-        target = _target(recorded, explore)
-        played, source = (None, None) if target is None else _behaviour(recorded, behaviour, fitting)
-        asked = _asked(estimators, target, played, notes)
-    values = fitting.values(gamma=gamma, explore=explore) if {*asked} & {*OF_VALUES} else None
-    episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
-    told, returns = _estimated(episodes, asked, values, seed, recorded.doubts) if recorded.has_rewards else ({}, {})
-    if told and (cut := int(np.count_nonzero(batch.truncated & ~batch.terminated))):
-        notes.append(f"{cut:,} of {len(batch):,} episodes were cut: weights count rewards up to there, dm, dr and wdr go on")
-    result = OfflineResult(
-        run=name,
-        episodes=len(batch),
-        steps=batch.num_steps,
-        held_out=recorded.held_out,
-        explore=explore,
-        behaviour=source,
-        gamma=gamma if told else None,
-        recorded=returns,
-        estimates=told,
-        left_out=recorded.left_out,
-        notes=notes,
-        **likelihood(recorded),
-    )
+        fitting = Fitting(recorded, loaded, seed, learner, on_progress)
+        if (target := _target(recorded, explore)) is not None:
+            played, facts["behaviour"] = _behaviour(recorded, behaviour, fitting)
+        asked = _asked(estimators, target, played, facts["notes"])
+        values = fitting.values(gamma=gamma, explore=explore) if {*asked} & {*OF_VALUES} else None
+        episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
+        facts["recorded"], facts["estimates"] = estimated(episodes, asked, values, seed, recorded.doubts)
+        facts |= {"gamma": gamma} if asked else {}
+        if asked and (cut := np.count_nonzero(batch.truncated & ~batch.terminated)):
+            what = f"{cut:,} of {len(batch):,} episodes were cut"
+            facts["notes"].append(f"{what}: weights count rewards up to there, dm, dr and wdr go on")
+    facts |= likelihood(recorded)
+    result = OfflineResult(run=name, episodes=len(batch), steps=batch.num_steps, explore=explore, **facts)
     if plot is not None:
         draw_estimates(result.as_dict(), None if played is None else episodes.whole, open_location(plot, storage_options))
-    reliable = {one: figures["low"] for one, figures in told.items() if figures["reliable"]}
+    reliable = {one: figures["low"] for one, figures in result.estimates.items() if figures["reliable"]}
     if min_value is not None and not (reliable and min(reliable.values()) >= min_value):
-        reasons = dict.fromkeys(figures["reason"] for figures in told.values()) or notes
+        reasons = dict.fromkeys(figures["reason"] for figures in result.estimates.values()) or result.notes
         why = "; ".join(f"{one} may be as low as {low:.5g}" for one, low in reliable.items() if low < min_value)
         why = why or f"no estimate is reliable: {'; '.join(reasons)}"
         fix = "more episodes, a better policy, or one closer to what played"
@@ -191,7 +164,8 @@ def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Ar
     if isinstance(logp, np.ndarray) and logp.size == episodes.num_steps:
         spans = [span_of(leaf) for leaf in boxes.values() if np.dtype(leaf.dtype).kind == "f"]
         widths = [np.log(one.width.astype(np.float64) / 2).sum() for one in spans if one is not None]
-        return logp.reshape(-1) + float(sum(widths) if recorded.action_scale == "env" else 0), Columns.ACTION_LOGP
+        shift = sum(widths) if recorded.action_scale == "env" else 0.0  # densities of other units
+        return logp.reshape(-1).astype(np.float64) + shift, Columns.ACTION_LOGP
     head = build_head(recorded.space, action_scale=recorded.action_scale)
     if isinstance(inputs, np.ndarray) and inputs.shape == (episodes.num_steps, head.size):
         actions = map_leaves(torch.as_tensor, episodes.actions)
@@ -212,58 +186,3 @@ def _asked(given: Sequence[str] | None, target: Array | None, played: Array | No
         raise BadConfig(f"{what}, so there are no weights", where=f"--estimators {','.join(asked)}", fix=fix)
     notes.append(f"{what}: there are no weights, and dm alone can be asked for; or {fix}")
     return asked or (("dm",) if target is None else ())
-
-
-# ---- estimates ----
-
-
-def _estimated(
-    episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int, doubts: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Each estimate with its interval and whether it can be relied on; the mean return of the recorded episodes likewise."""
-    made, told = estimates(episodes, asked, values), dict[str, Any]()
-    (low, high), *limits = bootstrapped([Estimate(episodes.returns[:, None]), *made.values()], seed)
-    recorded = {"value": float(episodes.returns.mean()), "low": low, "high": high}
-    for (name, one), (low, high) in zip(made.items(), limits, strict=True):
-        figures: dict[str, Any] = {"value": one.value, "low": low, "high": high}
-        if name == "dm":  # Q functions may disagree by more than episodes do
-            assert values is not None, "dm is made of them"
-            apart = values.first.mean(1) - one.value
-            figures |= {"low": low + float(apart.min()), "high": high + float(apart.max())}
-            figures |= dict.fromkeys(("effective_samples", "without_support"))
-        else:
-            figures = figures if episodes.effective_samples > 0 else dict.fromkeys(figures, math.nan)  # no weight to average by
-            figures["effective_samples"] = episodes.effective_samples
-            figures["without_support"] = float((episodes.summed(np.isneginf(episodes.target)) > 0).mean())
-        if name in ("is", "pdis"):
-            figures["distribution_free"] = dict(zip(("low", "high"), distribution_free(episodes, name), strict=True))
-        why = "; ".join([*doubts, *_doubts(episodes, name, figures["value"])])
-        told[name] = {**figures, "reliable": not why, "reason": why or None}
-    return told, recorded
-
-
-def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
-    """Why the estimate may mislead."""
-    if name == "dm":  # of 10 intervals of a table's dm none held the value of ICU-Sepsis, where those of dr all did
-        yield "its interval does not hold the error of Q; dr and wdr correct it by weights"
-        return
-    count, weights, effective = len(episodes.lengths), episodes.whole, episodes.effective_samples
-    if not math.isfinite(value):
-        yield "it is no finite number"
-    if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
-        yield "it lies beyond all recorded returns"
-    if np.isneginf(episodes.behaviour).any():
-        yield "the behaviour gives recorded actions the probability 0"
-    sums = episodes.summed(np.exp(np.minimum(episodes.ratios, MOST)) - 1)
-    mass, error = 1 + sums.sum() / len(episodes.rewards), sums.std() * count**0.5 / len(episodes.rewards)
-    if mass < 1 - BEYOND - 3 * error:
-        yield f"the behaviour never takes {1 - mass:.0%} of the policy's actions"
-    elif mass > 1 + BEYOND + 3 * error:
-        yield f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities"
-    allowed = BEYOND if name in UNCORRECTED else FAR
-    if abs(weights.mean() - 1) > allowed + 3 * weights.std() / count**0.5:
-        yield f"weights of episodes are {weights.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
-    if count < LEAST:
-        yield f"only {count:,} episodes, and estimates need {LEAST} or more"
-    elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
-        yield f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played"

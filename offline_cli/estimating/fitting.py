@@ -26,18 +26,8 @@ from offline_cli.modules.network import MLP, Mlp
 from offline_cli.policies.policy import draw
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.training.algorithms import fqe
 from offline_cli.training.algorithms.algorithm import POLICY, Task
-from offline_cli.training.algorithms.fqe import (
-    FOLD,
-    FQE,
-    NEXT_POLICY,
-    TARGETS,
-    Choices,
-    policy_column,
-    tables,
-    taken_values,
-    values_of,
-)
 from offline_cli.training.learner import Learner, Update, cloning_learner, rate_factor
 from offline_cli.training.steps import Batches, Steps
 from offline_cli.trees import Tree, leaves, rows_of
@@ -92,29 +82,31 @@ class Fitting:
         Steps to observations that were not recorded are not learned from.
         """
         recorded, episodes, module, acted = self.recorded, self.recorded.episodes, self.recorded.module, self.recorded.acted
-        head, choices, fold = module.action_head, Choices.of(module.action_space), self._folds(MEMBERS)
+        head, choices, fold = module.action_head, fqe.Choices.of(module.action_space), self._folds(MEMBERS)
         scale, last = max(float(np.abs(episodes.returns).max()), 1e-9), torch.from_numpy(episodes.starts[1:] - 1)
         ends, known = torch.zeros(len(fold), dtype=torch.bool), torch.ones(len(fold), dtype=torch.bool)
         ends[last], known[last] = torch.from_numpy(episodes.terminated), torch.from_numpy(~episodes.invented_ends)
-        policy = torch.cat([policy_column(head, part, choices, explore=explore) for part in torch.split(recorded.inputs, ROWS)])
+        policy = torch.cat(
+            [fqe.policy_column(head, part, choices, explore=explore) for part in torch.split(recorded.inputs, ROWS)]
+        )
         columns = {
             Columns.OBS: rows_of(recorded.observations, acted),
             Columns.ACTIONS: recorded.actions,
             Columns.REWARDS: torch.from_numpy(episodes.rewards / scale).float(),
             Columns.TERMINATEDS: ends,
             Columns.NEXT_OBS: rows_of(recorded.observations, acted + 1),
-            NEXT_POLICY: policy[acted + 1],
-            FOLD: fold,
+            fqe.NEXT_POLICY: policy[acted + 1],
+            fqe.FOLD: fold,
         }
         learned = rows_of(columns, known)
         if choices is not None and isinstance(module.observation_space, spaces.Discrete):
-            critics: list[Any] = tables(module.observation_space, choices, learned, gamma, MEMBERS)
+            critics: list[Any] = fqe.tables(module.observation_space, choices, learned, gamma, MEMBERS)
         else:
-            algorithm = FQE({"gamma": gamma, "tau": TAU, "explore": explore, "members": MEMBERS})
+            algorithm = fqe.FQE({"gamma": gamma, "tau": TAU, "explore": explore, "members": MEMBERS})
             modules = {POLICY: module, **algorithm.critics(self._task(self.seed))}
             learner = Learner(algorithm, modules, algorithm.groups(modules), module, module.is_stateful())
             self._fit(learner, learned, NET, "fitting Q")
-            critics = [one.cpu().eval() for one in modules[TARGETS].children()]
+            critics = [one.cpu().eval() for one in modules[fqe.TARGETS].children()]
 
         @torch.inference_mode()
         def each(function: Callable[..., Tensor], *trees: Tree) -> Array:
@@ -124,14 +116,14 @@ class Fitting:
             return np.asarray(torch.stack(found).double() * scale)
 
         def value(critic: Any, observations: Tree, column: Tensor) -> Tensor:
-            return values_of(critic, head, choices, observations, column, explore=explore)
+            return fqe.values_of(critic, head, choices, observations, column, explore=explore)
 
         own, first = (fold.numpy(), np.arange(len(fold))), torch.from_numpy(episodes.obs_starts[:-1])
         return Values(
             each(value, rows_of(recorded.observations, first), policy[first]),
             fold.numpy()[episodes.starts[:-1]],
-            each(lambda one, *pair: taken_values(one, choices, *pair), columns[Columns.OBS], columns[Columns.ACTIONS])[own],
-            each(value, columns[Columns.NEXT_OBS], columns[NEXT_POLICY])[own] * ~ends.numpy(),
+            each(lambda one, *pair: fqe.taken_values(one, choices, *pair), columns[Columns.OBS], columns[Columns.ACTIONS])[own],
+            each(value, columns[Columns.NEXT_OBS], columns[fqe.NEXT_POLICY])[own] * ~ends.numpy(),
         )
 
     def _folds(self, count: int) -> Tensor:

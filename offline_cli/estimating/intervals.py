@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -26,16 +27,12 @@ AT_A_TIME: Final = 1 << 22  # draws times episodes or features
 Array = NDArray[np.float64]
 
 
-def _first(means: Array) -> Array:
-    return means[..., 0]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
     """`combine`, from (..., K) means to (...) values, of `features` (E, K), a row for each episode."""
 
     features: Any  # an array, or a sparse one of scipy
-    combine: Callable[[Array], Array] = _first
+    combine: Callable[[Array], Array] = itemgetter((..., 0))
 
     @property
     def value(self) -> float:

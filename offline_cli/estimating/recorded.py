@@ -18,15 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offline_cli.applying.learner_batches import (
-    check_values,
-    grouped,
-    in_learner_units,
-    learner_columns,
-    learner_spaces,
-    of_one_module,
-    with_steps,
-)
+from offline_cli.applying import learner_batches
 from offline_cli.choices import Behaviour
 from offline_cli.columns import Columns
 from offline_cli.connectors.learner.added_columns import AddOneTsToEpisodesAndTruncate
@@ -70,10 +62,8 @@ class Recorded:
     action_scale: str
     meanings: Meanings
     has_rewards: bool  # else there is nothing to estimate
-    held_out: bool | None  # whether the run held them out; None: it learned from other data
-    left_out: Mapping[str, Mapping[str, int]]  # episodes with NaN or infinite numbers, which are not among these, by column
     doubts: Sequence[str]  # why no estimate is reliable
-    notes: Sequence[str]
+    facts: Mapping[str, Any]  # fields of OfflineResult: `held_out`, `left_out` (these episodes are not here), `notes`
 
     @property
     def acted(self) -> Tensor:
@@ -103,7 +93,7 @@ def recorded_for(
     BadPiece; BadData.
     """
     own, config = stand_in(f"run {folder.url}", environment_spaces(loaded, folder.url)), folder.config() or {}
-    used, described, left_out = USED if behaviour == "recorded" else (), loaded.description, dict[str, dict[str, int]]()
+    used, scale = USED if behaviour == "recorded" else (), loaded.description["action_scale"]
     reading: dict[str, Any] = {
         "env_spaces": (own.observation_space, own.action_space),
         "tables": TableOptions(None if mapping is None else given_mapping(mapping)),
@@ -112,70 +102,52 @@ def recorded_for(
         "on_progress": on_progress,
     }
     try:
-        scale = described["action_scale"]
         stream = read_episodes(sources, action_scale=None if scale == UNKNOWN_SCALE else scale, **reading)
     except UsageError:  # the sources declare another scale, which is converted
         stream = read_episodes(sources, **reading)
     with stream:
-        where, spaces, module_id = (
-            ", ".join(stream.locations),
-            learner_spaces(stream, own),
-            module_id or described.get("module"),
-        )
-        batches = filter(len, map(with_steps, stream))
-        found = [*of_one_module(batches, config.get("agent"), module_id, where=where, seen=Counter())]
+        where, spaces = ", ".join(stream.locations), learner_batches.learner_spaces(stream, own)
+        batches = filter(len, map(learner_batches.with_steps, stream))
+        which: dict[str, Any] = {"agent": config.get("agent"), "module": module_id or loaded.description.get("module")}
+        found = [*learner_batches.of_one_module(batches, **which, where=where, seen=Counter())]
     if not found:
         raise NoData("no episode has any steps", where=where, fix="name recordings with steps")
-    whole, state, has_rewards = (
-        EpisodeBatch.concat(found),
-        (folder.load() or (TrainState(),))[0],
-        stream.without_rewards is None,
-    )
-    held_out, which, doubts = held_out_of_run(whole, config, state.remembered, state.seen.get("episodes", 0), where)
-    notes = [*stream.incomplete, *doubts]
+    whole, has_rewards = EpisodeBatch.concat(found), stream.without_rewards is None
+    state, _ = folder.load() or (TrainState(), None)
+    held_out, mine, doubts = held_out_of_run(whole, config, state.remembered, state.seen.get("episodes", 0), where)
+    whole, notes = whole if mine is None else whole.select(mine), [*stream.incomplete, *doubts]
     if held_out is False and not doubts:
         notes.append("the run learned from these episodes: its figures are better than on others (train --val-fraction)")
-    whole = whole if which is None else whole.select(which)
-    wrong = _no_numbers(whole, (*used, Columns.REWARDS) if has_rewards else used)
-    if wrong:
-        left_out = {name: {"steps": int(steps.sum()), "episodes": int((steps > 0).sum())} for name, steps in wrong.items()}
+    complete, left_out = _complete(whole, (*used, Columns.REWARDS) if has_rewards else used)
+    if left_out:
         named = ", ".join(f"{name} at {one['steps']:,} steps of {one['episodes']:,} episodes" for name, one in left_out.items())
-        doubts = [*doubts, f"NaN or infinite: {named}"]
+        doubts.append(f"NaN or infinite: {named}")
         notes.append(f"{doubts[-1]}; these episodes are left out, which shifts estimates if that hangs on outcomes")
-        complete = np.all([steps == 0 for steps in wrong.values()], 0)
-        whole, has_rewards = whole.select(complete) if complete.any() else whole, bool(complete.any())
+        whole, has_rewards = whole.select(complete) if complete.any() else whole, has_rewards and bool(complete.any())
+    if not has_rewards:
+        notes.append("there are no rewards, so values cannot be estimated")
     for name, space in zip(("observations", "actions"), spaces, strict=True):
-        check_values(whole, space, name, where, stream.meanings)
-    whole = in_learner_units(whole, spaces[1], stream.action_scale)
-    pipeline, module = _pipeline(loaded, spaces, folder.url), loaded.module.to(device).eval()
-    parts = [*_seen(module, pipeline, whole, spaces, where, explore)]
+        learner_batches.check_values(whole, space, name, where, stream.meanings)
+    whole = learner_batches.in_learner_units(whole, spaces[1], stream.action_scale)
+    module = loaded.module.to(device).eval()
+    parts = [*_seen(module, _pipeline(loaded, spaces, folder.url), whole, spaces, where, explore)]
     observations, actions, inputs = (map_leaves(lambda *each: torch.cat(each), *trees) for trees in zip(*parts, strict=True))
-    return Recorded(
-        episodes=whole,
-        observations=observations,
-        actions=actions,
-        inputs=inputs,
-        module=module.cpu(),
-        space=spaces[1],
-        action_scale=stream.action_scale,
-        meanings=stream.meanings,
-        has_rewards=has_rewards,
-        held_out=held_out,
-        left_out=left_out,
-        doubts=doubts,
-        notes=notes,
-    )
+    declared = spaces[1], stream.action_scale, stream.meanings
+    facts = {"held_out": held_out, "left_out": left_out, "notes": notes}
+    return Recorded(whole, observations, actions, inputs, module.cpu(), *declared, has_rewards, doubts, facts)
 
 
-def _no_numbers(whole: EpisodeBatch, names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
-    """By column with any: (E,) how many steps of each episode have no numbers there; -inf is a probability of 0."""
-    found = dict[str, NDArray[np.int64]]()
+def _complete(whole: EpisodeBatch, names: Sequence[str]) -> tuple[NDArray[np.bool_], dict[str, dict[str, int]]]:
+    """(E,) the episodes with numbers in these columns; how many steps and episodes have none, by column with any."""
+    complete, left_out = np.ones(len(whole), np.bool_), dict[str, dict[str, int]]()
     for name in names:
         values = whole.rewards if name == Columns.REWARDS else whole.extra.get(name)
         if isinstance(values, np.ndarray):
-            fine = np.isfinite(values) | (np.isneginf(values) & (name != Columns.REWARDS))
-            found[name] = np.add.reduceat(~fine.reshape(whole.num_steps, -1).all(1), whole.starts[:-1], dtype=np.int64)
-    return {name: steps for name, steps in found.items() if steps.any()}
+            wrong = ~np.isfinite(values) & ~(np.isneginf(values) & (name in USED))  # -inf is a probability of 0
+            steps = np.add.reduceat(wrong.reshape(whole.num_steps, -1).any(1), whole.starts[:-1], dtype=np.int64)
+            complete &= steps == 0
+            left_out |= {name: {"steps": int(steps.sum()), "episodes": int((steps > 0).sum())}} if steps.any() else {}
+    return complete, left_out
 
 
 def _pipeline(loaded: LoadedPolicy, spaces: tuple[Space, Space], run: str) -> Any:
@@ -196,11 +168,11 @@ def _seen(
 ) -> Iterator[tuple[Tree, Tree, Tensor]]:
     """Part by part: observations (n+e, ...), actions (n, ...) and distribution inputs (n+e, size)."""
     announced = pipeline.observation_space or spaces[0], pipeline.action_space or spaces[1]
-    for part in grouped([whole], STEPS):
+    for part in learner_batches.grouped([whole], STEPS):
         _, more = AddOneTsToEpisodesAndTruncate().on_episode_batch(batch={}, episodes=part)
         if module.is_stateful():  # a sequence is a whole episode
             module.model_config |= {"max_seq_len": int(more.lengths.max()), "burn_in": 0}
-        columns = learner_columns(pipeline, more, announced, where=where, rl_module=module)
+        columns = learner_batches.learner_columns(pipeline, more, announced, where=where, rl_module=module)
         columns[Columns.ACTION_DIST_INPUTS] = _inputs(module, columns[Columns.OBS], explore)
         if Columns.LOSS_MASK in columns:
             columns = {name: rows_of(tree, columns[Columns.LOSS_MASK]) for name, tree in columns.items()}
@@ -214,13 +186,10 @@ def _seen(
 def _inputs(module: RLModule, observations: Tree, explore: bool) -> Tensor:
     """Of each row, or of each step (B, T, size) of sequences, which start with the initial state."""
     forward, device = module.forward_exploration if explore else module.forward_inference, next(module.parameters()).device
-    before, like, found = initial_state(module) if module.is_stateful() else None, leaves(observations)[0], []
+    state = map_leaves(lambda leaf: torch.as_tensor(leaf)[None], initial_state(module)) if module.is_stateful() else None
+    like, found = leaves(observations)[0], []
     with torch.inference_mode():
-        for rows in torch.split(torch.arange(len(like)), max(1, ROWS // like.shape[1]) if before else ROWS):
-            batch = {Columns.OBS: rows_of(observations, rows)}
-            if before:
-                batch[Columns.STATE_IN] = map_leaves(
-                    lambda leaf, n=rows: torch.as_tensor(leaf).expand(len(n), *leaf.shape), before
-                )
+        for rows in torch.split(torch.arange(len(like)), max(1, ROWS // like.shape[1]) if state else ROWS):
+            batch = {Columns.OBS: rows_of(observations, rows)} | ({Columns.STATE_IN: rows_of(state, 0 * rows)} if state else {})
             found.append(forward(map_leaves(lambda leaf: leaf.to(device), batch))[Columns.ACTION_DIST_INPUTS].cpu())
     return torch.cat(found)

@@ -2,7 +2,8 @@
 
 Definitions: Agarwal et al. 2021, Deep Reinforcement Learning at the Edge of the Statistical Precipice; equal to the package
 rliable's (stored answers: tests/testdata/rliable), which needs arch, absl and seaborn, and as many runs of every task.
-`scipy.stats.bootstrap` was looked at: it has no strata. Ranks, trimmed means and Wilson's interval are scipy's.
+`scipy.stats.bootstrap` was looked at: it refuses tasks with a single run. Mann-Whitney's statistic, trimmed means and Wilson's
+interval are scipy's.
 
 Scores of one algorithm are a list of arrays (N_t,), the N_t runs of task t; drawn again they are arrays (D, N_t).
 """
@@ -15,7 +16,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest, rankdata, trim_mean
+from scipy.stats import binomtest, mannwhitneyu, trim_mean
 
 __all__ = ["Interval", "improvement", "interval", "iqm", "iqm_difference", "mean", "median", "profile", "success_rate"]
 
@@ -60,12 +61,10 @@ def improvement(scores: Scores, others: Scores) -> Array:
 
     It is the Mann-Whitney statistic over the number of pairs.
     """
-    found = []
-    for ours, theirs in zip(scores, others, strict=True):
-        count = ours.shape[-1]
-        ranks = rankdata(np.concatenate([ours, theirs], -1), axis=-1)[..., :count]
-        found.append((ranks.mean(-1) - (count + 1) / 2) / theirs.shape[-1])
-    return np.asarray(np.mean(found, 0))
+    pairs = [*zip(scores, others, strict=True)]
+    wins = [mannwhitneyu(ours, theirs, axis=-1, method="asymptotic").statistic for ours, theirs in pairs]
+    each = [won / (ours.shape[-1] * theirs.shape[-1]) for won, (ours, theirs) in zip(wins, pairs, strict=True)]
+    return np.asarray(np.mean(each, 0))
 
 
 def profile(scores: Scores, thresholds: Array) -> Array:
