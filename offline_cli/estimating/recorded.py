@@ -39,7 +39,8 @@ from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
 from offline_cli.training.chosen_episodes import held_out_of_run
 from offline_cli.training.run_folder import RunFolder, TrainState
-from offline_cli.trees import Tree, leaves, map_leaves, rows_of
+from offline_cli.training.steps import Batches, Steps
+from offline_cli.trees import Tree, map_leaves, rows_of
 
 __all__ = ["Recorded", "recorded_for"]
 
@@ -167,13 +168,18 @@ def _seen(
     module: RLModule, pipeline: Any, whole: EpisodeBatch, spaces: tuple[Space, Space], where: str, explore: bool
 ) -> Iterator[tuple[Tree, Tree, Tensor]]:
     """Part by part: observations (n+e, ...), actions (n, ...) and distribution inputs (n+e, size)."""
+    forward, device = module.forward_exploration if explore else module.forward_inference, next(module.parameters()).device
+    before = {Columns.STATE_IN: initial_state(module)} if module.is_stateful() else None
     announced = pipeline.observation_space or spaces[0], pipeline.action_space or spaces[1]
     for part in learner_batches.grouped([whole], STEPS):
         _, more = AddOneTsToEpisodesAndTruncate().on_episode_batch(batch={}, episodes=part)
         if module.is_stateful():  # a sequence is a whole episode
             module.model_config |= {"max_seq_len": int(more.lengths.max()), "burn_in": 0}
         columns = learner_batches.learner_columns(pipeline, more, announced, where=where, rl_module=module)
-        columns[Columns.ACTION_DIST_INPUTS] = _inputs(module, columns[Columns.OBS], explore)
+        batches = Batches(Steps(columns), batch_size=ROWS, seed=0, device=device, before=before)
+        with torch.inference_mode():
+            inputs = [forward(batch)[Columns.ACTION_DIST_INPUTS].cpu() for batch, _ in batches.in_order()]
+        columns[Columns.ACTION_DIST_INPUTS] = torch.cat(inputs)
         if Columns.LOSS_MASK in columns:
             columns = {name: rows_of(tree, columns[Columns.LOSS_MASK]) for name, tree in columns.items()}
         if (count := len(columns[Columns.ACTION_DIST_INPUTS])) != more.num_steps:
@@ -181,15 +187,3 @@ def _seen(
             raise BadConfig(what, where="learner pipeline", fix="a run whose pieces neither add nor leave out steps")
         acted = torch.from_numpy(np.delete(np.arange(more.num_steps), more.starts[1:] - 1))
         yield columns[Columns.OBS], rows_of(columns[Columns.ACTIONS], acted), columns[Columns.ACTION_DIST_INPUTS]
-
-
-def _inputs(module: RLModule, observations: Tree, explore: bool) -> Tensor:
-    """Of each row, or of each step (B, T, size) of sequences, which start with the initial state."""
-    forward, device = module.forward_exploration if explore else module.forward_inference, next(module.parameters()).device
-    state = map_leaves(lambda leaf: torch.as_tensor(leaf)[None], initial_state(module)) if module.is_stateful() else None
-    like, found = leaves(observations)[0], []
-    with torch.inference_mode():
-        for rows in torch.split(torch.arange(len(like)), max(1, ROWS // like.shape[1]) if state else ROWS):
-            batch = {Columns.OBS: rows_of(observations, rows)} | ({Columns.STATE_IN: rows_of(state, 0 * rows)} if state else {})
-            found.append(forward(map_leaves(lambda leaf: leaf.to(device), batch))[Columns.ACTION_DIST_INPUTS].cpu())
-    return torch.cat(found)
