@@ -130,12 +130,12 @@ def recorded_for(
     for name, space in zip(("observations", "actions"), spaces, strict=True):
         learner_batches.check_values(whole, space, name, where, stream.meanings)
     whole = learner_batches.in_learner_units(whole, spaces[1], stream.action_scale)
-    module = loaded.module.to(device).eval()
-    parts = [*_seen(module, _pipeline(loaded, spaces, folder.url), whole, spaces, where, explore)]
+    loaded.module.to(device).eval()
+    parts = [*_seen(loaded, whole, spaces, where, folder.url, explore)]
     observations, actions, inputs = (map_leaves(lambda *each: torch.cat(each), *trees) for trees in zip(*parts, strict=True))
     declared = spaces[1], stream.action_scale, stream.meanings
     facts = {"held_out": held_out, "left_out": left_out, "notes": notes}
-    return Recorded(whole, observations, actions, inputs, module.cpu(), *declared, has_rewards, doubts, facts)
+    return Recorded(whole, observations, actions, inputs, loaded.module.cpu(), *declared, has_rewards, doubts, facts)
 
 
 def _complete(whole: EpisodeBatch, names: Sequence[str]) -> tuple[NDArray[np.bool_], dict[str, dict[str, int]]]:
@@ -151,26 +151,21 @@ def _complete(whole: EpisodeBatch, names: Sequence[str]) -> tuple[NDArray[np.boo
     return complete, left_out
 
 
-def _pipeline(loaded: LoadedPolicy, spaces: tuple[Space, Space], run: str) -> Any:
-    """The run's learner pipeline, with what it learned, frozen."""
-    trained = loaded.trained or PipelineSpec("learner")
+def _seen(
+    loaded: LoadedPolicy, whole: EpisodeBatch, spaces: tuple[Space, Space], where: str, run: str, explore: bool
+) -> Iterator[tuple[Tree, Tree, Tensor]]:
+    """Part by part: observations (n+e, ...), actions (n, ...) and distribution inputs (n+e, size)."""
+    module, trained = loaded.module, loaded.trained or PipelineSpec("learner")
     if loaded.trained is not None and trained.document is None:
         what = f"the policy was trained through pieces that Python code made: {', '.join(trained.names) or 'of unknown names'}"
         raise BadConfig(what, where=run, fix="train with a pipeline file: --pipeline FILE")
-    made = trained.build(Setting(*spaces))
-    known = {name for name, _ in made.named()}
-    made.set_state({name: state for name, state in (trained.state or {}).items() if name in known})
-    made.freeze()
-    return made
-
-
-def _seen(
-    module: RLModule, pipeline: Any, whole: EpisodeBatch, spaces: tuple[Space, Space], where: str, explore: bool
-) -> Iterator[tuple[Tree, Tree, Tensor]]:
-    """Part by part: observations (n+e, ...), actions (n, ...) and distribution inputs (n+e, size)."""
+    pipeline = trained.build(Setting(*spaces))
+    known = {name for name, _ in pipeline.named()}
+    pipeline.set_state({name: state for name, state in trained.state.items() if name in known})
+    pipeline.freeze()
+    announced = pipeline.observation_space or spaces[0], pipeline.action_space or spaces[1]
     forward, device = module.forward_exploration if explore else module.forward_inference, next(module.parameters()).device
     before = {Columns.STATE_IN: initial_state(module)} if module.is_stateful() else None
-    announced = pipeline.observation_space or spaces[0], pipeline.action_space or spaces[1]
     for part in learner_batches.grouped([whole], STEPS):
         _, more = AddOneTsToEpisodesAndTruncate().on_episode_batch(batch={}, episodes=part)
         if module.is_stateful():  # a sequence is a whole episode
