@@ -176,15 +176,16 @@ def held_out_of_run(
     """
     if not remembered:
         return False, None, ["the run's checkpoint is missing, so nothing tells whether it learned from these recordings"]
-    chosen, hashes, known = episodes, content_hashes(episodes), np.array(remembered, np.uint64)
+    chosen, hashes, known = np.ones(len(episodes), np.bool_), content_hashes(episodes), np.array(remembered, np.uint64)
     if config.get("top_fraction") is not None and not np.isnan(episodes.returns).all():
         names, _, _ = best_episodes([episodes], config["top_fraction"], where)
         pairs = zip(episodes.ids, episodes.agent_ids or (None,) * len(episodes), strict=True)
-        chosen = episodes.select(np.flatnonzero([name in names for name in pairs]))
-    if len(chosen) == count and np.array_equal(np.sort(content_hashes(chosen))[: len(known)], known):
+        chosen = np.array([name in names for name in pairs])
+    if chosen.sum() == count and np.array_equal(np.sort(hashes[chosen])[: len(known)], known):
         if config.get("val_fraction") is None:
             return False, None, []
-        return True, HeldOut([chosen], config["val_fraction"], config.get("seed", 0), where).among(episodes), []
+        held = HeldOut([episodes.select(chosen)], config["val_fraction"], config.get("seed", 0), where)
+        return True, held.among(episodes), []
     if len(known) == REMEMBERED:  # of more episodes, those with the smallest hashes
         hashes = hashes[hashes <= known[-1]]
     share = float(np.isin(hashes, known).mean()) if len(hashes) else 0.0

@@ -144,6 +144,13 @@ def test_data_that_the_run_learned_from_is_known_elsewhere_and_in_part(made: Pat
     assert evaluate_offline(made / "run", made / "other").held_out is None
 
 
+def test_of_data_whose_best_episodes_were_learned_from_the_held_out_ones_are_taken(made: Path, tmp_path: Path) -> None:
+    train(made / "learned", tmp_path / "run", algorithm="bc", top_fraction=0.5, val_fraction=0.4, hidden=[8], updates=5)
+    found = evaluate_offline(tmp_path / "run", made / "learned")
+    assert found.held_out is True
+    assert 90 < found.episodes < 150  # the 60 held-out ones of the best, and as large a share of the others
+
+
 def test_a_run_without_its_checkpoint_is_not_known_to_hold_episodes_out(made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "run", tmp_path / "run")
     for file in (tmp_path / "run").glob("state.*"):
