@@ -37,12 +37,14 @@ def likelihood(recorded: Recorded) -> dict[str, Any]:
     elements: dict[str, Any] = {name: {ACCURACY: share} for name, share in zip(names, shares, strict=True)}
     elements |= (boxes := _boxes(recorded, inputs))
     if isinstance(recorded.space, spaces.Discrete):
-        (element,), chances, taken = (
-            discrete[Columns.ACTIONS],
-            inputs.double().softmax(-1),
-            actions.long() - recorded.space.start,
-        )
-        elements = {label: _choice(chances, taken, logp, number) for number, label in enumerate(element.labels)}
+        elements, chances, taken = {}, inputs.double().softmax(-1), actions.long() - int(recorded.space.start)
+        for number, label in enumerate(discrete[Columns.ACTIONS][0].labels):
+            here = taken == number
+            elements[label] = {"steps": int(here.sum())}
+            if here.any():
+                recall = float((chances.argmax(-1) == number)[here].double().mean())
+                elements[label] |= {"recall": recall, "log_likelihood": float(logp[here].mean())}
+            elements[label]["calibration_error"] = _calibration_error(chances[:, number], here.double())
     if boxes:
         error = float(np.mean([one["calibration_error"] for one in boxes.values()]))
     else:
@@ -55,15 +57,6 @@ def _calibration_error(confidence: Tensor, right: Tensor) -> float:
     """The mean over rows (N,) of the distance between confidence and share of right ones in its bin, from 0 to 1."""
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
     return float(bins.bincount(confidence - right, minlength=BINS).abs().sum() / len(confidence))
-
-
-def _choice(chances: Tensor, taken: Tensor, logp: Tensor, number: int) -> dict[str, Any]:
-    """Figures of one choice, by probabilities of all (N, A), recorded ones (N,) and their log-probabilities (N,)."""
-    here, guessed = taken == number, chances.argmax(-1) == number
-    found: dict[str, Any] = {"steps": int(here.sum())}
-    if here.any():
-        found |= {"recall": float(guessed[here].double().mean()), "log_likelihood": float(logp[here].mean())}
-    return found | {"calibration_error": _calibration_error(chances[:, number], here.double())}
 
 
 def _boxes(recorded: Recorded, inputs: Tensor) -> dict[str, dict[str, float]]:
