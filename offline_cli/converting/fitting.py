@@ -96,8 +96,9 @@ class Extremes:
         for name, tree, seen in ((Columns.OBS, batch.obs, self._obs), (Columns.ACTIONS, batch.actions, self._actions)):
             seen.append(map_leaves(_extremes, tree))
             if isinstance(tree, np.ndarray) and tree.shape[1:] in ((), (1,)) and tree.dtype.kind in "iu":
-                known = self.choices.get(name, tree[:0])
-                self.choices[name] = np.union1d(known, tree) if len(known) <= MOST_CHOICES else known
+                known = self.choices.setdefault(name, tree[:0])
+                if len(known) <= MOST_CHOICES:
+                    self.choices[name] = np.union1d(known, tree[~np.isin(tree, known)])  # mostly none are new
         self.see_extra(batch)
 
     def see_extra(self, batch: EpisodeBatch) -> None:
