@@ -112,6 +112,9 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     if options["resume"] and options["config"] is None:  # those that had not begun are as the others
         begun = [place.join(f"seed-{seed}", files.CONFIG) for seed in seeds]
         known = next((one.url for one in begun if one.exists()), None)
+        if known is None and _told(place) is not None:
+            fix = "the command with all of its options, and --overwrite instead of --resume"
+            raise UsageError("no seed has begun, so nothing tells how to train", where=place.url, fix=fix)
         for call, own in zip(calls, begun, strict=True):
             call[3]["config"] = None if own.exists() else known
     if options["dry_run"]:
