@@ -126,6 +126,17 @@ def evaluate(
             autocompletion=completion.sources,
         ),
     ] = o.NO_VALUES,
+    mapping: Annotated[
+        str | None,
+        o.offline(
+            help="Meaning of the columns of a table: a TOML file, or a preset.",
+            metavar="M",
+            autocompletion=completion.mappings,
+        ),
+    ] = None,
+    module_id: Annotated[
+        str | None, o.offline(help="Take this module's episodes, of several.", metavar="NAME", show_default="the run's")
+    ] = None,
     estimators: Annotated[
         Any,
         o.offline(

@@ -322,6 +322,7 @@ class ExtraOutputs:
 
     names: Collection[str]
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name: its form in each source
+    fix: str = "remove the source, or train with connector pieces that do not use this output"  # if only some sources have one
     _first: tuple[str, frozenset[str]] | None = None  # the first source, and the `names` it has
 
     @classmethod
@@ -348,8 +349,7 @@ class ExtraOutputs:
             name = min(known ^ kept.keys())
             has, lacks = (first, location) if name in known else (location, first)
             what = f"the extra model output {name!r} is used, but only some sources have it: {has} has, {lacks} does not"
-            fix = "remove the source, or train with connector pieces that do not use this output"
-            raise BadEpisode(what, where=lacks, fix=fix, details={PROBLEM: "mixed-structures"})
+            raise BadEpisode(what, where=lacks, fix=self.fix, details={PROBLEM: "mixed-structures"})
         return batch if len(kept) == len(batch.extra) else replace(batch, extra=kept)
 
 

@@ -38,6 +38,7 @@ from offline_cli.spaces import Space, check_supported, leaf_spaces, map_space
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
 __all__ = [
+    "ACCURACY",
     "CLONING",
     "HITS",
     "LOG_STD_RANGE",

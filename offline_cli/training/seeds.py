@@ -33,7 +33,7 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.run_folder import RunFolder, TrainResult
 
-__all__ = ["SEEDS", "SeedsResult", "seeds_of", "train_seeds", "wanted_seeds"]
+__all__ = ["SEEDS", "SeedsResult", "runs_in", "train_seeds", "wanted_seeds"]
 
 SEEDS: Final = "seeds.json"
 MEANS: Final = ("loss", "val_loss", "val_accuracy", "val_mse", "eval_return_mean")
@@ -82,10 +82,21 @@ def wanted_seeds(seeds: int | str | Sequence[int] | None, out: Any, options: Map
     return (*known, *(one for one in numbers if one not in known))
 
 
-def seeds_of(place: Location) -> list[Location] | None:
-    """The run folders of a training of several seeds; None: it is none."""
-    told = _told(place)
-    return None if told is None else [place.join(f"seed-{seed}") for seed in told["seeds"]]
+def runs_in(place: Location, depth: int = 2) -> list[Location]:
+    """The run at `place`, or those in its folders, or in theirs; of a training of several seeds its own.
+
+    Raises BadData for seeds whose run is missing.
+    """
+    if place.join(files.POLICY).exists():
+        return [place]
+    told = _told(place) or {}
+    listed = [place.join(f"seed-{seed}") for seed in told.get("seeds", ())]
+    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
+        fix = "train it to its end with --resume"
+        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
+    below = [one for one in place.children() if one.is_dir()] if depth else []
+    own = listed or [one for one in below if one.join(files.POLICY).exists()]
+    return own or [run for one in below for run in runs_in(one, depth - 1)]
 
 
 def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, options: Mapping[str, Any]) -> SeedsResult:
@@ -101,6 +112,9 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     if options["resume"] and options["config"] is None:  # those that had not begun are as the others
         begun = [place.join(f"seed-{seed}", files.CONFIG) for seed in seeds]
         known = next((one.url for one in begun if one.exists()), None)
+        if known is None and _told(place) is not None:
+            fix = "the command with all of its options, and --overwrite instead of --resume"
+            raise UsageError("no seed has begun, so nothing tells how to train", where=place.url, fix=fix)
         for call, own in zip(calls, begun, strict=True):
             call[3]["config"] = None if own.exists() else known
     if options["dry_run"]:
