@@ -15,10 +15,11 @@ from rival_answers import LANES, TESTDATA, ask
 from torch import Tensor, nn
 
 from offline_cli.estimating.estimators import ALL, Episodes, Values, distribution_free, estimates
-from offline_cli.estimating.intervals import bootstrapped
+from offline_cli.estimating.intervals import bernstein, bootstrapped
+from offline_cli.modules.distributions import build_head
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms.algorithm import Task
-from offline_cli.training.algorithms.fqe import CRITICS, FQE, TARGETS
+from offline_cli.training.algorithms.fqe import CRITICS, FQE, TARGETS, values_of
 from offline_cli.training.learner import Learner, Update
 
 STORED = TESTDATA / "ope_answers"
@@ -55,6 +56,13 @@ def test_estimates_equal_those_of_scope_rl(lane: Path, gamma: float) -> None:
     assert {name: one.value for name, one in found.items()} == pytest.approx(
         {name: float(theirs[f"{name} {gamma}"]) for name in ALL}, rel=1e-9
     )
+
+
+def test_the_lower_bernstein_bound_is_that_of_scope_rl(lane: Path) -> None:
+    episodes, _ = ours(asked.one_each())
+    weights = episodes.weights[:, -1]
+    theirs = rival_answers.answer(lane, STORED, "scope_rl")["lower end of Bernstein's interval of weights at 2.5 %"]
+    assert bernstein(weights, weights.max(), 0.025) == pytest.approx(theirs, rel=1e-9)
 
 
 def test_scope_rls_interval_of_weighted_returns_leaves_the_sum_of_weights_as_it_is(lane: Path) -> None:
@@ -139,3 +147,19 @@ def test_fitted_q_evaluation_finds_the_mean_of_rare_large_rewards_where_d3rlpy_d
         update(number)
     assert theirs["value of the lottery"] == pytest.approx(1 / 9, abs=1e-5)
     assert made.modules[CRITICS][0](rows["obs"])[0, 0].item() == pytest.approx(1, abs=1e-3)
+
+
+def test_a_critic_does_not_learn_from_its_fold() -> None:
+    made, rows = learner("continuous"), batch("continuous", asked.fqe("continuous")[1])
+    rows["fold"][:12] = 0
+    (loss,) = made.groups[0].loss(rows).values()
+    (of_others,) = made.groups[0].loss({name: column[12:] for name, column in rows.items()}).values()
+    assert loss.item() == pytest.approx(of_others.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("explore", "expected"), [(False, 0.0), (True, 1.0)])
+def test_continuous_actions_are_drawn_where_the_policy_explores(explore: bool, expected: float) -> None:
+    """Actions drawn from a standard normal distribution have a mean square of 1; the likeliest has 0."""
+    head = build_head(spaces.Box(-1.0, 1.0, (1,)), action_scale="env")
+    squares = values_of(lambda _, actions: actions**2, head, None, torch.zeros(4000, 1), torch.zeros(4000, 2), explore=explore)  # type: ignore[arg-type]
+    assert squares.mean().item() == pytest.approx(expected, abs=0.2)

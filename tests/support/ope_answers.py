@@ -64,6 +64,8 @@ def _scope_rl() -> Arrays:
     wis = theirs.SelfNormalizedTIS()
     interval = wis.estimate_interval(STEPS, **one_each(), ci="bootstrap", n_bootstrap_samples=1000, random_state=0)
     found["wis of returns that are all 1"] = [interval["95.0% CI (lower)"], interval["95.0% CI (upper)"]]
+    interval = theirs.TrajectoryWiseImportanceSampling().estimate_interval(STEPS, **one_each(), ci="bernstein", alpha=0.025)
+    found["lower end of Bernstein's interval of weights at 2.5 %"] = interval["97.5% CI (lower)"]
     interval = wis.estimate_interval(STEPS, **one_each(-1.0, ratio=1.0), ci="bernstein")
     found["bernstein of returns that are all -1"] = [interval["95.0% CI (lower)"], interval["95.0% CI (upper)"]]
     found["wis of weights that are all 1e-12"] = wis.estimate_policy_value(STEPS, **one_each(ratio=0.01))
