@@ -200,10 +200,13 @@ def test_the_interval_of_few_skewed_values_is_the_bca_of_scipy() -> None:
 
 
 @pytest.mark.nightly
-def test_estimates_of_100_000_episodes_of_20_steps_take_at_most_10_s() -> None:
-    episodes, _ = model_win(np.random.default_rng(0), 100_000, 0.5, 0.4)
+def test_estimates_of_100_000_episodes_of_20_steps_take_at_most_10_s(tmp_path: Path) -> None:
+    """With reading and 1,000 bootstrap draws."""
+    walks = rounds().recorded(always(0.5), 100_000, 0)
+    write_dataset(walks, tmp_path / "walks")
+    run = run_of(always(0.4), walks, tmp_path)
     start = time.perf_counter()
-    found = bootstrapped([*estimates(episodes, OF_WEIGHTS).values()], 0, draws=1000)
-    free = [distribution_free(episodes, name) for name in ("is", "pdis")]
+    found = evaluate_offline(run, tmp_path / "walks", explore=True, estimators=OF_WEIGHTS)
     assert time.perf_counter() - start <= 10
-    assert all(low < value(0.4) < high for low, high in [*found, *free])
+    assert (found.episodes, found.steps) == (100_000, 2_000_000)
+    assert all(one["low"] < value(0.4) < one["high"] for one in found.estimates.values())
