@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from offline_cli import compare
 from offline_cli.estimating import statistics
 
 ANSWERS: dict[str, Any] = json.loads((Path(__file__).parents[1] / "testdata/rliable/answers.json").read_text())
@@ -45,6 +47,19 @@ def test_bootstrap_intervals_equal_those_of_rliable_but_for_their_draws(name: st
 def test_the_interval_of_the_probability_of_improvement_equals_rliables_but_for_its_draws() -> None:
     found = statistics.interval(statistics.improvement, SCORES["better"], SCORES["small"])
     assert [found.low, found.high] == pytest.approx(ANSWERS["intervals"]["better over small"][0], abs=0.02)
+
+
+def test_the_command_equals_rliable(tmp_path: Path) -> None:
+    """`compare` of files of scores."""
+    files = {name: str(tmp_path / f"{name}.json") for name in ("small", "better")}
+    for name, file in files.items():
+        Path(file).write_text(json.dumps({f"task {number}": list(task) for number, task in enumerate(SCORES[name])}))
+    found = compare([*files.values()])
+    for name, aggregate in itertools.product(files, ("mean", "median", "iqm")):
+        assert found.runs[files[name]][aggregate]["value"] == pytest.approx(ANSWERS[aggregate][name], abs=1e-12, rel=0)
+    one, other, expected = ANSWERS["probability_of_improvement"][0]
+    told = found.probability_of_improvement[files[one]][files[other]]
+    assert told["value"] == pytest.approx(expected, abs=1e-12, rel=0)
 
 
 def test_tasks_may_have_different_numbers_of_runs() -> None:
