@@ -29,6 +29,8 @@ from offline_cli.printable_text import printable
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.reporting import figures as draw
 from offline_cli.reporting import runs as of_runs
+from offline_cli.reporting.curves import plotly_curves
+from offline_cli.reporting.drawing import COLOURS, Json, colour, label, packed
 from offline_cli.reporting.signs import Sign, of_problem, repeated, signs
 from offline_cli.reporting.survey import Survey
 from offline_cli.spaces import describe
@@ -42,7 +44,6 @@ BROWSED: Final = 40  # channels of an episode that are drawn
 BUDGET: Final = 5 << 20  # bytes of the episodes that are drawn
 LISTED: Final = 12  # episodes that a sign names on the page
 MOST_SIGNS: Final = 60
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def report(
         raise UsageError("nothing is given to report on", where="report", fix="name datasets, or runs with --run RUN")
     _packages()
     places = [one if isinstance(one, Location) else open_location(one, storage_options) for one in given]
-    names = _names(places)
+    names = of_runs.names_of([one.url for one in places])
     surveys, found = [], list[Sign]()
     for name, place, source in zip(names, places, given, strict=True):
         survey, told, wrong = _surveyed(name, place, source, options, max(1, DRAWN // len(given)))
@@ -171,15 +172,6 @@ def _surveyed(
     return survey, facts, [*wrong, *signs(survey, place.url)]
 
 
-def _names(places: Sequence[Location]) -> list[str]:
-    """The last part of each path where these differ, else more of it; always different ones."""
-    for parts in (1, 2, 3):
-        names = [printable("/".join(one.url.rstrip("/").split("/")[-parts:])) for one in places]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{number} {printable(one.url)}" for number, one in enumerate(places, 1)]
-
-
 def _packages() -> None:
     try:
         import jinja2  # noqa: F401
@@ -199,7 +191,7 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
     browsed: list[Json] = []
     datasets = []
     for number, (survey, facts) in enumerate(surveys):
-        datasets.append({"name": survey.name, "shade": draw.colour(number), "facts": facts | _counts(survey)})
+        datasets.append({"name": survey.name, "shade": colour(number), "facts": facts | _counts(survey)})
     if kept and not short:
         parts = _parts(kept)
         returns = [(name, shade, survey.episodes["return"][numbers]) for name, shade, survey, numbers in parts]
@@ -212,7 +204,7 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
             if (drawn := draw.actions_by_episode(survey)) is not None:
                 plots.append((f"Actions by episode: {survey.name}", drawn))
         browsed = _browsed(kept)
-    curves = [(one["layout"]["yaxis"]["title"]["text"], one) for one in of_runs.plotly_curves(groups)]
+    curves = plotly_curves([group.as_seeds() for group in groups])
     flagged = {(one.source, name) for one in found for name in one.episodes}
     for shown in browsed:
         shown["label"] += " ⚠" if (shown["dataset"], shown["id"]) in flagged else ""
@@ -231,14 +223,14 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
         channels=_channels(kept),
         plots=[name for name, _ in plots],
         browsed=[(one["dataset"], one["label"]) for one in browsed],
-        runs=[(group.name, draw.colour(number), len(group.runs), _results(group)) for number, group in enumerate(groups)],
+        runs=[(group.name, colour(number), len(group.runs), _results(group)) for number, group in enumerate(groups)],
         curves=[name for name, _ in curves],
         differences=of_runs.differences(groups),
         is_short=short,
         data={
             "plots": [one for _, one in (*plots, *curves)],
             "episodes": browsed,
-            "names": [[draw.label(one.name) for one in survey.channels[:BROWSED]] for _, survey in kept],
+            "names": [[label(one.name) for one in survey.channels[:BROWSED]] for _, survey in kept],
         },
     )
 
@@ -293,9 +285,9 @@ def _parts(kept: Sequence[tuple[int, Survey]]) -> list[tuple[str, str, Survey, A
         survey = kept[0][1]
         agents = np.array(survey.episodes.agents)
         names = sorted(set(survey.episodes.agents))
-        if 1 < len(names) <= len(draw.COLOURS):
-            return [(name or "-", draw.colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
-    return [(survey.name, draw.colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
+        if 1 < len(names) <= len(COLOURS):
+            return [(name or "-", colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
+    return [(survey.name, colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
 
 
 def _better(kept: Sequence[tuple[int, Survey]]) -> str:
@@ -327,7 +319,7 @@ def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
             one = figures[channel.path]
             picked = {key: _element(one[key], channel.at) for key in ("min", "mean", "max", "std", "nan", "infinite")}
             row = rows.setdefault(f"{channel.path} {channel.at}", {"name": channel.name, "unit": channel.unit, "cells": []})
-            row["cells"].append({"shade": draw.colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
+            row["cells"].append({"shade": colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
     for row in rows.values():
         known = [value for cell in row["cells"] for value in (cell["min"], cell["max"]) if isinstance(value, int | float)]
         low, high = min(known, default=0.0), max(known, default=1.0)
@@ -376,12 +368,12 @@ def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
                 break
             text = f"{episodes.ids[at]} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
             drawn = {
-                "y": [draw.packed(one) for one in course.values.T[:BROWSED]],
+                "y": [packed(one) for one in course.values.T[:BROWSED]],
                 "frames": course.frames,
                 "every": course.every,
             }
             found.append({"dataset": survey.name, "id": episodes.ids[at], "label": text, "set": place, **drawn})
-            found[-1] |= {"shade": draw.colour(number), "start": 0}
+            found[-1] |= {"shade": colour(number), "start": 0}
     return found
 
 
