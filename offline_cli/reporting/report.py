@@ -107,7 +107,7 @@ def report(
         )
     found += repeated([survey for survey, _ in surveys], [one.url for one in places])
     for (survey, _), place in zip(surveys, places, strict=True):
-        flagged = [name for one in found if one.source == survey.name for name in one.episodes[:LISTED]]
+        flagged = [number for one in found if one.source == survey.name for number in one.numbers[:LISTED]]
         dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
         survey.draw_flagged(flagged, dataset, DRAWN // 5)
     found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
@@ -122,7 +122,7 @@ def report(
         runs=sum(len(group.runs) for group in groups),
         episodes=sum(len(survey.episodes) for survey, _ in surveys),
         steps=sum(survey.steps for survey, _ in surveys),
-        problems=[asdict(one) for one in found],
+        problems=[one.as_dict() for one in found],
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -167,8 +167,13 @@ def _surveyed(
         if error.exit_code != BadData.exit_code:
             raise
         wrong.insert(0, Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", name))
-    for one in wrong:  # nothing would be left
-        one.command = one.command if len(one.episodes) < len(survey.episodes) else ""
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(survey.episodes.ids):
+        numbers.setdefault(name, []).append(number)
+    for one in wrong:
+        one.numbers = [number for name in one.episodes for number in numbers.get(name, ())]
+        if len(one.episodes) >= len(survey.episodes):  # nothing would be left
+            one.command = ""
     return survey, facts, [*wrong, *signs(survey, place.url)]
 
 
@@ -205,14 +210,17 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
                 plots.append((f"Actions by episode: {survey.name}", drawn))
         browsed = _browsed(kept)
     curves = plotly_curves([group.as_seeds() for group in groups])
-    flagged = {(one.source, name) for one in found for name in one.episodes}
+    flagged = {(one.source, number) for one in found for number in one.numbers}
     for shown in browsed:
-        shown["label"] += " ⚠" if (shown["dataset"], shown["id"]) in flagged else ""
-    places = {(one["dataset"], one["id"]): number for number, one in enumerate(browsed)}
+        shown["label"] += " ⚠" if (shown["dataset"], shown["number"]) in flagged else ""
+    places = {(one["dataset"], one["number"]): place for place, one in enumerate(browsed)}
+    episodes_of = {survey.name: survey.episodes for survey, _ in surveys}
     problems = []
     for one in found[:MOST_SIGNS]:
-        named = [(name, places.get((one.source, name))) for name in one.episodes[:LISTED]]
-        problems.append(asdict(one) | {"more": len(one.episodes) - len(named), "episodes": named})
+        episodes = episodes_of[one.source]
+        named = [(episodes.name(at), places.get((one.source, at))) for at in one.numbers[:LISTED]]
+        named = named or [(name, None) for name in one.episodes[:LISTED]]
+        problems.append(one.as_dict() | {"more": len(one.episodes) - len(named), "episodes": named})
     title = ", ".join([*(survey.name for survey, _ in surveys), *(group.name for group in groups)])
     return _rendered(
         title=title,
@@ -366,13 +374,13 @@ def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
             used += course.values[:, :BROWSED].size * 6 + sum(map(len, course.frames))
             if used > BUDGET * (place + 1) / len(kept):
                 break
-            text = f"{episodes.ids[at]} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
+            text = f"{episodes.name(at)} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
             drawn = {
                 "y": [packed(one) for one in course.values.T[:BROWSED]],
                 "frames": course.frames,
                 "every": course.every,
             }
-            found.append({"dataset": survey.name, "id": episodes.ids[at], "label": text, "set": place, **drawn})
+            found.append({"dataset": survey.name, "number": at, "id": episodes.ids[at], "label": text, "set": place, **drawn})
             found[-1] |= {"shade": colour(number), "start": 0}
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -36,6 +36,11 @@ class Sign:
     source: str  # name of the dataset
     episodes: list[str] = field(default_factory=list)  # ids, worst first
     command: str = ""
+    numbers: list[int] = field(default_factory=list)  # of the episodes in its survey: an id alone may not tell agents apart
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `report --json` has it."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "numbers"}
 
 
 def of_problem(problem: Problem, name: str, place: str) -> Sign:
@@ -76,8 +81,9 @@ def signs(survey: Survey, place: str) -> Iterator[Sign]:
         yield one
 
 
-def _named(survey: Survey, numbers: NDArray[Any]) -> list[str]:
-    return [survey.episodes.ids[number] for number in numbers.tolist()]
+def _sign(severity: str, title: str, text: str, survey: Survey, numbers: NDArray[Any], command: str = "") -> Sign:
+    known = numbers.tolist()
+    return Sign(severity, title, text, survey.name, [survey.episodes.ids[one] for one in known], command, known)
 
 
 def _stuck(survey: Survey) -> Iterator[Sign]:
@@ -102,22 +108,20 @@ def _stuck(survey: Survey) -> Iterator[Sign]:
             f"{name} usually changes from step to step. In {many} it holds one value for long while others go on: in the worst"
             f" for {longest[worst, channel]:,} of {length[worst]:,} steps, from step {episodes['since'][worst, channel]:,}."
         )
-        yield Sign("warning", f"Stuck sensor: {name}", text, survey.name, _named(survey, found))
+        yield _sign("warning", f"Stuck sensor: {name}", text, survey, found)
 
 
 def _motion(survey: Survey) -> Iterator[Sign]:
     kinds = (
-        ("jerk", "Jerky actions", 0.02, "actions change direction far more than in the others"),
+        ("Jerky actions", 0.02, "actions change direction far more than in the others"),
         (
-            "still",
             "Actions stand still",
             0.3,
             "actions do not change for a far larger share of the steps than in the others",
         ),
     )
     long = survey.episodes["length"] >= 10
-    for name, title, least, words in kinds:
-        values = survey.episodes[name]
+    for (title, least, words), values in zip(kinds, survey.motion(), strict=True):
         if long.sum() < 5:
             continue
         middle = np.median(values[long])
@@ -127,7 +131,7 @@ def _motion(survey: Survey) -> Iterator[Sign]:
             found = found[np.argsort(-values[found], kind="stable")]
             many = f"{len(found):,} episode{'s' * (len(found) > 1)}"
             text = f"In {many} {words}: {values[found[0]]:.3g} against a median of {middle:.3g}."
-            yield Sign("warning", title, text, survey.name, _named(survey, found))
+            yield _sign("warning", title, text, survey, found)
 
 
 def _conflicts(survey: Survey) -> Iterator[Sign]:
@@ -161,7 +165,7 @@ def _conflicts(survey: Survey) -> Iterator[Sign]:
             f"{several.mean():.0%} of the steps have an observation that others have too, and at {share:.0%} {words}. Exploring"
             " policies and several experts do that, and cloning them gives a mixture; else an observation is missing."
         )
-        yield Sign("note", "Conflicting actions at equal observations", text, survey.name, _named(survey, worst))
+        yield _sign("note", "Conflicting actions at equal observations", text, survey, worst)
 
 
 # ---- episodes that are nearly the same ----
@@ -192,18 +196,22 @@ def repeated(surveys: Sequence[Survey], places: Sequence[str]) -> Iterator[Sign]
 
 
 def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, places: dict[str, str]) -> Sign:
-    ids, count = _named(other, numbers), len(numbers)
+    count = len(numbers)
     same = "are the same, value for value" if exact == 1 else f"are alike at {SLICES} steps, and {exact:.0%} of them the same"
     are_small = all(channel.is_category for channel in other.channels if channel.kind == "obs")
     small = " In a small discrete environment episodes come to be equal by themselves." if are_small else ""
     severity = "note" if are_small else "warning"
-    command = without(places[other.name], ids) if exact == 1 and not are_small else ""
+    command = (
+        without(places[other.name], [other.episodes.ids[one] for one in numbers.tolist()])
+        if exact == 1 and not are_small
+        else ""
+    )
     what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name}"
     if one is other:
         text = f"{what} {same} as an earlier one.{small}"
-        return Sign(severity, "Repeated episodes", text, other.name, ids, command)
+        return _sign(severity, "Repeated episodes", text, other, numbers, command)
     text = f"{what} {same} as one of {one.name}: with one for training and the other held out, scores are too good.{small}"
-    return Sign(severity, f"Leakage between {one.name} and {other.name}", text, other.name, ids, command)
+    return _sign(severity, f"Leakage between {one.name} and {other.name}", text, other, numbers, command)
 
 
 @np.errstate(all="ignore")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from html_pages import Page
 from rides import Made, episode
 from typer.testing import CliRunner
 
@@ -120,6 +122,52 @@ def test_jerk_and_stillness_of_actions_are_found(made: Made, tmp_path: Path) -> 
     signs = found(made("rides", each), tmp_path)
     assert signs["Jerky actions"]["episodes"] == ["e3"]
     assert signs["Actions stand still"]["episodes"] == ["e8"]
+
+
+def test_the_size_of_batches_changes_no_finding(made: Made, tmp_path: Path) -> None:
+    def unbounded(name: str, seed: int, change: Any = lambda actions: actions) -> SingleAgentEpisode:
+        state = episode(name, seed)
+        size = 1000.0 if seed else 1.0  # the first episode alone has another range than all
+        actions = list(np.float32(size) * change(np.stack(state.get_actions())))
+        return SingleAgentEpisode(
+            id_=name, observations=state.get_observations(), actions=actions, rewards=state.get_rewards(), terminated=True,
+            observation_space=state.observation_space, action_space=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            len_lookback_buffer=0,
+        )  # fmt: skip
+
+    each = [unbounded(f"e{i}", i) for i in range(20)]
+    each[3] = unbounded("e3", 3, lambda actions: np.where(np.arange(120)[:, None] % 2, actions, -actions))
+    each[8] = unbounded("e8", 8, lambda actions: np.concatenate([actions[:20], actions[20] + actions[20:] * 1e-5]))
+    first, second = (
+        report(made(name, each, max_rows_per_file=rows), tmp_path / f"{name}.html").problems
+        for name, rows in (("small", 1), ("large", 10_000))
+    )
+    for one in (*first, *second):
+        one["source"] = one["command"] = ""
+    assert first == second
+    signs = {one["title"]: one["episodes"] for one in first}
+    assert signs["Jerky actions"] == ["e3"]
+    assert sorted(signs["Actions stand still"]) == ["e0", "e8"]
+
+
+def test_agents_that_share_an_episode_are_told_apart(tmp_path: Path) -> None:
+    rows = ["eps_id,agent,t,x,y,action,reward"]
+    for number in range(6):
+        for agent in ("left", "right"):
+            x, y = np.random.default_rng([number, agent == "left"]).normal(size=(2, 60)).cumsum(1)
+            x[10:] = x[10] if (number, agent) == (4, "right") else x[10:]
+            rows += [f"{number},{agent},{t},{x[t]},{y[t]},{t % 3},1" for t in range(60)]
+    (tmp_path / "game.csv").write_text("\n".join(rows), encoding="utf-8")
+    columns = {"eps_id": "eps_id", "agent_id": "agent", "t": "t", "obs": ["x", "y"], "actions": "action", "rewards": "reward"}
+    result = report(tmp_path / "game.csv", tmp_path / "page.html", mapping={"columns": columns})
+    (name,) = next(one for one in result.problems if one["title"] == "Stuck sensor: x")["episodes"]
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    chips = {int(attrs["data-episode"] or "") for tag, attrs in page.elements if "data-episode" in attrs}
+    (shown,) = (one for one in page.data["episodes"] if one["id"] == name)
+    assert page.data["episodes"].index(shown) in chips
+    assert f"{name} (right)" in shown["label"]
+    assert len({*np.frombuffer(base64.b64decode(shown["y"][0]["bdata"]), np.float32)[10:].tolist()}) == 1
+    assert len({one["label"] for one in page.data["episodes"]}) == 12
 
 
 def test_conflicting_actions_at_equal_observations_are_found(made: Made, tmp_path: Path) -> None:
