@@ -10,6 +10,7 @@ import base64
 import hashlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,12 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate import validate
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, EpisodeEnds
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.mean_interval import mean_interval
 from offline_cli.meanings import NO_MEANINGS
 from offline_cli.printable_text import printable
 from offline_cli.progress import OnProgress, no_progress
@@ -105,12 +108,14 @@ def report(
         raise (BadData if found else NoData)(
             what, where=", ".join(one.url for one in places), fix="see what offline-cli validate says"
         )
-    found += repeated([survey for survey, _ in surveys], [one.url for one in places])
+    found += repeated([survey for survey, _ in surveys], [_as_words(place, options) for place in places])
     for (survey, _), place in zip(surveys, places, strict=True):
         flagged = [number for one in found if one.source == survey.name for number in one.numbers[:LISTED]]
         dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
         survey.draw_flagged(flagged, dataset, DRAWN // 5)
     found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
+    for number, one in enumerate((one for one in found if one.command), 1):
+        one.command += f"-{number}"  # a folder for each
     groups = of_runs.grouped(of_runs.read_runs(runs, storage_options))
     page = _page(surveys, found, groups, short)
     content = page.encode("utf-8", "replace")
@@ -148,7 +153,8 @@ def _surveyed(
     reading = {key: options[key] for key in ("from_", "storage_options", "on_progress")}
     tables = {key: options[key] for key in ("mapping", "rows_as_episodes", "episode_ends", "temp_dir", "memory_limit")}
     checked_too = validate(source, **reading, **tables)
-    wrong = [of_problem(one, name, place.url) for one in checked_too.problems]
+    at = _as_words(place, options)
+    wrong = [of_problem(one, name, at) for one in checked_too.problems]
     survey = Survey(name, None, None, "unknown", NO_MEANINGS)
     facts: Json = {"place": place.url}
     try:
@@ -174,7 +180,18 @@ def _surveyed(
         one.numbers = [number for name in one.episodes for number in numbers.get(name, ())]
         if len(one.episodes) >= len(survey.episodes):  # nothing would be left
             one.command = ""
-    return survey, facts, [*wrong, *signs(survey, place.url)]
+    return survey, facts, [*wrong, *signs(survey, at)]
+
+
+def _as_words(place: Location, options: Mapping[str, Any]) -> str:
+    """A source and how it is read, as a shell takes it; empty where none does."""
+    names = {"from_": SOURCE_FORMAT, "mapping": None, "rows_as_episodes": False, "episode_ends": None}  # and their defaults
+    given = {key: options[key] for key, default in names.items() if options[key] != default}
+    words = [place.url]
+    for key, value in given.items():
+        words += [f"--{key.rstrip('_').replace('_', '-')}", *([] if value is True else [value])]
+    is_said = all(isinstance(one, str | os.PathLike) and os.fspath(one).isprintable() for one in words)
+    return shlex.join(map(os.fspath, words)) if is_said else ""
 
 
 def _packages() -> None:
@@ -198,7 +215,7 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
     for number, (survey, facts) in enumerate(surveys):
         datasets.append({"name": survey.name, "shade": colour(number), "facts": facts | _counts(survey)})
     if kept and not short:
-        parts = _parts(kept)
+        parts = (_agents(kept[0][1]) if len(kept) == 1 else []) or _datasets(kept)
         returns = [(name, shade, survey.episodes["return"][numbers]) for name, shade, survey, numbers in parts]
         lengths = [(name, shade, survey.episodes["length"][numbers]) for name, shade, survey, numbers in parts]
         plots = [("Returns", draw.histogram(returns, "return")), ("Lengths", draw.histogram(lengths, "steps"))]
@@ -287,34 +304,44 @@ def _counts(survey: Survey) -> Json:
     return {**counts, **spreads, "ends": ", ".join(told) or "no end flag"}
 
 
-def _parts(kept: Sequence[tuple[int, Survey]]) -> list[tuple[str, str, Survey, Any]]:
-    """What is compared: datasets; or the agents or modules of one. Name, colour, survey and numbers of the episodes."""
-    if len(kept) == 1:
-        survey = kept[0][1]
-        agents = np.array(survey.episodes.agents)
-        names = sorted(set(survey.episodes.agents))
-        if 1 < len(names) <= len(COLOURS):
-            return [(name or "-", colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
+Part = tuple[str, str, Survey, NDArray[np.int64]]
+"""Name, colour, survey, and numbers of the episodes of what is compared."""
+
+
+def _datasets(kept: Sequence[tuple[int, Survey]]) -> list[Part]:
     return [(survey.name, colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
 
 
-def _better(kept: Sequence[tuple[int, Survey]]) -> str:
-    """Which part has the highest mean return, in a sentence; empty where there is one part."""
+def _agents(survey: Survey) -> list[Part]:
+    """The agents or modules of one dataset; empty where there is one, or more than there are colours."""
+    agents, names = np.array(survey.episodes.agents), sorted(set(survey.episodes.agents))
+    if not 1 < len(names) <= len(COLOURS):
+        return []
+    return [(name or "-", colour(number), survey, np.flatnonzero(agents == name)) for number, name in enumerate(names)]
+
+
+def _better(kept: Sequence[tuple[int, Survey]]) -> list[str]:
+    """Which dataset has the highest mean return, and which agent or module in each, a sentence each."""
+    several = len(kept) > 1
+    compared = [("", _datasets(kept)), *((f" in {survey.name}" if several else "", _agents(survey)) for _, survey in kept)]
+    return [sentence for where, parts in compared if (sentence := _highest(parts, where))]
+
+
+def _highest(parts: Sequence[Part], where: str) -> str:
     told = []
-    for name, _, survey, numbers in _parts(kept):
+    for name, _, survey, numbers in parts:
         gained = survey.episodes["return"][numbers]
         gained = gained[np.isfinite(gained)]
-        if not len(gained):
-            continue
-        half = 1.96 * float(gained.std(ddof=1)) / len(gained) ** 0.5 if len(gained) > 1 else math.inf
-        told.append((float(gained.mean()), half, name))
+        if len(gained):
+            mean, half = mean_interval(gained)
+            told.append((float(mean), float(half) if len(gained) > 1 else math.inf, name))
     told.sort(key=lambda one: -one[0])
     if len(told) < 2:
         return ""
     (mean, half, name), (other, other_half, _) = told[:2]
     words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in told)
     sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
-    return f"Mean return with its 95% interval: {words}. The highest is that of {name}, {sure}."
+    return f"Mean return{where} with its 95% interval: {words}. The highest is that of {name}, {sure}."
 
 
 def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:

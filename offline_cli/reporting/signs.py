@@ -43,41 +43,43 @@ class Sign:
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "numbers"}
 
 
-def of_problem(problem: Problem, name: str, place: str) -> Sign:
-    """A finding of `validate`."""
+def of_problem(problem: Problem, name: str, at: str) -> Sign:
+    """A finding of `validate`; `at`: see `without`."""
     ids = list(problem.episodes)
     text = f"{problem.what}. To do: {problem.fix}."
     places = "; ".join(
         one.removeprefix(f"{problem.source}, ") for one in problem.places[:5] if not ids and one != problem.source
     )
-    command = without(place, ids)
-    if ids and not command and place.isprintable():
-        at = shlex.quote(place)
+    command = without(at, ids)
+    if ids and not command and at:
         listed = f"offline-cli validate {at} --json > problems.json"
         command = f"{listed}; offline-cli filter {at} --drop-problems problems.json --out kept"
     command = "" if problem.severity == "note" else command
     return Sign(problem.severity, problem.code, f"{text} {places}".strip(), name, ids, command)
 
 
-def without(place: str, ids: Sequence[str]) -> str:
-    """The command that writes a dataset without these episodes; empty where there are too many, or ids that no shell takes."""
-    if not ids or len(ids) > NAMED or not all(one.isprintable() for one in (place, *ids)):
+def without(at: str, ids: Sequence[str]) -> str:
+    """The command that writes a source without these episodes, which ends with the name of the folder that it makes.
+
+    `at`: the source and its options, as a shell takes them; empty where none does. Empty also where there are too many, or ids
+    that no shell takes.
+    """
+    if not at or not ids or len(ids) > NAMED or not all(one.isprintable() for one in ids):
         return ""
     listed = ", ".join("'" + one.replace("'", "''") + "'" for one in ids)
     if len(condition := f"eps_id not in ({listed})") > LONGEST:
         return ""
-    quoted = (
-        shlex.quote(condition) if set('"$`\\!') & set(condition) else f'"{condition}"'
-    )  # easier to read, and for cmd.exe too
-    return f"offline-cli filter {shlex.quote(place)} --where {quoted} --out kept"
+    is_plain = not set('"$`\\!') & set(condition)  # then easier to read, and for cmd.exe too
+    quoted = f'"{condition}"' if is_plain else shlex.quote(condition)
+    return f"offline-cli filter {at} --where {quoted} --out kept"
 
 
-def signs(survey: Survey, place: str) -> Iterator[Sign]:
-    """Those of one dataset; `place`: how commands name it."""
+def signs(survey: Survey, at: str) -> Iterator[Sign]:
+    """Those of one dataset; `at`: see `without`."""
     if not len(survey.episodes):
         return
     for one in (*_stuck(survey), *_motion(survey), *_conflicts(survey)):
-        one.command = without(place, one.episodes) if one.severity == "warning" else ""
+        one.command = without(at, one.episodes) if one.severity == "warning" else ""
         yield one
 
 
