@@ -103,7 +103,7 @@ def actions_by_episode(survey: Survey) -> Json | None:
     groups = np.array_split(np.arange(len(table)), min(240, len(table)))
     cells = np.stack([table[rows].mean(0) for rows in groups], 1)[:64]
     shown = [label(name) for name in names[:64]]
-    scale = "Blues" if survey.choices else "RdBu"
+    scale = "Viridis" if survey.choices else "RdBu"
     trace = {
         "type": "heatmap",
         "z": packed(cells),

@@ -239,6 +239,7 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
         named = named or [(name, None) for name in one.episodes[:LISTED]]
         problems.append(one.as_dict() | {"more": len(one.episodes) - len(named), "episodes": named})
     title = ", ".join([*(survey.name for survey, _ in surveys), *(group.name for group in groups)])
+    headings, rows = _results(groups)
     return _rendered(
         title=title,
         datasets=datasets,
@@ -248,7 +249,8 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
         channels=_channels(kept),
         plots=[name for name, _ in plots],
         browsed=[(one["dataset"], one["label"]) for one in browsed],
-        runs=[(group.name, colour(number), len(group.runs), _results(group)) for number, group in enumerate(groups)],
+        runs=[(group.name, colour(number), row) for number, (group, row) in enumerate(zip(groups, rows, strict=True))],
+        results=headings,
         curves=[name for name, _ in curves],
         differences=of_runs.differences(groups),
         is_short=short,
@@ -412,13 +414,16 @@ def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
     return found
 
 
-def _results(group: of_runs.Group) -> list[tuple[str, str]]:
-    """Figures of finished runs, over seeds their mean and range."""
-    found = []
-    for key in of_runs.SHOWN:
-        values = [run.result.get(key) for run in group.runs]
-        known = [value for value in values if isinstance(value, int | float)]
-        words = str(values[0] or "") if not known else _number(sum(known) / len(known))
-        more = f" ({_number(min(known))} to {_number(max(known))})" if len(known) > 1 else ""
-        found.append((key.replace("_", " "), f"{words}{more}"))
-    return found
+def _results(groups: Sequence[of_runs.Group]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the figures that finished runs have, over seeds their mean and range."""
+    keys = [key for key in of_runs.SHOWN if any(run.result.get(key) is not None for group in groups for run in group.runs)]
+    return [key.replace("_", " ") for key in keys], [[_over_seeds(group, key) for key in keys] for group in groups]
+
+
+def _over_seeds(group: of_runs.Group, key: str) -> str:
+    values = [run.result.get(key) for run in group.runs]
+    known = [value for value in values if isinstance(value, int | float)]
+    if not known:
+        return str(values[0] or "")
+    more = f" ({_number(min(known))} to {_number(max(known))})" if min(known) < max(known) else ""
+    return f"{_number(sum(known) / len(known))}{more}"

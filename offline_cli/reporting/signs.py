@@ -199,7 +199,7 @@ def repeated(surveys: Sequence[Survey], places: Sequence[str]) -> Iterator[Sign]
 
 def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, places: dict[str, str]) -> Sign:
     count = len(numbers)
-    same = "are the same, value for value" if exact == 1 else f"are alike at {SLICES} steps, and {exact:.0%} of them the same"
+    same = "the same, value for value," if exact == 1 else f"alike at {SLICES} steps, and {exact:.0%} of them the same,"
     are_small = all(channel.is_category for channel in other.channels if channel.kind == "obs")
     small = " In a small discrete environment episodes come to be equal by themselves." if are_small else ""
     severity = "note" if are_small else "warning"
@@ -208,7 +208,7 @@ def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, plac
         if exact == 1 and not are_small
         else ""
     )
-    what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name}"
+    what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name} {'is' if count == 1 else 'are'}"
     if one is other:
         text = f"{what} {same} as an earlier one.{small}"
         return _sign(severity, "Repeated episodes", text, other, numbers, command)
