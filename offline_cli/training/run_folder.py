@@ -61,7 +61,7 @@ from offline_cli.policies.run_policy import (
     VERSION,
     described_form,
 )
-from offline_cli.reporting.curves import draw_curve
+from offline_cli.reporting.curves import draw_curves
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
@@ -389,7 +389,7 @@ class RunFolder:
             self._flush_rows()
             self.keep_policy(weights)
             curve = io.BytesIO()
-            draw_curve(self.metrics(), curve, until_return=until_return)
+            draw_curves([("", [self.metrics()])], curve, until_return=until_return)
             self._write(files.CURVE, curve.getvalue())
             self._write(files.RESULT, files.json_bytes(result))
 

@@ -140,7 +140,7 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     for note in result.notes if not alone else ():
         _log.warning("note: %s", note)
     rows, picture = [RunFolder(place.join(f"seed-{seed}")).metrics() for seed in seeds], io.BytesIO()
-    draw_curves({place.name or "runs": rows}, picture)
+    draw_curves([(f"{place.name or 'runs'} ({len(seeds)} seeds)", rows)], picture)
     write_whole(place.join(files.CURVE), picture.getvalue(), folder=place)
     result = replace(result, figure=place.join(files.CURVE).url)
     write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds), "intervals": result.intervals}), folder=place)
