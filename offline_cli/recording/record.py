@@ -149,7 +149,7 @@ def record(
         result = replace(result, games=recording.episodes or None) if environment.agents else result
         if result.assumptions:
             counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
-            _log.warning("note: assumptions counted in the recording (docs/reference/assumptions.md): %s", counts)
+            _log.warning('note: assumptions counted in the recording (see "Assumptions" in the documentation): %s', counts)
     if len(kept) < len(recording.parts) or not result.complete:
         whole = result if len(kept) == len(recording.parts) else None
         raise ended_early(target.url, whole, recording.failure, recording.stopped_by)
