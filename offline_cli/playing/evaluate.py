@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import RenderCollection
 
@@ -308,7 +309,7 @@ def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run
     if name is None:
         name = description["environment"]
         if name is None or ":" in name:
-            likely = name or (known[0].id if known else None)
+            likely = name or next((one.id for one in known if ":" in one.id or one.id in gym.registry), None)  # else free text
             fix = f"--env {shlex.quote(likely)}" if likely else "name the environment: --env ENV"
             raise BadConfig("no environment is given", where=run, fix=fix)
     asked = AskedEnvironment.of({**options, "env": name})
