@@ -210,7 +210,9 @@ def describe_policy(data: TrainingData, config: BCConfig, played_in: Environment
         kept = filter(None, map(EnvironmentRecord.of, known.values()))
         told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     if data.facts.module not in (None, DEFAULT_MODULE_ID):
-        told["module"] = data.facts.module  # for information
+        told["module"] = data.facts.module  # for information, like the agent
+    if config.agent is not None:
+        told["agent"] = config.agent
     if data.trained is None:
         return told
     return told | {GIVEN_SPACE: space_to_json(data.spaces[0]), "pipeline": data.trained.to_json()}

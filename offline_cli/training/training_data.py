@@ -64,6 +64,7 @@ from offline_cli.training.algorithms.algorithm import bootstraps, uses_rewards
 from offline_cli.training.chosen_episodes import REMEMBERED, HeldOut, Weights, best_episodes, content_hashes
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
+from offline_cli.training.observation_scale import ObservationScale
 from offline_cli.training.steps import Steps
 from offline_cli.trees import Tree, flatten, leaves
 
@@ -169,7 +170,7 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
     Raises NoData if no step is left, and what reading and the pieces raise.
     """
     stores = [store for store in (data.train, None if held_out is None else data.val) if store is not None]
-    counts, of_rows = [0] * len(stores), list[Tensor]()
+    counts, of_rows, scale = [0] * len(stores), list[Tensor](), ObservationScale(data.observation_space)
     for batch in recorded.parts():
         episodes = data.checked(batch)
         data.facts.see(episodes)
@@ -185,6 +186,7 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
             columns = data.columns(part)
             if columns:
                 store.add(columns)
+                scale.see(columns.get(Columns.OBS, ()))
             if columns and weights is not None and store is data.train:
                 rows = len(leaves(next(iter(columns.values())))[0])
                 of_rows.append(_sources_of_rows(rows, part, recorded.sources_of(part)))
@@ -195,6 +197,7 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
         raise NoData(what, where=data.where, fix="record new_obs, or use --keep-invented to learn from copies of obs")
     if not all(map(len, stores)):
         raise BadConfig(f"{Columns.LOSS_MASK!r} masks all rows", where=PLACE, fix="mask fewer rows")
+    data.facts.notes += scale.notes(data.meanings)
     if weights is not None:
         data.train.sources = torch.cat(of_rows)
         steps = data.train.sources.bincount(minlength=len(weights.names)).tolist()
