@@ -377,4 +377,4 @@ def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
     total, done = sum(filter(None, sizes)), sum(source.done for source in sources)
     if units == {BYTES}:
         return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})
-    return Progress("reading", min(done, total), total, *units)
+    return Progress("reading", min(done, total), total, units.pop())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+from gymnasium.spaces import Box
 from torch import Tensor
 
 from offline_cli.columns import Columns
@@ -21,7 +23,8 @@ class ObservationScale:
 
     def __init__(self, space: Space) -> None:
         leaves = leaf_spaces(space, Columns.OBS).items()
-        self._sizes = {path: leaf.shape[0] for path, leaf in leaves if len(leaf.shape or ()) == 1 and leaf.dtype.kind == "f"}
+        boxes = {path: leaf for path, leaf in leaves if isinstance(leaf, Box) and len(leaf.shape) == 1}
+        self._sizes = {path: box.shape[0] for path, box in boxes.items() if np.dtype(box.dtype).kind == "f"}
         self._squares, self._rows = dict[str, Tensor](), dict[str, int]()  # sums of squares (D,), by path
 
     def see(self, observations: Any) -> None:
@@ -41,14 +44,11 @@ class ObservationScale:
             if value
         }
         largest = max(found.values(), default=0.0)
-        odd = sorted(
-            (name for name, one in found.items() if one > LARGE or one * RATIO < largest), key=lambda name: -found[name]
-        )
+        odd = [name for name, one in found.items() if one > LARGE or one * RATIO < largest]
+        odd.sort(key=lambda name: -found[name])
         if not odd:
             return []
-        named = ", ".join(f"{name} {found[name]:.3g}" for name in odd[:SHOWN]) + f", and {len(odd) - SHOWN} more" * (
-            len(odd) > SHOWN
-        )
-        return [
-            f"observations are far from 1 or differ much in scale (root mean square: {named}); scale them with mean_std_filter"
-        ]
+        named = ", ".join(f"{name} {found[name]:.3g}" for name in odd[:SHOWN])
+        more = f", and {len(odd) - SHOWN} more" if len(odd) > SHOWN else ""
+        note = "observations are far from 1 or differ much in scale"
+        return [f"{note} (root mean square: {named}{more}); scale them with mean_std_filter"]
