@@ -95,16 +95,17 @@ def imported(
         return module_named(module)
     except ModuleNotFoundError as err:
         name = err.name or "what it needs"
-        above, _, last = name.rpartition(".")
-        if f"{module}.".startswith(f"{name}.") and name not in EXTRAS:
+        (above, _, last), top = name.rpartition("."), name.partition(".")[0]
+        is_missing = sys.modules.get(top) is None  # else the package is installed, and lacks a module
+        if f"{module}.".startswith(f"{name}.") and not (is_missing and top in EXTRAS):
             beside = [one.name for one in iter_modules(getattr(sys.modules.get(above), "__path__", ()))] if above else []
             near = [f"{above}.{one}" for one in get_close_matches(last, beside, n=3, cutoff=0.5)]
             what = f"there is no {'file' if names_file(module) else 'module'} {name!r}"
             what = f"{above} has no module {last!r}" if above in sys.modules else what
             fix = f"did you mean {' or '.join(near)}?" if near else form
             raise unknown(what, where=where, fix=fix, details={"near": near}) from err
-        if not above:  # else the package is installed, and lacks a module
-            fix = f"pip install {EXTRAS.get(name, name)}"
+        if is_missing:
+            fix = f"pip install {EXTRAS.get(top, top)}"
             raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=fix) from err
         raise raised(f"importing {module} raised {err!r}", where=where, fix=ALONE) from err
     except OfflineCliError as err:

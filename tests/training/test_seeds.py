@@ -81,14 +81,6 @@ def test_stopped_runs_of_several_seeds_resume_as_a_whole(write_dataset: Write, c
         assert ours.read_bytes() == whole.read_bytes()
 
 
-def test_seeds_that_have_not_begun_are_not_resumed(write_dataset: Write, tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/seeds.json").write_text('{"seeds": [0, 1]}')
-    with pytest.raises(UsageError) as caught:
-        train_bc(write_dataset(), tmp_path / "runs", resume=True)
-    assert "--overwrite" in caught.value.fix
-
-
 def test_more_seeds_are_added_by_resuming(write_dataset: Write, config: Path, tmp_path: Path) -> None:
     data = write_dataset()
     train_bc(data, tmp_path / "runs", config=config, seeds=2, updates=3)
