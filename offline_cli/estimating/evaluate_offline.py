@@ -93,7 +93,7 @@ def evaluate_offline(
     here ("fit"), or "uniform". `clip`: the largest weight of an episode. `mapping`: what columns of a table mean. `module_id`:
     the module, of several; default: the run's. `plot`: a PNG file.
 
-    An estimate that may mislead says `reliable: false` and why. `dm` always does, because the error of Q is not in its interval.
+    An estimate that may mislead says `reliable: false` and why. `dm` always does: its interval leaves out the error of Q.
 
     Raises UsageError for a policy that is no run, what `load_policy` and `recorded_for` raise, BadConfig for estimators without
     what they need; TargetNotMet unless some estimate is reliable, and the low end of each that is reaches `min_value`.
