@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any, BinaryIO
 
-from offline_cli.reporting.drawing import colour, save
-
 __all__ = ["draw_comparison"]
 
 AGGREGATES = (("mean", "mean"), ("median", "median"), ("iqm", "interquartile mean"))
@@ -15,6 +13,7 @@ AGGREGATES = (("mean", "mean"), ("median", "median"), ("iqm", "interquartile mea
 
 def draw_comparison(told: Mapping[str, Any], target: str | PathLike[str] | BinaryIO) -> None:
     """Draw a result of `compare`, as its `--json` has it, as a PNG; an algorithm has one colour throughout."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     names = list(told["runs"])
@@ -27,17 +26,20 @@ def draw_comparison(told: Mapping[str, Any], target: str | PathLike[str] | Binar
             one = told["runs"][name][aggregate]
             ends = (one["value"] if one[end] is None else one[end] for end in ("low", "high"))
             spread = [[abs(one["value"] - end)] for end in ends]
-            axes.errorbar([one["value"]], [row], xerr=spread, fmt="o", capsize=3, color=colour(row))
+            axes.errorbar([one["value"]], [row], xerr=spread, fmt="o", capsize=3, color=f"C{row % 10}")
         axes.set_title(title, fontsize="medium")
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(alpha=0.3)
     panes[0].set_yticks(range(len(names)), names)
     axes = below.subplots()
     for row, name in enumerate(names):
-        axes.plot(told["profile"]["thresholds"], told["profile"][name], color=colour(row), label=name, drawstyle="steps-post")
+        axes.plot(
+            told["profile"]["thresholds"], told["profile"][name], color=f"C{row % 10}", label=name, drawstyle="steps-post"
+        )
     axes.set_xlabel(f"normalised {told['metric']}" if told["reference"] else told["metric"])
     axes.set_ylabel("share of runs above")
     axes.set_ylim(-0.03, 1.03)
     axes.grid(alpha=0.3)
     axes.legend(loc="best", frameon=False)
-    save(figure, target)
+    FigureCanvasAgg(figure)
+    figure.savefig(target, format="png", metadata={"Software": None})

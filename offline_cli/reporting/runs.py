@@ -142,6 +142,22 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return list(found.values())
 
 
+def results(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """Figures of finished runs: name, and its mean and range over the seeds of each group."""
+    keys = [key for key in SHOWN if any(run.result.get(key) is not None for group in groups for run in group.runs)]
+    return [
+        (key.replace("_", " "), [_over_seeds([run.result.get(key) for run in group.runs]) for group in groups]) for key in keys
+    ]
+
+
+def _over_seeds(values: Sequence[Any]) -> str:
+    known = [value for value in values if isinstance(value, int | float)]
+    if not known:
+        return str(values[0] or "")
+    spread = f" ({min(known):,.4g} to {max(known):,.4g})" if min(known) < max(known) else ""
+    return f"{sum(known) / len(known):,.4g}{spread}"
+
+
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     """Configuration that is not the same in all groups: key, and its value in each."""
     configs = [group.runs[0].config for group in groups]

@@ -57,6 +57,7 @@ def test_the_better_of_two_datasets_is_named_first(made: Made, tmp_path: Path) -
     found = page_of(places, tmp_path)
     assert "The highest is that of fast, and the intervals are apart" in found.text
     assert {one["dataset"] for one in found.data["episodes"]} == {"slow", "fast"}
+    assert found.text.count("6 terminated") == 2  # the table of differences
 
 
 def test_the_better_of_two_agents_in_one_dataset_is_named(made: Made, tmp_path: Path) -> None:
