@@ -40,6 +40,6 @@ def packed(values: NDArray[Any]) -> Json:
 
 
 def figure(traces: list[Json], x: str, y: str, height: int = 300, **layout: Any) -> Json:
-    """A document of plotly's."""
+    """A document of plotly's. A legend of more than four names would leave no room; the head of the page has them all."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    return {"data": traces, "layout": {"height": height, "showlegend": len(traces) > 1, **axes, **layout}}
+    return {"data": traces, "layout": {"height": height, "showlegend": 1 < len(traces) < 5, **axes, **layout}}

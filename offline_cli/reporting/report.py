@@ -213,7 +213,7 @@ def _page(
     surveys: Sequence[Survey], kept: Sequence[Survey], found: Sequence[Sign], groups: Sequence[of_runs.Group], *, is_short: bool
 ) -> str:
     """The page, in the template's terms. `kept`: the surveys with episodes."""
-    curves = [] if is_short else plotly_curves([group.as_seeds() for group in groups])
+    curves = [] if is_short else plotly_curves([group.curves for group in groups])
     plots = [] if is_short or not kept else _plots(kept)
     browsed = [] if is_short else _browsed(kept, {(one.source, number) for one in found for number in one.numbers})
     places = {(one["dataset"], one["number"]): place for place, one in enumerate(browsed)}
@@ -282,9 +282,12 @@ def _agents(survey: Survey) -> list[Part]:
 
 
 def _better(kept: Sequence[Survey]) -> list[str]:
-    """Which dataset has the highest mean return, and which agent or module in each, a sentence each."""
-    several = len(kept) > 1
-    compared = [("", _datasets(kept)), *((f" in {survey.name}" if several else "", _agents(survey)) for survey in kept)]
+    """Which dataset has the highest mean return, if they have the same channels, and which agent or module in each."""
+    several, kinds = len(kept) > 1, {tuple((one.path, one.at) for one in survey.channels) for survey in kept}
+    compared = [
+        ("", _datasets(kept) if len(kinds) == 1 else []),
+        *((f" in {survey.name}" if several else "", _agents(survey)) for survey in kept),
+    ]
     sentences = []
     for where, parts in compared:
         means = [(part.name, *map(float, mean_interval(part.survey["return"][part.numbers]))) for part in parts]

@@ -165,6 +165,14 @@ def test_runs_are_drawn_beside_data(made: Made, run: Run, tmp_path: Path) -> Non
     assert {"bc (2 seeds)", "slow"} <= set(names)
 
 
+def test_estimates_that_are_kept_in_a_run_folder_are_shown(run: Run, tmp_path: Path) -> None:
+    place = run("bc", [3, 2])
+    estimates = {"wis": {"value": 12.5, "low": 11.0, "high": 14.0, "reliable": True}, "dm": {"value": 9, "low": 8, "high": 9.5}}
+    Path(place, "estimates.json").write_text(json.dumps({"estimates": estimates}), encoding="utf-8")
+    text = page_of([], tmp_path, runs=[place]).text
+    assert all(one in text for one in ("estimate by wis", "12.5 (11 to 14)", "9 (8 to 9.5), not reliable"))
+
+
 def test_values_that_are_not_finite_or_huge_give_a_page(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i, steps=steps) for i, steps in enumerate((1, 2, 3, 40, 1200))]
     for one in each:
