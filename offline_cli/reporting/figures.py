@@ -12,7 +12,8 @@ from offline_cli.columns import Columns
 from offline_cli.reporting.drawing import Json, figure, label, packed
 from offline_cli.reporting.survey import Survey
 
-POINTS: Final = 2_000  # of a dataset in a plot
+POINTS: Final = 6_000  # of all datasets in a plot
+LONGEST: Final = 80  # letters of an id beside a point
 BINS: Final = 32  # of a small histogram
 STRETCHES: Final = 24  # of time
 SIZE: Final = (150, 36)  # of a small plot, pixels
@@ -30,7 +31,7 @@ class Part(NamedTuple):
 
     def dots(self, x: NDArray[Any], y: NDArray[Any], episodes: NDArray[np.int64], **marker: Any) -> Json:
         """A trace of points that belong to these episodes."""
-        texts = [label(self.survey.ids[number]) for number in episodes.tolist()]
+        texts = [label(self.survey.ids[number][:LONGEST]) for number in episodes.tolist()]
         look = {"color": self.shade, "size": 5, "opacity": 0.6, **marker}
         dots = {"type": "scatter", "mode": "markers", "x": packed(x), "y": packed(y), "text": texts}
         return {**dots, "name": label(self.name), "marker": look}
@@ -50,7 +51,7 @@ def histogram(parts: Sequence[Part], name: str, x: str) -> Json:
         values = values[np.isfinite(values)]
         bars = {
             "type": "histogram",
-            "x": packed(values[some(len(values), 10 * POINTS)]),
+            "x": packed(values[some(len(values), 5 * POINTS // len(parts))]),
             "histnorm": norm,
             "bingroup": 1,
             "nbinsx": BINS,
@@ -62,7 +63,7 @@ def histogram(parts: Sequence[Part], name: str, x: str) -> Json:
 
 def over_episodes(parts: Sequence[Part]) -> Json:
     """Return of each episode in the order of the data."""
-    shown = [(part, part.numbers[some(len(part.numbers), POINTS)]) for part in parts]
+    shown = [(part, part.numbers[some(len(part.numbers), POINTS // (len(parts) + 1))]) for part in parts]
     traces = [part.dots(numbers, part.survey["return"][numbers], numbers) for part, numbers in shown]
     return figure(traces, "episode, in the order of the data", "return")
 
@@ -74,7 +75,7 @@ def coverage(parts: Sequence[Part]) -> Json | None:
     samples = []
     for part, at in zip(parts, places, strict=True):
         episode, _, values = part.survey.sample()
-        rows = some(len(values), POINTS)
+        rows = some(len(values), POINTS // (len(parts) + 1))
         samples.append((episode[rows], np.nan_to_num(values[rows][:, [at[one] for one in common]], posinf=0, neginf=0)))
     whole = np.concatenate([values for _, values in samples])
     deviation = whole.std(0)
@@ -117,7 +118,13 @@ def actions_by_episode(survey: Survey) -> Json | None:
         table = (table - table.mean(1, keepdims=True)) / np.where(deviation > 1e-12, deviation, 1)
         what, look = "mean, standardised", {"colorscale": "RdBu", "zmin": -3, "zmax": 3}
     shown = [label(name) for name in names[:CHOICES]]
-    trace = {"type": "heatmap", "x": packed(groups), "z": packed(table[:CHOICES]), "y": shown, "colorbar": {"thickness": 10}}
+    trace: Json = {
+        "type": "heatmap",
+        "x": packed(groups),
+        "z": packed(table[:CHOICES]),
+        "y": shown,
+        "colorbar": {"thickness": 10},
+    }
     trace |= look
     axis = {"type": "category", "automargin": True}
     return figure([trace], f"episode (colour: {what})", "", max(160, 90 + 22 * len(shown)), yaxis=axis)

@@ -45,6 +45,7 @@ PAGE: Final = b"<!doctype html"  # begins each page
 TEMPLATE: Final = Path(__file__).with_name("page.html.j2")
 DRAWN: Final = 200  # episodes in the browser, of all datasets
 BROWSED: Final = 40  # channels of an episode that are drawn
+CELLS: Final = 1_000  # of all datasets in the table of channels
 BUDGET: Final = 5 << 20  # bytes of the episodes that are drawn
 LISTED: Final = 12  # episodes that a sign names on the page
 MOST_SIGNS: Final = 60
@@ -236,6 +237,7 @@ def _page(
         better=_better(kept),
         problems=problems,
         channels=_channels(kept),
+        more_channels=max(0, max((len(one.channels) for one in kept), default=0) - CELLS // max(1, len(kept))),
         plots=[name for name, _ in plots],
         browsed=[(one["dataset"], one["label"]) for one in browsed],
         runs=[(group.name, colour(number)) for number, group in enumerate(groups)],
@@ -290,11 +292,11 @@ def _better(kept: Sequence[Survey]) -> list[str]:
     ]
     sentences = []
     for where, parts in compared:
-        means = [(part.name, *map(float, mean_interval(part.survey["return"][part.numbers]))) for part in parts]
-        means = sorted(((name, mean, half) for name, mean, half in means if math.isfinite(mean)), key=lambda one: -one[1])
+        found = [(*mean_interval(part.survey["return"][part.numbers]), part.name) for part in parts]
+        means = sorted(((float(mean), float(half), name) for mean, half, name in found if np.isfinite(mean)), reverse=True)
         if len(means) > 1:
-            (name, mean, half), (_, other, other_half) = means[:2]
-            words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for name, mean, half in means)
+            (mean, half, name), (other, other_half, _) = means[:2]
+            words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in means)
             sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
             told = f"Mean return{where} with its 95% interval: {words}. The highest is that of {name}, {sure}."
             sentences.append(told.replace("± nan", "(one episode)"))
@@ -322,15 +324,15 @@ def _channels(kept: Sequence[Survey]) -> list[Json]:
         _, t, values = survey.sample()
         for at, (channel, told) in enumerate(zip(survey.channels, survey.statistics(), strict=True)):
             row = rows.setdefault((channel.path, channel.at), {"name": channel.name, "unit": channel.unit, "cells": []})
-            row["cells"].append(
-                {**told, "shade": survey.shade, "flags": _flags(told, channel, values[:, at]), "of": (t, values[:, at])}
-            )
-    for row in rows.values():
+            flags = _flags(told, channel, values[:, at])
+            row["cells"].append({**told, "shade": survey.shade, "flags": flags, "t": t, "values": values[:, at]})
+    shown = list(rows.values())[: max(1, CELLS // max(1, len(kept)))]
+    for row in shown:
         known = [cell[end] for cell in row["cells"] for end in ("min", "max") if isinstance(cell[end], int | float)]
-        last = max(float(np.quantile(cell["of"][0], 0.98)) for cell in row["cells"])
+        ends = (min(known, default=0.0), max(known, default=1.0), max(np.quantile(cell["t"], 0.98) for cell in row["cells"]))
         for cell in row["cells"]:
-            cell |= draw.small_plots(*cell.pop("of"), min(known, default=0.0), max(known, default=1.0), last)
-    return list(rows.values())
+            cell |= draw.small_plots(cell["t"], cell["values"], *ends)
+    return shown
 
 
 def _flags(told: Json, channel: Any, values: Any) -> list[str]:

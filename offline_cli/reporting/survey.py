@@ -187,7 +187,7 @@ class Survey:
         bent[starts] = bent[np.minimum(starts + 1, len(bent) - 1)] = 0
         found["bent"] = np.add.reduceat(bent, starts) / np.maximum(lengths - 2, 1)[:, None]
         span = np.array([self.channels[i].high - self.channels[i].low for i in acted])
-        rests = (np.abs(moved) <= np.where(np.isfinite(span), STILL * span, 0)).all(1)
+        rests = np.all(np.abs(moved) <= np.where(np.isfinite(span), STILL * span, 0), axis=1)
         rests[starts] = False
         found["rests"] = np.add.reduceat(rests, starts, dtype=np.int64) / lengths
         for name, one in found.items():
@@ -225,7 +225,8 @@ class Survey:
         whole = tuple(np.concatenate(parts) for parts in zip(*self._sample, strict=True))
         rows = np.sort(np.argsort(whole[0], kind="stable")[: self._size])
         self._sample = [tuple(part[rows] for part in whole)]
-        return self._sample[0][1:]
+        _, episode, t, values = self._sample[0]
+        return episode, t, values
 
     # ---- episodes that are drawn ----
 
