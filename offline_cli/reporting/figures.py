@@ -79,7 +79,7 @@ def coverage(parts: Sequence[Part]) -> Json | None:
         samples.append((episode[rows], np.nan_to_num(values[rows][:, [at[one] for one in common]], posinf=0, neginf=0)))
     whole = np.concatenate([values for _, values in samples])
     deviation = whole.std(0)
-    use = deviation > 1e-12
+    use = (deviation > 1e-12) & np.isfinite(deviation)
     if use.sum() < 2:
         return None
     middle = whole.mean(0)[use]

@@ -120,8 +120,7 @@ class Survey:
         self._add_sample(batch, values, first)
         chosen = self.chosen(most)
         self.courses = {number: course for number, course in self.courses.items() if number in chosen}
-        new = [number for number in chosen if number >= first]
-        self.courses |= {number: course_of(batch, values, leaves, number - first) for number in new}
+        self.courses |= {number: course_of(batch, number - first) for number in chosen if number >= first}
 
     def _channels(self, leaves: Leaves) -> Iterator[Channel]:
         known = [leaf_spaces(space, name) for name, space in self.spaces.items() if space is not None]
@@ -206,7 +205,7 @@ class Survey:
             low, high = self.channels[i].low, self.channels[i].high
             low, high = (low, high) if math.isfinite(high - low) else (known[i]["min"], known[i]["max"])
             spans.append(float(high) - float(low) if high not in (low, None) else 1.0)
-        return (self["bent"] / np.array(spans)).mean(1), self["rests"]
+        return np.nan_to_num((self["bent"] / np.array(spans)).mean(1), posinf=0), self["rests"]
 
     # ---- a sample of steps: those of the least chance ----
 
@@ -248,21 +247,20 @@ class Survey:
         more = [number for number in numbers if number not in self.courses][:most]
         if more and dataset is not None and len(dataset) == len(self):
             batch = dataset[more]
-            leaves = _leaves(batch)
-            values = _matrix(leaves)
-            self.courses |= {number: course_of(batch, values, leaves, at) for at, number in enumerate(more)}
+            self.courses |= {number: course_of(batch, at) for at, number in enumerate(more)}
         self.flagged = [number for number in numbers if number in self.courses]
 
 
-def course_of(batch: EpisodeBatch, values: Floats, leaves: Leaves, number: int) -> Course:
-    """Episode `number` of a batch with its channels (N, d)."""
-    first, end = batch.starts[number : number + 2].tolist()
-    own, every = np.where(np.isfinite(values[first:end]), values[first:end], np.nan), 1.0
+def course_of(batch: EpisodeBatch, number: int) -> Course:
+    """Episode `number` of a batch."""
+    leaves = _leaves(batch.select(slice(number, number + 1)))
+    own, every = _matrix(leaves), 1.0
+    own[~np.isfinite(own)] = np.nan
+    moments = np.unique(np.linspace(0, len(own) - 1, FRAMES).astype(np.int64)).tolist()
     if len(own) > 2 * PAIRS:
         edges, every = np.linspace(0, len(own), PAIRS, endpoint=False).astype(np.int64), len(own) / PAIRS / 2
         own = np.stack([np.fmin.reduceat(own, edges), np.fmax.reduceat(own, edges)], 1).reshape(-1, own.shape[1])
     images = next((leaf for path, leaf in leaves.items() if path.startswith(Columns.OBS) and is_image(leaf)), None)
-    moments = np.unique(np.linspace(first, end - 1, FRAMES).astype(np.int64)).tolist()
     frames = [] if images is None else [_thumbnail(images[moment]) for moment in moments]
     return Course(own.astype(np.float32), every, frames)
 
