@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from html_pages import Page
 from rides import Made, Run, episode
 from typer.testing import CliRunner
 
-from offline_cli import OfflineCliError, SingleAgentEpisode, open_dataset, report
+from offline_cli import DatasetWriter, EpisodeBatch, OfflineCliError, SingleAgentEpisode, open_dataset, report
 from offline_cli.cli.app import app
 from offline_cli.errors import OutputExists
 
@@ -214,6 +215,28 @@ def pages_quietly(source: Path, tmp_path: Path, **given: Any) -> bool:
     found = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     is_drawn = len(found.data["episodes"]) == min(200, result.episodes) > 0
     return is_drawn and not [one for one in result.problems if one["severity"] == "error"]
+
+
+@pytest.mark.nightly
+def test_a_page_of_a_million_steps_takes_at_most_20_seconds(tmp_path: Path) -> None:
+    random, count = np.random.default_rng(0), 500
+    observed, acted = spaces.Box(-np.inf, np.inf, (17,), np.float32), spaces.Box(-1, 1, (6,), np.float32)
+    with DatasetWriter(tmp_path / "D", observation_space=observed, action_space=acted, action_scale="env") as writer:
+        for part in range(4):
+            batch = EpisodeBatch(
+                ids=tuple(f"{part}-{number}" for number in range(count)), starts=np.arange(count + 1) * 500,
+                obs=random.normal(size=(count * 501, 17)).astype(np.float32),
+                actions=np.tanh(random.normal(size=(count * 500, 6))).astype(np.float32),
+                rewards=random.normal(size=count * 500), observation_space=observed, action_space=acted,
+                terminated=np.ones(count, np.bool_), truncated=np.zeros(count, np.bool_),
+            )  # fmt: skip
+            writer.write(batch)
+        writer.commit()
+    began = time.process_time()
+    result = report(tmp_path / "D", tmp_path / "page.html")
+    assert time.process_time() - began < 20
+    assert (result.steps, result.problems) == (1_000_000, [])
+    assert result.bytes < 15 << 20
 
 
 @pytest.mark.nightly
