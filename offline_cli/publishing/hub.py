@@ -96,7 +96,7 @@ class Repository:
     def publish(self, dataset: Dataset, card: str, new: Sequence[Shard], *, private: bool, on_progress: OnProgress) -> str:
         """Send `new` shards, then commit everything; the commit. Raises BadData, BadConfig (the card), Locked, StorageError."""
         if self._commit is None:
-            how = {"repo_type": "dataset", "private": private or None}
+            how: dict[str, Any] = {"repo_type": "dataset", "private": private or None}
             self._ask("making the repository", self._api.create_repo, self.name, **how)
             self._ask("looking at the repository", self._look)
         operations: list[Any] = []
