@@ -53,13 +53,6 @@ def test_normalized_actions_are_held_against_one_and_not_against_the_environment
     assert (problem.code, problem.severity, problem.count) == ("action-outside-space", "warning", 4)
 
 
-def test_strict_fails_on_warnings_and_not_on_notes(make: Make, real_data: Path) -> None:
-    warned = real_data / "sample_batch_cartpole_lz4"
-    assert validate(warned).passed
-    assert not validate(warned, strict=True).passed
-    assert validate(make.rows(make.columns()), strict=True).passed
-
-
 def test_what_reading_assumed_of_a_source_is_a_warning_of_its_dataset_too(make: Make, tmp_path: Path) -> None:
     source = make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})
     convert(source, tmp_path / "D", action_scale="env")
