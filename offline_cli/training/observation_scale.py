@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
+from gymnasium import spaces
 from torch import Tensor
 
 from offline_cli.columns import Columns
@@ -20,8 +22,12 @@ class ObservationScale:
     """The root mean square of each element of the float vectors that the policy is given."""
 
     def __init__(self, space: Space) -> None:
-        leaves = leaf_spaces(space, Columns.OBS).items()
-        self._sizes = {path: leaf.shape[0] for path, leaf in leaves if len(leaf.shape or ()) == 1 and leaf.dtype.kind == "f"}
+        leaves = {path: leaf for path, leaf in leaf_spaces(space, Columns.OBS).items() if isinstance(leaf, spaces.Box)}
+        self._sizes = {
+            path: leaf.shape[0]
+            for path, leaf in leaves.items()
+            if len(leaf.shape) == 1 and np.issubdtype(leaf.dtype, np.floating)
+        }
         self._squares, self._rows = dict[str, Tensor](), dict[str, int]()  # sums of squares (D,), by path
 
     def see(self, observations: Any) -> None:

