@@ -205,7 +205,7 @@ def test_without_pettingzoo_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     for name in ("pettingzoo", "agent_games"):
         monkeypatch.setitem(importlib.sys.modules, name, None)  # type: ignore[attr-defined]
     with pytest.raises(MissingPackage) as caught:
-        record("python:pettingzoo.classic.rps_v2:parallel_env", tmp_path / "D", policy="random", episodes=1)
+        record("python:pettingzoo:parallel_env", tmp_path / "D", policy="random", episodes=1)
     assert caught.value.fix == "pip install 'offline-cli[pettingzoo]'"
 
 
