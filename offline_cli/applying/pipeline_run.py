@@ -184,10 +184,8 @@ def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
     after = _content(piece)
     if changed := sorted(name for name in {**before, **after} if before.get(name) != after.get(name)):
         what = f"{type(piece).__name__} changes {', '.join(changed)} when called, although it is frozen or has no get_state"
-        fix = (
-            "add get_state and set_state, and learn only while `not self.frozen`; or, for memory within an episode, keep it by "
-        )
-        fix += f"`episode.id_` (environments interleave) and return {{}} from get_state ({DOCUMENTED})"
+        fix = "add get_state and set_state, and learn only while `not self.frozen`; memory of an episode: compute it "
+        fix += f"from the episode, because environments interleave; a cache: return {{}} from get_state ({DOCUMENTED})"
         raise BadConfig(what, where=PLACE, fix=fix)
 
 
