@@ -157,12 +157,10 @@ def inspect(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     deep: Annotated[
-        bool, o.checking("--deep", help="Also read a dataset's shards: histograms of columns, episodes by agent and module.")
+        bool, o.checking("--deep", help="Also read a dataset's shards: statistics of columns, episodes by agent and module.")
     ] = False,
     head: Annotated[int | None, o.checking(help="List the first N episodes with length and return.", min=1)] = None,
-    episode: Annotated[
-        str | None, o.checking(help="Show one episode: its end, steps, and columns over time.", metavar="ID")
-    ] = None,
+    episode: Annotated[str | None, o.checking(help="Show one episode: its end, steps, and columns.", metavar="ID")] = None,
     expect: Annotated[
         list[str],
         o.checking(
