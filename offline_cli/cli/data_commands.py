@@ -214,9 +214,7 @@ def validate(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     strict: Annotated[bool, o.checking("--strict", help="Fail on warnings too, not only on errors.")] = False,
-    deep: Annotated[
-        bool, o.checking("--deep", help="Also check footers, quarantined rows and open uploads; reads a dataset twice.")
-    ] = False,
+    deep: Annotated[bool, o.checking("--deep", help="Also read the files of quarantined rows.")] = False,
     allow_lost: Annotated[
         bool, o.checking("--allow-lost", help="Report episodes lost while writing the dataset as a note, even with --strict.")
     ] = False,
@@ -236,8 +234,8 @@ def validate(
 
 
 @command(
-    takes=(o.environment, o.stored, o.common),
-    most_used=("drop_broken", "force_unlock", "dry_run", "env", "storage_options", "as_json"),
+    takes=(o.stored, o.common),
+    most_used=("drop_broken", "force_unlock", "dry_run", "quiet", "storage_options", "as_json"),
     examples=(
         "offline-cli repair dataset --dry-run",
         "offline-cli repair s3://bucket/dataset",
@@ -254,13 +252,12 @@ def repair(
     force_unlock: Annotated[
         bool, o.data("--force-unlock", help="Only remove the lock of a dead writer, _writing.json.")
     ] = False,
-    env: o.SpacesOfOption = None,
     dry_run: o.DryRunOption = False,
 ) -> None:
     """Repair a damaged or unfinished dataset.
 
-    Complete shards are adopted, partial files and uploads dropped, and the manifest is rebuilt. No file that may hold an
-    episode is deleted: other files move to quarantine/. Refused while a writer is active.
+    Complete shards are adopted, partial files dropped, and the manifest is rebuilt. No file that may hold an episode is
+    deleted: other shards move to quarantine/. Refused while a writer is active.
     """
     from offline_cli.checking.repair import repair
 

@@ -44,7 +44,6 @@ from offline_cli.errors import (
     Locked,
     NoData,
     OutputExists,
-    StorageError,
     StorageNotFound,
     Uncommitted,
     UsageError,
@@ -53,7 +52,7 @@ from offline_cli.import_path import allowed_changes, content_hash_of
 from offline_cli.parquet.reading import opened
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import open_uploads, whole_file
+from offline_cli.storage.staging import whole_file
 
 REPAIRED_FIX: Final = "write the missing part to another --out, or everything again with --overwrite"
 IN_ORDER: Final = ("commands", "sources", "source_formats", CHANGES)  # provenance lists that are concatenated
@@ -345,15 +344,11 @@ class TargetFolder:
         self._remove_rejects(own=True)  # their rows will be rejected again
 
     def _remove_parts(self) -> None:
-        """Remove incomplete files of a killed writer, and abort its S3 uploads."""
+        """Remove incomplete files of a killed writer."""
         with self.guard():
             for child in filter(is_own_part, self.folder.children()):
                 with suppress(StorageNotFound):  # a rejected concurrent writer removed its own
                     child.remove()
-            if self.resumed or self._replaces_note:
-                with suppress(StorageError):  # optional: not every writer has permission to list uploads
-                    for upload in open_uploads(self.folder.join(DATA)):
-                        upload.abort()
 
     def _remove_rejects(self, *, own: bool) -> None:
         """Remove rejected rows of this write (`own`), or of earlier ones."""

@@ -3,8 +3,8 @@
 `StagedFile` counts and hashes the bytes; how it stages them depends on the storage:
 
 * fsspec clients: `autocommit=False`, in blocks of `BLOCK` bytes, each one bounded request: a multipart upload on S3, a
-  resumable one on Google Cloud Storage, staged blocks on Azure. `open_uploads` lists uploads that a killed process left on S3,
-  which bills for them until they are aborted; the other stores drop incomplete uploads by themselves.
+  resumable one on Google Cloud Storage, staged blocks on Azure. S3 keeps the parts of a killed process until a lifecycle
+  rule removes them.
 * Local: a `_part-` file in the dataset folder, then a rename (fsspec stages in the system's temporary folder).
 * `pyarrow.fs` and memory://: a temporary file until `commit`, because these streams can only be closed, which publishes them.
 
@@ -22,7 +22,6 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -271,40 +270,3 @@ def whole_file(place: Location) -> bytes | None:
         return place.read_bytes() if place.is_local else place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
     except StorageNotFound:
         return None
-
-
-# ---- incomplete uploads ----
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """An incomplete upload to S3, left by a killed process: no listing shows it, but S3 bills for it."""
-
-    target: Location
-    names: dict[str, str]  # its identifiers in S3's API
-    begun: str  # ISO time, from the store
-
-    def abort(self) -> None:
-        """Abort the upload if it still exists. Raises StorageError."""
-        with suppress(StorageNotFound):
-            self.target.ask("aborting an upload", partial(self.target.fs.call_s3, "abort_multipart_upload", **self.names))
-
-    def __str__(self) -> str:
-        return f"{self.target.url} (upload started at {self.begun})"
-
-
-def open_uploads(folder: Location) -> list[Upload]:
-    """The first 1,000 incomplete uploads below `folder`; empty if the client cannot list them. Raises StorageError."""
-    if not hasattr(folder.fs, "call_s3"):
-        return []
-    bucket, key, _ = folder.fs.split_path(folder.path)
-    prefix = f"{key.rstrip('/')}/"
-    page = folder.ask("listing uploads", lambda: folder.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix))
-    return [
-        Upload(
-            target=folder.join(str(entry["Key"]).removeprefix(prefix)),
-            names={"Bucket": bucket, "Key": str(entry["Key"]), "UploadId": str(entry["UploadId"])},
-            begun=str(entry.get("Initiated", "an unknown time")),
-        )
-        for entry in page.get("Uploads", ())
-    ]

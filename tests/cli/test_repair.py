@@ -77,15 +77,7 @@ def test_broken_shards_are_exit_3_with_what_would_be_done_and_left_out_when_aske
 def test_a_manifest_that_cannot_be_read_is_told_of_with_the_command_that_mends_it(dataset: Path, call_json: Call) -> None:
     (dataset / "manifest.json").write_text("{")
     code, told = call_json("inspect", dataset)
-    assert (code, told["error"]["fix"].startswith("offline-cli repair builds it anew")) == (3, True)
-
-
-def test_an_undecided_choice_is_wrong_usage(dataset: Path, call_json: Call) -> None:
-    for shard in sorted((dataset / "data").iterdir()):
-        (dataset / "data" / f"shard-ffffffff-{shard.name[15:]}").write_bytes(shard.read_bytes())
-    (dataset / "manifest.json").unlink()
-    code, told = call_json("repair", dataset)
-    assert (code, told["error"]["code"]) == (2, "usage-error")
+    assert (code, told["error"]["fix"].endswith("offline-cli convert D/data --out NEW --env ENV")) == (3, True)
 
 
 def test_what_is_not_there_is_exit_5_and_what_is_no_dataset_exit_3(recording: Path, tmp_path: Path, call_json: Call) -> None:
