@@ -113,14 +113,12 @@ def apply(
     began = time.monotonic()
     if [out is not None, show, trace is not None].count(True) != 1:
         raise UsageError("--out, --show and --trace are mutually exclusive", where="--out", fix="give exactly one of them")
-    listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    storage: dict[str, Any] = {"storage_options": storage_options, "beside": listed if out is None else [*listed, out]}
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
-    target = None if out is None else open_location(out, **storage)
+    target = None if out is None else open_location(out, storage_options)
     if target is not None:
         check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
-    places = expand(listed, **storage)
+    places = expand(sources, storage_options)
     if target is not None:
         check_apart(places, target)
     if not places:

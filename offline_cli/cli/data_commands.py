@@ -31,7 +31,7 @@ def _list_formats(ctx: typer.Context, wanted: bool) -> None:
 
 
 @command(
-    takes=(o.tables, o.environment, o.engines, o.stored, o.cached, o.shards, o.resuming, o.writing, o.common),
+    takes=(o.tables, o.environment, o.engines, o.stored, o.shards, o.resuming, o.writing, o.common),
     most_used=("out", "mapping", "to", "on_error", "resume", "as_json"),
     examples=(
         "offline-cli convert recordings/ --out dataset",
@@ -93,7 +93,7 @@ def convert(
 
 
 @command(
-    takes=(o.tables, o.environment, o.engines, o.stored, o.cached, o.writing, o.common),
+    takes=(o.tables, o.environment, o.engines, o.stored, o.writing, o.common),
     most_used=("pipeline", "out", "format", "show", "trace", "as_json"),
     examples=(
         "offline-cli apply dataset --pipeline pipeline.toml --out batches",

@@ -172,7 +172,7 @@ def repack(
 
 
 @command(
-    takes=(o.tables, o.environment, o.stored, o.cached, o.common),
+    takes=(o.tables, o.environment, o.stored, o.common),
     most_used=("env", "mapping", "from_", "action_scale", "workers", "as_json"),
     examples=(
         "offline-cli diff dataset copy",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,8 +43,7 @@ def test_a_wait_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     assert ["s3://bucket/a" in text for text in caplog.messages] == [True]
 
 
-def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Path) -> None:
-    assert open_location(tmp_path, {"time_limit": 7}).time_limit == 7
+def test_the_time_limit_is_an_option_of_every_storage() -> None:
     assert open_location("s3://bucket/a", {"time_limit": 7, "anon": True}).join("b").time_limit == 7
     assert open_location("s3://bucket/a").time_limit == failures.SECONDS
 
