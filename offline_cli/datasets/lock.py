@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass as model
 from offline_cli.datasets.file_names import DATASET, WRITING
 from offline_cli.datasets.manifest import now
 from offline_cli.datasets.ownership import keep_names
-from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
+from offline_cli.errors import BadData, Locked, TakenOver
 from offline_cli.import_path import allowed_changes
 from offline_cli.storage.blanking import without_folders
 from offline_cli.storage.locations import Location
@@ -220,7 +220,7 @@ class WritingLock:
         """
         AT_WORK.add(note.token)  # before the note is visible
         try:
-            if instead_of is not None or not create_only(self._place, note.to_bytes(), folder=self._folder):
+            if instead_of is not None or not create_only(self._place, note.to_bytes()):
                 there = whole_file(self._place)
                 before = WritingNote.if_any(there, where=self._place.url)
                 if before is not None:
@@ -229,8 +229,6 @@ class WritingLock:
                     raise meanwhile(self._folder)
                 write_whole(self._place, note.to_bytes(), folder=self._folder)
             self._note = note
-        except StorageNotFound as error:  # the lock's holder removed our `_part-` file as a killed writer's
-            raise meanwhile(self._folder) if self._folder.is_local else error from error
         finally:
             if self._note is None:
                 AT_WORK.discard(note.token)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import PurePath
 from typing import Final
@@ -28,7 +29,6 @@ from offline_cli.formats.rllib.columns import NEEDED
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.tables.text_files import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.scopes import Scope
-from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 
 NO_DATA: Final = "none"
@@ -119,7 +119,7 @@ class Listing:
     def _kinds(self) -> list[tuple[str, Location]]:
         """The kinds of the inspected files: a value of MAGIC, a key of LAYOUTS, npz, csv, or other."""
         chosen = _looked_at(self.files)
-        with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
+        with ThreadPoolExecutor(min(THREADS, max(1, len(chosen)))) as pool:
             kinds = list(zip(pool.map(_kind, chosen), chosen, strict=True))
         known = {kind: file for kind, file in kinds if kind != "other"}
         if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas beside the data

@@ -8,9 +8,8 @@
 * Local: a `_part-` file in the dataset folder, then a rename (fsspec stages in the system's temporary folder).
 * `pyarrow.fs` and memory://: a temporary file until `commit`, because these streams can only be closed, which publishes them.
 
-`create_only`: one of several concurrent calls succeeds. Local: a hard link to the complete file, or O_EXCL without hard links.
-Providers with `creates_only`: the client's `mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand, which is open
-to races.
+`create_only`: one of several concurrent calls succeeds. Local: O_EXCL. Providers with `creates_only`: the client's
+`mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand, which is open to races.
 """
 
 from __future__ import annotations
@@ -211,17 +210,17 @@ class _WaitingStage:
 # ---- exclusive creation ----
 
 
-def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
+def create_only(target: Location, data: bytes) -> bool:
     """Create `target` with `data`, which must be unique to this caller; return False if it exists already.
 
-    `folder`: the dataset folder, which holds the `_part-` file of a local target. Raises StorageError.
+    Raises StorageError.
     """
     creates_only = target.is_local or (target.provider.creates_only and not target.is_arrow)
 
     def request() -> bool:
         try:
             if target.is_local:
-                _link(target.path, folder.join(part_name(target.name)).path, data)
+                _create(target.path, data)
             else:
                 target.fs.pipe_file(target.path, data, **({"mode": "create"} if creates_only else {}))
         except FileExistsError:
@@ -238,27 +237,16 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         return target.ask("writing it", request) or whole_file(target) == data
 
 
-def _link(final: str, part: str, data: bytes) -> None:
-    try:
-        with open(part, "xb") as file:
+def _create(path: str, data: bytes) -> None:
+    with open(path, "xb") as file:
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            os.link(part, final)
-        except (FileExistsError, FileNotFoundError):
+            sync_names(os.path.dirname(path) or ".")
+        except OSError:
+            os.remove(path)  # the caller is told that it was not created
             raise
-        except (OSError, AttributeError):  # no hard links
-            os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            os.replace(part, final)
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(part)
-    try:
-        sync_names(os.path.dirname(final) or ".")
-    except OSError:
-        os.remove(final)  # the caller is told that it was not created
-        raise
 
 
 def whole_file(place: Location) -> bytes | None:

@@ -87,11 +87,11 @@ def test_a_file_is_made_where_none_is_and_only_there(cloud: Cloud, place: Locati
             return await real(self, *args, **options)
 
         monkeypatch.setattr(gcsfs.GCSFileSystem, "_call", seen)
-    assert create_only(place.join("a"), b"mine", folder=place)
+    assert create_only(place.join("a"), b"mine")
     if cloud.scheme == "gs":
         assert conditions[0] == "0"
         return
-    assert not create_only(place.join("a"), b"theirs", folder=place)
+    assert not create_only(place.join("a"), b"theirs")
     assert place.join("a").read_bytes() == b"mine"
 
 

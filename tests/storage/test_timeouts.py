@@ -10,7 +10,7 @@ import pytest
 
 from offline_cli.errors import StorageError, UsageError
 from offline_cli.storage import failures
-from offline_cli.storage.failures import ReadingPool, wait_for
+from offline_cli.storage.failures import wait_for
 from offline_cli.storage.locations import open_location
 
 
@@ -25,15 +25,6 @@ def test_a_request_that_is_never_answered_is_a_storage_error_that_says_how_to_wa
     assert time.monotonic() - began < 5
     assert caught.value.where == "s3://bucket/a"
     assert "time_limit=" in caught.value.fix
-
-
-def test_a_pool_that_is_left_waits_for_no_storage() -> None:
-    began = time.monotonic()
-    with ReadingPool(1) as pool:
-        pool.submit(wait_for, never, "s3://bucket/a", 60)
-        waiting = pool.submit(wait_for, never, "s3://bucket/b", 60)
-    assert time.monotonic() - began < 5
-    assert waiting.cancelled()
 
 
 def test_a_wait_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
