@@ -210,7 +210,7 @@ class _Repair:
         for number, place in enumerate(self.places):
             check()
             try:
-                adopted = adopt(place, rows, statistics := EpisodeStatistics(), lambda _: None)
+                adopted = adopt(place, rows, statistics := EpisodeStatistics(), decode=True)
                 listed, have = self.listed.get(_path(place)), adopted.shard
                 if listed is not None and (listed.bytes, listed.sha256) != (have.bytes, have.sha256):
                     what = f"its sha256 is {have.sha256[:12]}..., but the manifest says {listed.sha256[:12]}..."

@@ -285,7 +285,6 @@ class _Recording:
             reference=reference_of(options["reference"]) if options["reference"] else None,
             identity=provenance[IDENTITY],
             tally=tally,
-            count_not_finite=True,
             **{name: options[name] for name in OF_WRITER},
         )
         return _Output(place, writer, tally, agents, finished)

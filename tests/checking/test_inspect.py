@@ -73,8 +73,6 @@ def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_els
         inspect(dataset, from_="columns")
     with pytest.raises(UsageError, match="--rows-as-episodes is for tables"):
         inspect(dataset, rows_as_episodes=True)
-    with pytest.raises(UsageError, match="cannot_be"):
-        inspect(dataset, storage_options={"cannot_be": 1})
     (dataset / "_writing.json").write_text("{}")
     with pytest.raises(Uncommitted):
         inspect(dataset)
