@@ -27,7 +27,6 @@ from offline_cli.datasets.file_names import (
     DATA,
     MANIFEST,
     QUARANTINE,
-    TRAIN_BATCHES,
     UNFINISHED_WRITING,
     WRITING,
     generation_of,
@@ -161,11 +160,10 @@ class _Repair:
                 self.manifest = Manifest.from_bytes(self.manifest_bytes, where=folder.join(MANIFEST).url)
         self.listed = {shard.path: shard for shard in (self.manifest.shards if self.manifest else ())}
         self.shards = shard_files(folder)
-        is_other = self.note is not None and self.note.writes == TRAIN_BATCHES.noun
-        if is_other or (self.note_bytes is None and self.manifest_bytes is None and not self.shards):
+        if self.note_bytes is None and self.manifest_bytes is None and not self.shards:
             if not folder.exists():
                 raise folder.missing()
-            fix = "name a dataset folder (with manifest.json or _writing.json); write train batches again instead"
+            fix = "name a dataset folder (with manifest.json or _writing.json)"
             raise NoData("the folder holds no dataset, and no remains of one", where=folder.url, fix=fix)
         self.half_written = [*filter(is_own_part, folder.children())]
         # set by `choose`:

@@ -21,7 +21,7 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from offline_cli.datasets.file_names import DATASET, WRITING
+from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.manifest import now
 from offline_cli.datasets.ownership import keep_names
 from offline_cli.errors import BadData, Locked, TakenOver
@@ -59,7 +59,7 @@ def runs(pid: int, since: str) -> bool:
 
 APPENDS_TO: Final = "appends_to"  # note option: the dataset that the writer appends to
 AT_WORK: Final[set[str]] = set()  # tokens of the active writers in this process
-WHO: Final = ("host", "pid", "process_started", "token", "left", "writes")  # fields that a manifest does not keep
+WHO: Final = ("host", "pid", "process_started", "token", "left")  # fields that a manifest does not keep
 
 
 @model(frozen=True, slots=True, config=ConfigDict(strict=True, extra="ignore"))
@@ -77,7 +77,6 @@ class WritingNote:
     process_started: str = ""  # in the system's units; "" if unknown
     token: str = ""  # random, unique per writer
     left: bool = True  # the writer has marked its end
-    writes: str = DATASET.noun  # the noun of the FolderKind that it writes
 
     @staticmethod
     def of_this_process(
@@ -85,13 +84,12 @@ class WritingNote:
         options: Mapping[str, Any],
         first_quarantine: int,
         command: str,
-        writes: str = DATASET.noun,
         changes: list[str] | None = None,
     ) -> WritingNote:
         """Create the note of a new writer in this process."""
         what = (generation, dict(options), first_quarantine, now(), command, list(changes or ()))
         who = (socket.gethostname(), os.getpid(), began(os.getpid()), secrets.token_hex(16))
-        return WritingNote(*what, *who, left=False, writes=writes)
+        return WritingNote(*what, *who, left=False)
 
     @staticmethod
     def of_bytes(data: bytes, *, where: str) -> WritingNote:
