@@ -226,7 +226,6 @@ class OperationResult:
     extras_left_out: Mapping[str, str] | None = None  # merge: extra model outputs that not all sources have, with their forms
     compression: str | None = None  # repack
     dropped_columns: tuple[str, ...] | None = None  # repack
-    ids_hashed: bool | None = None  # repack
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, with the keys of `--json`."""
