@@ -117,8 +117,6 @@ class EpisodeStream:
         self.sources = [source.info for source in self.opened]
         if self.episode_limit is not None:
             one_heap_near(self.memory_limit)
-            for info in self.sources if self.limit is None else ():
-                self.episode_limit.check_longest(info.longest, info.spaces, info.location)
         self._begin()
 
     def close(self) -> None:

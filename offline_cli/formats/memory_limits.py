@@ -11,20 +11,17 @@ buffers. An episode that is too long raises, by name, before it is joined and pa
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded
 from offline_cli.parquet.reading import MEMORY_LIMIT as MEMORY_LIMIT
-from offline_cli.spaces import Space, leaf_spaces
 
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table being written
 WRITTEN: Final = 7  # memory for writing an episode, as a multiple of its arrays: arrays, packed item, Parquet buffers
@@ -80,14 +77,6 @@ class EpisodeLimit:
     def check_steps(self, steps: int, batch: EpisodeBatch, name: str, place: str) -> None:
         """Raise MemoryLimitExceeded if an episode of `steps` steps like those of `batch` is too large."""
         self._check(steps, steps * batch.nbytes // max(1, batch.num_steps), f"episode {name}", place)
-
-    def check_longest(self, steps: int | None, spaces: tuple[Space | None, Space | None], place: str) -> None:
-        """Raise MemoryLimitExceeded if an episode of `steps` steps in these spaces (if known) is too large."""
-        known = [space for space in spaces if space is not None]
-        if steps is not None and len(known) == len(spaces):
-            leaves = [leaf for space in known for leaf in leaf_spaces(space).values()]
-            step = REWARD + sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
-            self._check(steps, steps * step, "the longest episode", place)
 
     def _check(self, steps: int, taken: int, name: str, place: str) -> None:
         if taken > self.most:

@@ -198,7 +198,7 @@ def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:
     """The SourceInfo from the manifest of the dataset at `location`."""
-    environment, longest = manifest.environment, manifest.statistics.get("length", {}).get("max")
+    environment = manifest.environment
     return SourceInfo(
         format=manifest.format,
         location=location,
@@ -208,7 +208,6 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         action_scale=manifest.action_scale,
         meanings=manifest.meanings,
         environment=EnvironmentSpec(environment.id, environment.kwargs, environment.wrappers) if environment else None,
-        longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
         declared=_documents(manifest.provenance.get("declared")),
         mappings=_documents(manifest.provenance.get("mappings")),
