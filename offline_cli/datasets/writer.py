@@ -321,7 +321,7 @@ class DatasetWriter:
         """
         shards = self._open_shards()
         shards.close()
-        counted = self._tally.assumptions if assumptions is None else assumptions
+        counted = dict(self._tally.assumptions if assumptions is None else assumptions)
         known = with_defaults({**self._provenance, **(provenance or {})}, started=self._started)
         known |= {CHANGES: self._changes} if self._changes else {}
         if not complete:
