@@ -102,7 +102,7 @@ def apply(
     """Run the learner pipeline file `pipeline` over the episodes of `sources`, and write its batches to the folder `out`.
 
     `show` follows the first episode through the pipeline instead, `trace` the first N; both exclude `out`, and `show` accepts
-    `env` without sources; see docs/howto/pipelines.md. `command`: for provenance.
+    `env` without sources; see "Put pieces between data and policy" in the documentation. `command`: for provenance.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before the
     first batch; BadPiece for pieces that raise or return no batch; as `read_episodes` does; Interrupted.

@@ -63,7 +63,7 @@ __all__ = [
 
 
 PLACE: Final = "learner pipeline"
-DOCUMENTED: Final = 'docs/howto/pipelines.md, "A piece of your own"'
+DOCUMENTED: Final = 'see "A piece of your own" in the documentation'
 NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
 

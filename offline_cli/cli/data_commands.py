@@ -105,7 +105,7 @@ def convert(
 )
 def apply(
     ctx: typer.Context,
-    pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML, docs/howto/pipelines.md).")],
+    pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML).")],
     sources: o.SourcesArgument = o.NO_VALUES,
     out: o.OutOption = None,
     format: Annotated[BatchFormat, o.output(help="Parquet with a row per step, or tensors by name.")] = "columns",

@@ -42,6 +42,7 @@ TABLES: Final = {
     "json-array": "json",
 }
 """Kinds that can be read as tables, with `TableSource`'s name for them."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -116,6 +117,6 @@ def no_reader(listing: Listing) -> NoData:
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"{one.distribution} (--from {one.name})" for one in plugins(READERS)]
-    fix = "convert it in Python (docs/howto/formats.md), or write a table with one row per step (docs/howto/tables.md)"
+    fix = 'convert it in Python (see "Read and write other programs\' data"), or write a table with one row per step'
     what = f"{what}; there are readers for {', '.join(readers)}, and for our own datasets"
     return NoData(what, where=listing.location, fix=fix)

@@ -40,5 +40,5 @@ def test_the_error_names_the_format_and_the_page(
     assert code == 3
     text = json.dumps(told)
     assert words in text
-    assert "formats.md" in text
+    assert "convert it in Python" in told["error"]["fix"]
     assert f"\n## {heading}\n" in PAGE.read_text(encoding="utf-8")
