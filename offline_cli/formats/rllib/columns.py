@@ -26,7 +26,6 @@ from offline_cli.formats.arrow_leaves import (
     infos_of,
     is_text,
     tree_of,
-    tree_of_following,
     unpacked_size,
     why_no_infos,
     why_no_numbers,
@@ -336,8 +335,6 @@ def _trees(table: pa.Table, where: Callable[[int], str]) -> dict[str, Any]:
             infos = infos_of(values, column, where=where)
             if infos is not None:
                 trees[name] = infos
-        elif name == Columns.NEXT_OBS and Columns.OBS in trees:
-            trees[name] = tree_of_following(values, column, table[Columns.OBS], trees[Columns.OBS], where=where)
         elif name not in (*KEYS, Columns.SOURCE_ID):
             trees[name] = tree_of(values, column, where=where)
     for name in SCALARS:
