@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from offline_cli import Columns, RLModule
-from offline_cli.modules.distributions import build_head
 
 
 class Follows(RLModule):
@@ -65,21 +64,6 @@ class NamesDistribution(Follows):
         return Last
 
 
-class Drawn(Last):
-    """Drawn with torch's own generator."""
-
-    def sample(self) -> torch.Tensor:
-        return torch.distributions.Categorical(logits=self.inputs * 0).sample()
-
-    def logp(self, actions: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(actions.shape)
-
-
-class DrawsItself(Follows):
-    def get_inference_action_dist_cls(self) -> Any:
-        return Drawn
-
-
 class SetsDistribution(Follows):
     def setup(self) -> None:
         super().setup()
@@ -105,13 +89,6 @@ class Wide(RLModule):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS])}
-
-
-class WideOfOurs(Wide):
-    """The same, with the action head that it says."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        super().__init__(observation_space, action_space, build_head(action_space, action_scale="env"))
 
 
 class WantsCatalog(RLModule):

@@ -193,31 +193,31 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "named"),
     [
-        ("too_wide", r"of width 7, as shape \(2, 7\)"),
-        ("too_narrow_features", r"return a tensor of shape \(2, 5\); their size requires shape \(2, 6\)"),
-        ("Detached", "without a gradient"),
-        ("Frozen", "without a gradient"),
-        ("of_other_inputs", "shapes cannot be multiplied"),
-        ("of_two", r"is of_two\(observation_space, action_space\), which cannot be called with three arguments"),
-        ("nothing", "not a torch.nn.Module"),
-        ("constant", "cannot be called with three arguments"),
-        ("Silent", r"returns \['logits'\] without 'action_dist_inputs'"),
-        ("Remembering", "sets no sequence length"),
-        ("Forgetful", "without 'state_out'"),
-        ("Other", "its own action distribution"),
-        ("buld", "has no 'buld'"),
+        ("too_wide", r"7.*\(2, 7\)"),
+        ("too_narrow_features", r"\(2, 5\).*\(2, 6\)"),
+        ("Detached", None),
+        ("Frozen", None),
+        ("of_other_inputs", None),
+        ("of_two", "of_two"),
+        ("nothing", "torch.nn.Module"),
+        ("constant", None),
+        ("Silent", "'logits'.*'action_dist_inputs'"),
+        ("Remembering", None),
+        ("Forgetful", "'state_out'"),
+        ("Other", None),
+        ("buld", "'buld'"),
     ],
 )
 def test_a_mistake_is_exit_4_before_data_is_read_or_a_run_folder_is_made(
-    data: Path, tmp_path: Path, name: str, words: str
+    data: Path, tmp_path: Path, name: str, named: str | None
 ) -> None:
     config = None
     if name == "Forgetful":
         config = tmp_path / "c.toml"
         config.write_text("[network]\nmax_seq_len = 5\n")
-    with pytest.raises(BadConfig, match=words) as caught:
+    with pytest.raises(BadConfig, match=named) as caught:
         train_bc(data, tmp_path / "run", network=f"python:own_net:{name}", config=config, **OPTIONS)
     assert caught.value.exit_code == 4
     assert "own_net" in f"{caught.value.what} {caught.value.where}"
