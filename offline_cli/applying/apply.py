@@ -19,15 +19,14 @@ from itertools import chain
 from typing import Any
 
 from offline_cli.applying.pipeline_run import PipelineRun, PipelineView, followed, made_up_episodes, space_as_json
-from offline_cli.applying.train_batches import batch_folder, train_batches
+from offline_cli.applying.train_batches import batch_folder, check_batch_folder, train_batches
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
 from offline_cli.connectors.connector_v2 import state_to_bytes
 from offline_cli.connectors.pipeline_spec import PipelineSpec
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.datasets.file_names import TRAIN_BATCHES
 from offline_cli.datasets.manifest import now, with_defaults
-from offline_cli.datasets.target_folder import check_apart, check_target
+from offline_cli.datasets.target_folder import check_apart
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.errors import NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
@@ -35,7 +34,6 @@ from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.tables import TableOptions
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
-from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 
 __all__ = ["ApplyResult", "apply"]
@@ -113,14 +111,12 @@ def apply(
     began = time.monotonic()
     if [out is not None, show, trace is not None].count(True) != 1:
         raise UsageError("--out, --show and --trace are mutually exclusive", where="--out", fix="give exactly one of them")
-    listed = [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-    storage: dict[str, Any] = {"storage_options": storage_options, "beside": listed if out is None else [*listed, out]}
     file, tables = PipelineSpec.from_file(pipeline, "learner"), TableOptions.of(options)
     asked, spec = AskedEnvironment.of(options), EngineSpec.of(options)
-    target = None if out is None else open_location(out, **storage)
+    target = None if out is None else open_location(out, storage_options)
     if target is not None:
-        check_target(target, overwrite=overwrite, kind=TRAIN_BATCHES)
-    places = expand(listed, **storage)
+        check_batch_folder(target, overwrite=overwrite)
+    places = expand(sources, storage_options)
     if target is not None:
         check_apart(places, target)
     if not places:
@@ -168,10 +164,7 @@ def _written(
     if first is None:
         raise NoData("no episode has any steps", where=run.where, fix="record again")
     state, started, counts = None, now(), Counter[str](bytes=0)
-    known = {**kind, "limit": options["limit"], "pipeline": run.file.where, "sources": provenance["sources"]}
-    words = shlex.join(options["command"]) or this_command()
-    writing = batch_folder(target, options=known, overwrite=options["overwrite"], command=words)
-    with nullcontext() if options["dry_run"] else writing as folder:
+    with nullcontext() if options["dry_run"] else batch_folder(target, overwrite=options["overwrite"]) as folder:
         for batch in chain([first], batches):
             counts.update(batches=1, bytes=0 if folder is None else folder.write(batch, suffix), **batch.counts)
         if folder is not None:

@@ -6,11 +6,9 @@ columns, dtypes and row shapes of the first. Infos are JSON strings, one per row
     D/batches.json                 the commit, written last (schemas/batches.v1.json)
     D/data/batch-000000.parquet    or .safetensors; complete files only
     D/connectors.msgpack           learned state of the pieces, if any
-    D/_writing.json                the lock of the current writer, left behind by a killed one
 
-An error or Ctrl-C removes all new files: a write cannot be resumed. A killed process leaves no new `batches.json`;
-`--overwrite` starts again. When overwriting, new files have `-1` in their names and stay next to the old ones until the new
-`batches.json` is written.
+An error or Ctrl-C removes all new files: a write cannot be resumed. A killed process leaves no `batches.json`; `--overwrite`
+starts again. It removes the earlier batches before the first new one is written.
 
 Tables use the types of our `columns` datasets (`parquet/arrow_trees.py`) with the batch's dtypes; tensors are named `obs`,
 `obs.camera`, and cannot hold strings. Equal batches give equal bytes.
@@ -35,24 +33,24 @@ from torch import Tensor
 from offline_cli.applying.learner_batches import check_announced, grouped, through
 from offline_cli.applying.pipeline_run import PipelineRun
 from offline_cli.connectors.batch_items import is_filed
-from offline_cli.datasets.file_names import BATCHES, TRAIN_BATCHES, batch_name, connector_state_name
-from offline_cli.datasets.ownership import is_regular
+from offline_cli.datasets.file_names import DATA
+from offline_cli.datasets.ownership import is_link, is_own_part
 from offline_cli.datasets.step_rows import info_to_text
-from offline_cli.datasets.target_folder import TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadPiece, Interrupted, StorageError, UnsupportedSpace
+from offline_cli.errors import BadConfig, BadPiece, Interrupted, OutputExists, StorageError, UnsupportedSpace
 from offline_cli.parquet.arrow_trees import to_arrow, tree_field
 from offline_cli.parquet.writing import BLOCK_BYTES
 from offline_cli.spaces import tree_from_lists
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import write_whole
+from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.tally import Tally
 from offline_cli.trees import Tree, flatten, leaves, map_leaves
 
-__all__ = ["BatchFolder", "TrainBatch", "batch_folder", "train_batches"]
+__all__ = ["BatchFolder", "TrainBatch", "batch_folder", "check_batch_folder", "train_batches"]
 
-STATE: Final = re.compile(r"connectors(-[0-9]{1,12})?\.msgpack", re.ASCII)
+BATCHES, STATE = "batches.json", "connectors.msgpack"
+BATCH: Final = re.compile(rf"{DATA}/batch-[0-9]{{6,12}}\.(parquet|safetensors)", re.ASCII)
 Columns = dict[str, Tree | list[str | None]]  # leaves (rows, ...), arrays; or texts, one per row
 
 
@@ -157,32 +155,51 @@ def _tensors(columns: Columns, where: str) -> bytes:
 # ---- the folder ----
 
 
-@contextmanager
-def batch_folder(location: Location, *, options: Mapping[str, Any], overwrite: bool, command: str) -> Iterator[BatchFolder]:
-    """Context manager for one write: take the lock first; remove everything at the end unless committed. `options`, `command`:
-    stored in the lock file.
+def check_batch_folder(folder: Location, *, overwrite: bool) -> list[Location]:
+    """The files of earlier train batches in `folder`, for `overwrite` to replace.
 
-    Raises OutputExists, Locked if another writer is active, TakenOver if one has taken over, StorageError; Interrupted for
-    Ctrl-C.
+    Raises OutputExists for a folder with other files, or with any unless `overwrite`; StorageError if it is not writable.
     """
-    folder = BatchFolder(location, TargetFolder(location, command, TRAIN_BATCHES))
-    target = folder.target
-    target.begin(options, overwrite=overwrite, resume=False)
+    if folder.is_file():
+        raise OutputExists("this is a file; train batches are a folder", where=folder.url, fix="give another --out")
+    files = folder.files() if folder.exists() else []
+    if files and not overwrite:
+        raise OutputExists(
+            "the folder is not empty", where=folder.url, fix="--overwrite to replace train batches, or another --out"
+        )
+    start = len(folder.path.rstrip("/")) + 1
+    for file in files:
+        is_ours = BATCH.fullmatch(file.path[start:]) or file.path[start:] in (BATCHES, STATE) or is_own_part(file)
+        if not is_ours or is_link(file) or (file.name == BATCHES and b'"train-batches"' not in (whole_file(file) or b"")):
+            what = f"{file.path[start:]} is no file of train batches; --overwrite replaces nothing else"
+            raise OutputExists(what, where=folder.url, fix="give another --out")
+    folder.check_writable()
+    return files
+
+
+@contextmanager
+def batch_folder(location: Location, *, overwrite: bool) -> Iterator[BatchFolder]:
+    """Context manager for one write: everything is removed at the end unless committed.
+
+    Raises as `check_batch_folder` does; StorageError; Interrupted for Ctrl-C.
+    """
+    earlier, folder = check_batch_folder(location, overwrite=overwrite), BatchFolder(location)
+    for file in sorted(earlier, key=lambda file: file.name != BATCHES):  # first what lists the others
+        file.remove()
+    made = location.make_folder() + location.join(DATA).make_folder()
     try:
         yield folder
     except KeyboardInterrupt as err:
         if folder.committed:
             raise
-        what = "interrupted; no train batch was kept, and earlier files are untouched"
-        raise Interrupted(what, where=location.url, fix="run the command again") from err
+        raise Interrupted("interrupted; no train batch was kept", where=location.url, fix="run the command again") from err
     finally:
-        if target.is_held and not folder.committed:
-            with suppress(StorageError), target.guard():
+        if not folder.committed:
+            with suppress(StorageError):
                 for file in folder.files:
-                    with suppress(StorageError):
-                        file.remove()
-                target.leave_no_trace()
-        target.leave()
+                    file.remove()
+                for one in reversed(made):
+                    one.remove_empty_folder()
 
 
 @dataclass(slots=True, eq=False)
@@ -190,39 +207,30 @@ class BatchFolder:
     """The files of one write; see `batch_folder`."""
 
     location: Location
-    target: TargetFolder
     batches: list[dict[str, Any]] = field(default_factory=list)
     files: list[Location] = field(default_factory=list)
     committed: bool = False
 
     def write(self, batch: TrainBatch, suffix: str) -> int:
         """Write a batch; return its size in bytes."""
-        path = batch_name(self.target.generation, len(self.batches), suffix)
+        path = f"{DATA}/batch-{len(self.batches):06d}.{suffix}"
         self.batches.append({"path": path, **batch.counts, **self._write(path, batch.content)})
         return len(batch.content)
 
     def commit(self, document: Mapping[str, Any], *, state: bytes) -> str | None:
-        """Write the learned state (`state`; empty: none) and `batches.json`, and remove the files they replace.
+        """Write the learned state (`state`; empty: none) and `batches.json`; return the path of the state.
 
-        `document`: `batches.json` without batches and state. Returns the path of the state.
+        `document`: `batches.json` without batches and state.
         """
-        path = connector_state_name(self.target.generation) if state else None
-        kept = path and self._write(path, state)
+        kept = self._write(STATE, state) if state else None
         whole = json.dumps({**document, "batches": self.batches, "state": kept}, default=str)  # TOML has dates
         text = json.dumps(json.loads(whole, parse_constant=str), indent=1, ensure_ascii=False)  # and infinity
-        with self.target.guard():
-            self.committed = True  # from here on the listed files must stay
-            write_whole(self.location.join(BATCHES), text.encode() + b"\n", folder=self.location)
-        states = [child for child in self.location.children() if STATE.fullmatch(child.name) and child.name != path]
-        with self.target.guard():
-            for file in filter(is_regular, states):  # we never create links
-                file.remove()
-            self.target.finish()
-        return path
+        self.committed = True  # from here on the listed files must stay
+        write_whole(self.location.join(BATCHES), text.encode() + b"\n", folder=self.location)
+        return STATE if state else None
 
     def _write(self, path: str, content: bytes) -> dict[str, Any]:
         """Write a file; return its entry in `batches.json`."""
         self.files.append(self.location.join(path))
-        with self.target.guard():
-            write_whole(self.files[-1], content, folder=self.location)
+        write_whole(self.files[-1], content, folder=self.location)
         return {"path": path, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -1,4 +1,4 @@
-"""Statistics and histograms of columns, computed by `inspect` in one pass over the steps, in float64.
+"""Statistics of columns, computed by `inspect` in one pass over the steps, in float64.
 
 A column is a leaf of the observations acted on, actions, rewards or extra model outputs, named by its dotted path. Leaves of up
 to 1,024 elements have statistics per element, larger ones (images) one for all. NaN and infinities are counted, and excluded
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -24,9 +23,6 @@ from offline_cli.trees import flatten
 
 MAX_ELEMENTS: Final = 1024
 CHUNK: Final = 1 << 17  # elements converted to float64 at a time: 1 MiB, which fits into the CPU cache
-MAX_SPREADS: Final = 16  # histograms per leaf; a larger leaf has one for all its elements
-MOST_RUNS: Final = 1 << 12  # maximum number of value ranges, from which histogram bins are made
-PARTS: Final = 32
 
 
 def columns_of(batch: EpisodeBatch) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -48,7 +44,6 @@ class _ColumnFigures:
         self.nan, self.finite = np.zeros(width, np.int64), np.zeros(width, np.int64)
         self.low, self.high = np.zeros((2, 0), leaf.dtype)  # in the column's dtype, without NaN
         self.mean, self.m2 = np.zeros((2, width))  # m2: sum of squared distances from the mean
-        self.spreads = [Spread() for _ in range(elements if elements <= MAX_SPREADS else 1)]
 
     def add(self, leaf: NDArray[Any]) -> None:
         """Add the values (N, *shape) of a batch."""
@@ -58,10 +53,6 @@ class _ColumnFigures:
         step = max(1, CHUNK // rows.shape[1])
         for start in range(0, len(rows), step):
             self._add_moments(rows[start : start + step])
-        rows = leaf.reshape(-1, len(self.spreads))
-        for number, spread in enumerate(self.spreads):
-            for start in range(0, len(rows), CHUNK):
-                spread.add(rows[start : start + CHUNK, number])
 
     def _add_moments(self, rows: NDArray[Any]) -> None:
         own = np.ascontiguousarray(rows.T)  # (d, N): numpy sums contiguous memory pairwise
@@ -92,16 +83,13 @@ class _ColumnFigures:
 
 
 class ColumnsBuilder:
-    """Accumulates statistics and histograms of all columns, and histograms of returns and lengths."""
+    """Accumulates statistics of all columns."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _ColumnFigures] = {}
-        self._episodes = {"return": Spread(), "length": Spread()}
 
     def add(self, batch: EpisodeBatch) -> None:
         """Add `batch`. Raises BadEpisode if a column changes its shape."""
-        self._episodes["return"].add(batch.returns)
-        self._episodes["length"].add(batch.lengths)
         for path, leaf in columns_of(batch):
             column = self._columns.setdefault(path, _ColumnFigures(leaf))
             if column.shape != leaf.shape[1:]:
@@ -113,62 +101,3 @@ class ColumnsBuilder:
     def as_json(self) -> dict[str, Any]:
         """Statistics by path."""
         return {path: column.as_json() for path, column in self._columns.items()}
-
-    def histograms(self) -> dict[str, Any]:
-        """`return`, `length` and `columns`; a column has a list with one histogram per element, or one for a large leaf."""
-        columns = {path: [one.as_json() for one in column.spreads] for path, column in self._columns.items()}
-        return {**{name: one.as_json() for name, one in self._episodes.items()}, "columns": columns}
-
-
-# ---- histograms ----
-
-
-@dataclass(slots=True)
-class Spread:
-    """A streaming histogram of finite values: counts of distinct values while they are few, else of value ranges."""
-
-    low: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (K,) ascending
-    high: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # (K,) of each range, below the next `low`
-    counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # (K,)
-
-    def add(self, values: NDArray[Any]) -> None:
-        """Add `values` (N,)."""
-        known = values.astype(np.float64)
-        found, times = np.unique(known[np.isfinite(known)] + 0.0, return_counts=True)  # no negative zeros
-        at = np.searchsorted(self.high, found)  # the first range that does not end before the value
-        within = np.append(self.low, np.inf)[at] <= found
-        np.add.at(self.counts, at[within], times[within])
-        new = found[~within]
-        order = np.argsort(low := np.concatenate([self.low, new]))
-        self.low, self.high = low[order], np.concatenate([self.high, new])[order]
-        self.counts = np.concatenate([self.counts, times[~within]])[order]
-        if len(self.counts) > MOST_RUNS:
-            self.low, self.high, self.counts = self._joined(MOST_RUNS // 4)
-
-    def _joined(self, parts: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Merge the ranges into about `parts` of equal count; a range with a larger count stays alone."""
-        ends = np.cumsum(self.counts)
-        alone = np.cumsum((self.counts * parts > ends[-1]) | (len(ends) <= parts))
-        part = (ends - 1) * parts // ends[-1] + alone + np.append(0, alone[:-1])
-        first = np.flatnonzero(np.diff(part, prepend=-1))
-        return self.low[first], self.high[np.append(first[1:], len(part)) - 1], np.add.reduceat(self.counts, first)
-
-    def as_json(self) -> dict[str, list[Any]]:
-        """Ascending bins with their bounds and counts; up to PARTS distinct values have one bin each."""
-        found = self._joined(PARTS) if len(self.counts) else (self.low, self.high, self.counts)
-        return {name: part.tolist() for name, part in zip(("low", "high", "counts"), found, strict=True)}
-
-
-def means_over_time(leaf: NDArray[Any], parts: int) -> list[list[float | None]]:
-    """Means over up to `parts` equal time intervals of a leaf (T, *shape), without NaN and infinities: per element, or over all
-    elements of a large value.
-    """
-    rows = leaf.reshape(len(leaf), -1)
-    elements = rows.T if rows.shape[1] <= MAX_SPREADS else rows.reshape(1, -1)
-    return [[_mean(part) for part in np.array_split(values, min(parts, len(leaf)))] for values in elements]
-
-
-def _mean(values: NDArray[Any]) -> float | None:
-    known = values[np.isfinite(values)].astype(np.float64)
-    largest = float(np.abs(known).max(initial=0.0)) or 1.0  # scaled, so that the sum of large values does not overflow
-    return float((known / largest).mean() * largest) if len(known) else None

@@ -2,8 +2,8 @@
 
 A foreign source is read as `convert` reads it, so the statistics are those of the resulting dataset: fragments joined and
 duplicates dropped, both counted. For a dataset, `inspect` reads only the manifest, and on local disks checks the shards' sizes.
-Readers, storage clients and pyarrow take 0.5 s to import, so they are imported only when needed. Statistics and histograms of
-columns, episodes by agent and module (`deep`), and single episodes (`episode`, `head`) are read from the shards.
+Readers, storage clients and pyarrow take 0.5 s to import, so they are imported only when needed. Statistics of columns,
+episodes by agent and module (`deep`), and single episodes (`episode`, `head`) are read from the shards.
 
 `Expected` is a condition on a result: `inspect --expect episodes=100 --expect 'return.mean>=450'`.
 """
@@ -141,7 +141,6 @@ ABOUT_READING: Final = (  # options that a manifest alone cannot answer
     *("temp_dir", "memory_limit", "storage_options"),
 )
 SHOWN_STEPS: Final = 5  # steps shown at each end of an episode
-TIMELINE: Final = 32  # time intervals of an episode whose means are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +177,8 @@ class Inspection:
     dropped_reasons: Mapping[str, str] = field(default_factory=dict)  # by name
     modules: Mapping[str, int] | None = None  # episodes by module id, if any; None: not in the manifest
     agents: Mapping[str, int] | None = None  # episodes by agent id, likewise
-    histograms: Mapping[str, Any] | None = None  # of return, length and columns: see Spread.as_json; None: steps were not read
     first_episodes: Sequence[Mapping[str, Any]] | None = None  # for `head`: id, length, return, end flags
-    shown_episode: Mapping[str, Any] | None = None  # for `episode`: the same, its steps, its columns over time
+    shown_episode: Mapping[str, Any] | None = None  # for `episode`: the same, its steps, its columns
     shards: int | None = None  # listed in the manifest; None: not a dataset, or several sources
     wrong_shards: Sequence[str] | None = None  # missing shards, or of another size, as text; None: files were not checked
 
@@ -407,8 +405,7 @@ class _CloserLook:
             raise UsageError(f"no episode is called {self._episode!r}", where=", ".join(found.sources), fix=fix)
         if self.is_deep:
             agents, modules = dict(self._agents), dict(self._modules)
-            deep: dict[str, Any] = {"columns": self._figures.as_json(), "histograms": self._figures.histograms()}
-            found = replace(found, agents=agents, modules=modules, **deep)
+            found = replace(found, agents=agents, modules=modules, columns=self._figures.as_json())
         return replace(found, shown_episode=self._found, first_episodes=None if self._head is None else self._rows)
 
 
@@ -437,8 +434,8 @@ def _rows(batch: EpisodeBatch) -> list[dict[str, Any]]:
 
 
 def _described(one: EpisodeBatch) -> dict[str, Any]:
-    """Describe a batch of one episode: its row, first and last steps, column statistics, and their means over time."""
-    from offline_cli.checking.column_statistics import ColumnsBuilder, means_over_time
+    """Describe a batch of one episode: its row, first and last steps, and column statistics."""
+    from offline_cli.checking.column_statistics import ColumnsBuilder
     from offline_cli.converting.convert import shown_value
     from offline_cli.trees import flatten
 
@@ -447,11 +444,8 @@ def _described(one: EpisodeBatch) -> dict[str, Any]:
     trees = {"obs": one.acted_obs(view=True), "actions": one.actions, "rewards": one.rewards, **one.extra}
     leaves = dict(pair for name, tree in trees.items() for pair in flatten(tree, name))
     chosen = sorted({*range(min(SHOWN_STEPS, steps)), *range(max(0, steps - SHOWN_STEPS), steps)})
-    columns = builder.as_json()
     return {
         **_rows(one)[0],
         "steps": [{"t": step, **{path: shown_value(leaf[step]) for path, leaf in leaves.items()}} for step in chosen],
-        "columns": {
-            path: {**figures, "over_time": means_over_time(leaves[path], TIMELINE)} for path, figures in columns.items()
-        },
+        "columns": builder.as_json(),
     }

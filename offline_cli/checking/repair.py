@@ -1,11 +1,11 @@
 """`repair`: rebuild the manifest of a dataset from its complete shards, and report losses.
 
 The shards are those in a readable manifest, plus complete ones that an interrupted `--append` or `--resume` added; without a
-readable manifest, those of the writer's note; without a note, those of the only write in `data/`. If a dataset was being
-overwritten, `repair` restores the old one; `--resume` of the overwriting command continues the new one.
+readable manifest, those of the writer's note. If a dataset was being overwritten, `repair` restores the old one; `--resume` of
+the overwriting command continues the new one. Without manifest and note, `convert` reads the shards like any recording.
 
-No file that could hold an episode is deleted: broken shards (`--drop-broken`) and foreign files are moved to `quarantine/`.
-Only unreadable files are removed: incomplete files and uploads. Everything is read before anything is changed, and changed only
+No file that could hold an episode is deleted: broken shards (`--drop-broken`) and those of other writes are moved to
+`quarantine/`. Only incomplete files are removed. Everything is read before anything is changed, and changed only
 under the writer's lock. If `repair` is killed at any point, another repair or `--resume` can continue.
 """
 
@@ -21,37 +21,30 @@ from typing import Any, Final
 
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import COMPRESSION
-from offline_cli.columns import Columns
-from offline_cli.converting.reading import read_episodes
 from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import (
     DATA,
     MANIFEST,
     QUARANTINE,
-    TRAIN_BATCHES,
     UNFINISHED_WRITING,
     WRITING,
     generation_of,
     shard_name,
 )
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, refuse_if_at_work, unlock
-from offline_cli.datasets.manifest import EnvironmentRecord, Manifest, now, with_defaults
-from offline_cli.datasets.ownership import data_files, free_place, is_own_part, keep_names, numbered, set_aside, shard_files
+from offline_cli.datasets.manifest import NO_MANIFEST, EnvironmentRecord, Manifest, now, with_defaults
+from offline_cli.datasets.ownership import free_place, is_own_part, keep_names, set_aside, shard_files
 from offline_cli.datasets.shards import Adopted, adopt
 from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.errors import BadConfig, BadData, Locked, NoData, StorageNotFound, UsageError
-from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.rllib.columns import RllibColumnsSource
-from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.meanings import NO_MEANINGS, Meanings
-from offline_cli.parquet.reading import opened
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.spaces import space_from_json
 from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import this_command
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import open_uploads, whole_file, write_whole
+from offline_cli.storage.staging import whole_file, write_whole
 
 RESTORE: Final = "restore it from a copy, or write the dataset again from its source"
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -65,7 +58,7 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "provenance": {},
     "episodes_lost": None,
 }
-"""Defaults for facts that shards do not record."""
+"""Defaults for facts that a note may lack."""
 FACTS: Final = ("format", "observation_space", "action_space", *DEFAULTS)
 
 
@@ -79,14 +72,14 @@ class RepairResult:
     steps: int | None = None
     shards: int | None = None
     adopted: int = 0  # shards that were in no manifest before
-    dropped: int  # incomplete files, uploads, and shards and files outside the dataset: the total of the lists below
+    dropped: int  # incomplete files, and shards outside the dataset: the total of the lists below
     changed: bool  # False: nothing was wrong
     complete: bool | None = None  # whether it holds everything that was requested
     resumable: bool | None = None  # whether --resume can continue
     broken: tuple[dict[str, str], ...] = ()  # dropped shards: path, why
-    removed: tuple[str, ...]  # incomplete files and uploads, which are unreadable
-    set_aside: tuple[str, ...] = ()  # files moved to quarantine/, by their previous paths
-    based_on: str | None = None  # origin of format, spaces and other facts that shards lack: "note", "manifest", "shards"
+    removed: tuple[str, ...]  # incomplete files, which are unreadable
+    set_aside: tuple[str, ...] = ()  # shards moved to quarantine/, by their previous paths
+    based_on: str | None = None  # origin of format, spaces and other facts that shards lack: "note", "manifest"
     dry_run: bool  # whether nothing was written
     seconds: float
 
@@ -99,11 +92,8 @@ class RepairResult:
 def repair(
     out: str,
     *,
-    env: str | None = None,
     drop_broken: bool = False,
     force_unlock: bool = False,
-    env_kwargs: Mapping[str, Any] | None = None,
-    wrappers: Sequence[str] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     on_progress: OnProgress = no_progress,
@@ -114,21 +104,20 @@ def repair(
     Without `drop_broken`, broken shards raise, by name. `force_unlock` only removes the note of a writer.
 
     Raises StorageNotFound, NoData if there is nothing to repair, Locked if a writer is active, BadData for broken shards,
-    BadConfig for unknown spaces, UsageError if shards of several writes exist and nothing tells which belong to the dataset,
-    or for other options with `force_unlock`, StorageError.
+    UsageError for `force_unlock` with `drop_broken`, StorageError.
     """
-    asked_env, folder, began = AskedEnvironment.of(dict(locals())), open_location(out, storage_options), time.monotonic()
+    folder, began = open_location(out, storage_options), time.monotonic()
     if force_unlock:
-        if drop_broken or asked_env is not None:
+        if drop_broken:
             fix = "run --force-unlock alone first, then repair"
-            raise UsageError("--force-unlock excludes --drop-broken and --env", where="--drop-broken or --env", fix=fix)
+            raise UsageError("--force-unlock excludes --drop-broken", where="--drop-broken", fix=fix)
         if not folder.exists():
             raise folder.missing()
         removed = (folder.join(WRITING).url,) if unlock(folder, remove=True, dry_run=dry_run) else ()
         known: dict[str, Any] = {"dropped": len(removed), "changed": bool(removed), "removed": removed, "dry_run": dry_run}
         return RepairResult(out=folder.url, **known, seconds=time.monotonic() - began)
     plan = _Repair(folder, shlex.join(command) if command else this_command())
-    plan.choose(asked_env)
+    plan.choose()
     plan.read(on_progress)
     manifest = plan.kept or plan.new_manifest()
     result = plan.result(manifest, dry_run=dry_run, seconds=time.monotonic() - began)
@@ -154,7 +143,7 @@ class _Repair:
 
     def __init__(self, folder: Location, command: str) -> None:
         """List the folder. Raises Locked if its writer is active, NoData if it holds nothing of ours, StorageError."""
-        self.folder, self.command, data = folder, command, folder.join(DATA)
+        self.folder, self.command = folder, command
         self.note_bytes, self.manifest_bytes = whole_file(folder.join(WRITING)), whole_file(folder.join(MANIFEST))
         self.note = WritingNote.if_any(self.note_bytes, where=folder.join(WRITING).url)  # None also if unreadable
         if self.note is not None:
@@ -171,34 +160,24 @@ class _Repair:
                 self.manifest = Manifest.from_bytes(self.manifest_bytes, where=folder.join(MANIFEST).url)
         self.listed = {shard.path: shard for shard in (self.manifest.shards if self.manifest else ())}
         self.shards = shard_files(folder)
-        is_other = self.note is not None and self.note.writes == TRAIN_BATCHES.noun
-        if is_other or (self.note_bytes is None and self.manifest_bytes is None and not self.shards):
+        if self.note_bytes is None and self.manifest_bytes is None and not self.shards:
             if not folder.exists():
                 raise folder.missing()
-            fix = "name a dataset folder (with manifest.json or _writing.json); write train batches again instead"
+            fix = "name a dataset folder (with manifest.json or _writing.json)"
             raise NoData("the folder holds no dataset, and no remains of one", where=folder.url, fix=fix)
-        self.others = [  # foreign files in data/ that readers would include
-            file
-            for file in data_files(folder)
-            if numbered(file, folder) is None
-            and not any(part.startswith((".", "_")) for part in file.path[len(data.path) :].split("/"))
-        ]
-        self.half_written, self.uploads = [*filter(is_own_part, folder.children())], open_uploads(data)
+        self.half_written = [*filter(is_own_part, folder.children())]
         # set by `choose`:
         self.places: list[Location] = []  # the shards of the dataset, in reading order
         self.facts: Mapping[str, Any] = {}  # FACTS by name
-        self.based_on = ""  # origin of the facts: "note" | "manifest" | "shards"
+        self.based_on = ""  # origin of the facts: "note" | "manifest"
         self.resumes: WritingNote | None = None  # the note for --resume, if all its shards are sound
         # set by `read`:
         self.broken: list[tuple[Location, str]] = []  # broken shards, and why
         self.sound: list[Adopted] = []
         self.statistics = EpisodeStatistics()
 
-    def choose(self, env: AskedEnvironment | None) -> None:
-        """Find the shards of the dataset, and its facts.
-
-        Raises NoData if there is no shard, UsageError if nothing tells which belong to the dataset, and as `_facts_of_shards`.
-        """
+    def choose(self) -> None:
+        """Find the shards of the dataset, and its facts. Raises NoData if nothing tells them."""
         note = self.note
         if self.manifest is not None:
             self.based_on, self.facts = "manifest", {name: getattr(self.manifest, name) for name in FACTS}
@@ -209,13 +188,9 @@ class _Repair:
         elif note is not None and note.generation in self.shards:
             self.places, self.resumes = self._written_by(note.generation), note
             self.based_on, self.facts = "note", _facts_of_note(note, self.folder)
-        elif len(self.shards) == 1:
-            self.places = self._written_by(next(iter(self.shards)))
-            self.based_on, self.facts = "shards", _facts_of_shards(self.places, self.folder, env)
         elif self.shards:
-            what = f"the folder has shards of {len(self.shards)} writes, and nothing readable tells which belong to the dataset"
-            fix = f"move all but one out of data/: shard-{', shard-'.join(sorted(self.shards))}"
-            raise UsageError(what, where=self.folder.url, fix=fix)
+            what = "neither a readable manifest.json nor a writer's note tells what the shards are"
+            raise NoData(what, where=self.folder.url, fix=NO_MANIFEST)
         else:
             what = "nothing to repair: there is no complete shard and no readable manifest"
             fix = "run the command that was writing here with --resume or --overwrite"
@@ -233,7 +208,7 @@ class _Repair:
         for number, place in enumerate(self.places):
             check()
             try:
-                adopted = adopt(place, rows, statistics := EpisodeStatistics(), lambda _: None)
+                adopted = adopt(place, rows, statistics := EpisodeStatistics(), decode=True)
                 listed, have = self.listed.get(_path(place)), adopted.shard
                 if listed is not None and (listed.bytes, listed.sha256) != (have.bytes, have.sha256):
                     what = f"its sha256 is {have.sha256[:12]}..., but the manifest says {listed.sha256[:12]}..."
@@ -273,9 +248,9 @@ class _Repair:
 
     @property
     def _aside(self) -> list[Location]:
-        """Files in `data/` to move to quarantine."""
+        """Shards outside the dataset, to move to quarantine."""
         sound = {adopted.shard.path for adopted in self.sound}
-        files = [*(file for files in self.shards.values() for file in files.values()), *self.others]
+        files = (file for files in self.shards.values() for file in files.values())
         return sorted((file for file in files if _path(file) not in sound), key=lambda file: file.path)
 
     def new_manifest(self) -> Manifest:
@@ -303,7 +278,7 @@ class _Repair:
 
     def result(self, manifest: Manifest, *, dry_run: bool, seconds: float) -> RepairResult:
         """The result of the repair."""
-        aside, removed = self._aside, (*(file.url for file in self.half_written), *map(str, self.uploads))
+        aside, removed = self._aside, tuple(file.url for file in self.half_written)
         gone = {place.path for place, _ in self.broken} - {place.path for place in aside}
         return RepairResult(
             out=self.folder.url,
@@ -333,8 +308,6 @@ class _Repair:
         try:
             for file in self.half_written:
                 file.remove()
-            for upload in self.uploads:
-                upload.abort()
             if manifest is not self.manifest:
                 keep_names(data, quarantine)  # a killed writer may not have synced them
                 with lock.guard():  # reading the shards may have taken long
@@ -378,29 +351,3 @@ def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, BadConfig) as error:
         fix = f"run its command with --overwrite: {note.command}"
         raise BadData("the writer's note has no readable format or spaces", where=where, fix=fix) from error
-
-
-def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedEnvironment | None) -> dict[str, Any]:
-    """Facts from the shards: format by their columns, compression, spaces as in `convert` or of the environment `asked`.
-
-    Raises BadData if no shard is readable.
-    """
-    packed, compression = None, COMPRESSION
-    for place in places:
-        with suppress(BadData, StorageNotFound), opened(place) as file:
-            packed = Columns.ITEM in file.schema_arrow.names
-            codec = file.metadata.row_group(0).column(0).compression.lower() if file.num_row_groups else COMPRESSION
-            compression = {"uncompressed": "none"}.get(codec, codec)
-            break
-    if packed is None:
-        raise BadData("none of the shards can be read", where=folder.url, fix=RESTORE)
-    env = None if asked is None else asked.among([(folder.url, None)])
-    source = (RllibEpisodesSource if packed else RllibColumnsSource)([place for place in places if place.exists()], folder.url)
-    try:
-        with read_episodes(opened=[source], on_error="skip", env=env) as stream:  # only its spaces are used
-            named = ("observation_space", "action_space", "spaces_inferred", "action_scale")
-            known = {name: getattr(stream, name) for name in named}
-    except NoData as err:
-        raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
-    known |= {"format": "episodes" if packed else "columns", "compression": compression}
-    return {**DEFAULTS, **known, "environment": EnvironmentRecord.of(env)}

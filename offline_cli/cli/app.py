@@ -105,7 +105,6 @@ class ErrorBoundary(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit with the exit code if it fails."""
         try:
-            ctx.obj.refuse_memory()
             with results_alone() if ctx.obj.as_json else nullcontext():
                 return super().invoke(ctx)
         except (typer.Exit, UsageProblem):

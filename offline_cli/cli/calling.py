@@ -30,8 +30,6 @@ OF_COMMANDS: Final = (
     "as_json",
     "quiet",
     "debug",
-    "cache",
-    "cache_size",
     "list_formats",
     "html",
     "markdown",
@@ -47,11 +45,6 @@ def call(ctx: typer.Context, function: Callable[..., Any]) -> Any:
     """Call `function` with the parameters of the command; unset ones keep the function's defaults."""
     params = ctx.params
     given = {name: value for name, value in params.items() if name not in OF_COMMANDS and value not in (None, (), [])}
-    cache = {name: params[name] for name in ("cache", "cache_size") if params.get(name) is not None}
-    if cache:
-        if "cache" not in cache:
-            raise UsageError("--cache-size needs --cache", where="--cache-size", fix="name a folder with --cache DIR")
-        given["storage_options"] = {**given.get("storage_options", {}), **cache}
     if not is_first():  # with several training processes, only the first logs
         logging.disable(logging.WARNING)
     with _with_stdin(given) as given, working(quiet=params["quiet"] or not is_first()) as (on_progress, notes):

@@ -31,7 +31,7 @@ def _list_formats(ctx: typer.Context, wanted: bool) -> None:
 
 
 @command(
-    takes=(o.tables, o.environment, o.engines, o.stored, o.cached, o.shards, o.resuming, o.writing, o.common),
+    takes=(o.tables, o.environment, o.engines, o.stored, o.shards, o.resuming, o.writing, o.common),
     most_used=("out", "mapping", "to", "on_error", "resume", "as_json"),
     examples=(
         "offline-cli convert recordings/ --out dataset",
@@ -93,7 +93,7 @@ def convert(
 
 
 @command(
-    takes=(o.tables, o.environment, o.engines, o.stored, o.cached, o.writing, o.common),
+    takes=(o.tables, o.environment, o.engines, o.stored, o.writing, o.common),
     most_used=("pipeline", "out", "format", "show", "trace", "as_json"),
     examples=(
         "offline-cli apply dataset --pipeline pipeline.toml --out batches",
@@ -157,12 +157,10 @@ def inspect(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     deep: Annotated[
-        bool, o.checking("--deep", help="Also read a dataset's shards: histograms of columns, episodes by agent and module.")
+        bool, o.checking("--deep", help="Also read a dataset's shards: statistics of columns, episodes by agent and module.")
     ] = False,
     head: Annotated[int | None, o.checking(help="List the first N episodes with length and return.", min=1)] = None,
-    episode: Annotated[
-        str | None, o.checking(help="Show one episode: its end, steps, and columns over time.", metavar="ID")
-    ] = None,
+    episode: Annotated[str | None, o.checking(help="Show one episode: its end, steps, and columns.", metavar="ID")] = None,
     expect: Annotated[
         list[str],
         o.checking(
@@ -216,9 +214,7 @@ def validate(
     ctx: typer.Context,
     sources: o.SourcesArgument,
     strict: Annotated[bool, o.checking("--strict", help="Fail on warnings too, not only on errors.")] = False,
-    deep: Annotated[
-        bool, o.checking("--deep", help="Also check footers, quarantined rows and open uploads; reads a dataset twice.")
-    ] = False,
+    deep: Annotated[bool, o.checking("--deep", help="Also read the files of quarantined rows.")] = False,
     allow_lost: Annotated[
         bool, o.checking("--allow-lost", help="Report episodes lost while writing the dataset as a note, even with --strict.")
     ] = False,
@@ -238,8 +234,8 @@ def validate(
 
 
 @command(
-    takes=(o.environment, o.stored, o.common),
-    most_used=("drop_broken", "force_unlock", "dry_run", "env", "storage_options", "as_json"),
+    takes=(o.stored, o.common),
+    most_used=("drop_broken", "force_unlock", "dry_run", "quiet", "storage_options", "as_json"),
     examples=(
         "offline-cli repair dataset --dry-run",
         "offline-cli repair s3://bucket/dataset",
@@ -256,13 +252,12 @@ def repair(
     force_unlock: Annotated[
         bool, o.data("--force-unlock", help="Only remove the lock of a dead writer, _writing.json.")
     ] = False,
-    env: o.SpacesOfOption = None,
     dry_run: o.DryRunOption = False,
 ) -> None:
     """Repair a damaged or unfinished dataset.
 
-    Complete shards are adopted, partial files and uploads dropped, and the manifest is rebuilt. No file that may hold an
-    episode is deleted: other files move to quarantine/. Refused while a writer is active.
+    Complete shards are adopted, partial files dropped, and the manifest is rebuilt. No file that may hold an episode is
+    deleted: other shards move to quarantine/. Refused while a writer is active.
     """
     from offline_cli.checking.repair import repair
 

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offline_cli.errors import UsageError
 from offline_cli.storage.blanking import BLANK, blanked, blanked_args, secrets_among
 
 __all__ = ["Invocation"]
 
 _PROGRAM = "offline-cli"
-_MEMORY = "memory://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +44,3 @@ class Invocation:
         for secret in secrets_among(self.args):
             text = text.replace(secret, BLANK)
         return blanked(text)
-
-    def refuse_memory(self) -> None:
-        """Raise UsageError for memory:// URLs, which exist only in this short-lived process."""
-        for arg in self.args:
-            if arg.startswith(_MEMORY) or f"={_MEMORY}" in arg or f"::{_MEMORY}" in arg:
-                what = "memory:// exists only within one process"
-                raise UsageError(what, where=arg, fix="use a local folder or a bucket; memory:// is for Python programs")

@@ -219,7 +219,7 @@ def _show_training(ctx: typer.Context, function: Callable[..., Any]) -> None:
 
 
 @command(
-    takes=(o.tables, o.environment, o.stored, o.cached, o.resuming, o.writing, o.common),
+    takes=(o.tables, o.environment, o.stored, o.resuming, o.writing, o.common),
     without=("force_unlock",),  # a run folder's lock ends with its process
     most_used=("algorithm", "set", "out", "env", "config", "resume"),
     examples=(

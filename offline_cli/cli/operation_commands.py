@@ -142,10 +142,10 @@ def merge(
 
 @command(
     takes=o.OPERATION,
-    most_used=("out", "format", "compression", "drop", "hash_ids", "as_json"),
+    most_used=("out", "format", "compression", "drop", "max_bytes_per_file", "as_json"),
     examples=(
         "offline-cli repack dataset --out columns --format columns --compression snappy",
-        "offline-cli repack dataset --out shared --drop infos --hash-ids",
+        "offline-cli repack dataset --out shared --drop infos",
         "offline-cli repack dataset --out larger --max-bytes-per-file 1073741824",
     ),
     keys=KEYS,
@@ -157,13 +157,10 @@ def repack(
     drop: Annotated[
         list[str], o.data(help="Column to drop: an extra model output, or infos. Repeatable.", metavar="COLUMN")
     ] = o.NO_VALUES,
-    hash_ids: Annotated[
-        bool, o.data("--hash-ids", help="Replace ids by their SHA-256. A guessed id can still be verified.")
-    ] = False,
 ) -> None:
     """Rewrite episodes with other shard sizes, compression or row format.
 
-    Can also drop columns, and hash ids.
+    Can also drop columns.
     """
     from offline_cli.converting.operations.merging import repack
 
@@ -171,7 +168,7 @@ def repack(
 
 
 @command(
-    takes=(o.tables, o.environment, o.stored, o.cached, o.common),
+    takes=(o.tables, o.environment, o.stored, o.common),
     most_used=("env", "mapping", "from_", "action_scale", "workers", "as_json"),
     examples=(
         "offline-cli diff dataset copy",

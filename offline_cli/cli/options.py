@@ -11,7 +11,7 @@ import typer
 
 from offline_cli import choices as c
 from offline_cli.cli import completion
-from offline_cli.cli.values import cache_bytes, json_object, storage_pairs
+from offline_cli.cli.values import json_object, storage_pairs
 
 data = partial(typer.Option, rich_help_panel="Data")
 learning = partial(typer.Option, rich_help_panel="Learning")
@@ -117,16 +117,6 @@ def stored(
     ] = NO_VALUES,
 ) -> None:
     """Options for URLs."""
-
-
-def cached(
-    cache: Annotated[str | None, storage(help="Local folder that caches data read from buckets.", metavar="DIR")] = None,
-    cache_size: Annotated[
-        Any,
-        storage(help="Maximum size of --cache: 500MB, 50GiB.", parser=cache_bytes, metavar="SIZE", show_default="10GiB"),
-    ] = None,
-) -> None:
-    """Options for caching remote data."""
 
 
 def tables(
@@ -272,4 +262,4 @@ def operation(
     """Options of operations on datasets."""
 
 
-OPERATION = (operation, tables, environment, engines, stored, cached, shards, resuming, writing, common)
+OPERATION = (operation, tables, environment, engines, stored, shards, resuming, writing, common)

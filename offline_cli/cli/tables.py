@@ -21,7 +21,7 @@ __all__ = [
     "validated",
 ]
 
-DRAWN: Final = ("columns", "histograms", "first_episodes", "shown_episode", "dropped_columns")
+DRAWN: Final = ("columns", "first_episodes", "shown_episode", "dropped_columns")
 
 
 def converted(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,18 +33,14 @@ def converted(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def inspected(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns and lengths as mean, range and histogram, which is estimated from quantiles unless steps were read."""
-    from offline_cli.reporting.inspection import bars_of, sparkline, spread_of
-
+    """Returns and lengths as mean and range."""
     shown = {name: value for name, value in told.items() if name not in DRAWN}
     if told["wrong_shards"]:
         shown["complete"] = "yes, according to the manifest" if told["complete"] else False
         shown["try"] = "restore the files from a backup, or run offline-cli repair"
     for name in ("return", "length"):
-        figures, counted = told[name], told["histograms"]
-        low, mean, high = (render.in_words(figures.get(one)) for one in ("min", "mean", "max"))
-        bars = sparkline(bars_of(counted[name] if counted else spread_of(figures)))
-        shown[name] = f"mean {mean}, from {low} to {high}  {bars}".rstrip()
+        low, mean, high = (render.in_words(told[name].get(one)) for one in ("min", "mean", "max"))
+        shown[name] = f"mean {mean}, from {low} to {high}"
     return shown
 
 
@@ -63,8 +59,7 @@ def show_closer(told: Mapping[str, Any], *, deep: bool) -> None:
         render.show_grid(*grid)
         write(sys.stdout, f"and {more:,} more columns or elements: --json has all\n" if more else "")
     elif not asked:
-        what = "return and length are estimated from quantiles; --deep shows columns, histograms, agents and modules"
-        write(sys.stdout, f"{what}\n")
+        write(sys.stdout, "--deep shows columns, agents and modules\n")
 
 
 def validated(told: Mapping[str, Any]) -> dict[str, Any]:

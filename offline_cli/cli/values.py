@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import typer
 
-from offline_cli.choices import byte_size
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.schema_files import json_or_text
 
-__all__ = ["cache_bytes", "comparisons", "json_object", "names", "pairs", "settings", "storage_pairs", "whole_numbers"]
+__all__ = ["comparisons", "json_object", "names", "pairs", "settings", "storage_pairs", "whole_numbers"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
@@ -29,11 +28,6 @@ def whole_numbers(text: Any) -> tuple[int, ...]:
 def names(text: Any) -> tuple[str, ...]:
     """`"is,wis"` as `("is", "wis")`."""
     return text if isinstance(text, tuple) else tuple(one.strip() for one in text.split(",") if one.strip())
-
-
-def cache_bytes(text: str) -> int:
-    """The value of --cache-size. Raises UsageError."""
-    return byte_size(text, option="--cache-size")
 
 
 def json_object(text: Any) -> dict[str, Any]:

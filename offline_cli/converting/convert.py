@@ -156,10 +156,10 @@ def convert(
     if options["from_"] != AUTO:
         reader_named(options["from_"])
     said_of_tables = tables.identity(storage_options)  # also reports an unreadable mapping early
-    target = open_location(out, storage_options, beside=sources)
+    target = open_location(out, storage_options)
     if options["resume"] and options["overwrite"]:
         raise exclusive(target.url, "dataset")
-    places = expand(sources, storage_options, beside=out)
+    places = expand(sources, storage_options)
     check_apart(places, target)
     base = _base_of(target, options)
     if base is None:

@@ -46,7 +46,7 @@ from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
 from offline_cli.errors import BadConfig, BadEpisode, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, give_back_near, one_heap_near, room_for_data
+from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, room_for_data
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.parquet_files import WORKERS
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
@@ -115,10 +115,6 @@ class EpisodeStream:
 
     def __post_init__(self) -> None:
         self.sources = [source.info for source in self.opened]
-        if self.episode_limit is not None:
-            one_heap_near(self.memory_limit)
-            for info in self.sources if self.limit is None else ():
-                self.episode_limit.check_longest(info.longest, info.spaces, info.location)
         self._begin()
 
     def close(self) -> None:
@@ -146,8 +142,6 @@ class EpisodeStream:
                     raise BadEpisode(what, where=f"episodes {first.ids[0]} and {fitted.ids[0]}", fix=fix)
                 yield fitted
                 del batch, fitted  # free memory before the next batch is read
-                if self.episode_limit is not None:
-                    give_back_near(self.memory_limit)
         if falls := self.tally.assumptions[T_FALLS] - sum(one.inherited[T_FALLS] for one in self.sources):
             tell_falls(falls)
 

@@ -315,9 +315,9 @@ def holds_dataset(location: Location) -> bool:
 def _uncommitted(folder: Location) -> Uncommitted:
     place = folder.join(WRITING)
     note = WritingNote.if_any(whole_file(place), where=place.url)  # a broken note means unfinished too
-    what = NOT_FINISHED if note is None else f"a writer has not finished this {note.writes}: {note}"
+    what = NOT_FINISHED if note is None else f"a writer has not finished this dataset: {note}"
     if note is None or note.is_at_work is False:
-        fix = "run its command again with --resume (apply: --overwrite), or keep the complete shards with offline-cli repair"
+        fix = "run its command again with --resume, or keep the complete shards with offline-cli repair"
         return Uncommitted(what, where=folder.url, fix=fix)
     unknown = "" if note.is_at_work else "; if it has ended, run its command with --resume --force-unlock"
     fix = f"wait until it ends, then run this again{unknown}"

@@ -21,10 +21,10 @@ import pydantic
 from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass as model
 
-from offline_cli.datasets.file_names import DATASET, WRITING
+from offline_cli.datasets.file_names import WRITING
 from offline_cli.datasets.manifest import now
 from offline_cli.datasets.ownership import keep_names
-from offline_cli.errors import BadData, Locked, StorageNotFound, TakenOver
+from offline_cli.errors import BadData, Locked, TakenOver
 from offline_cli.import_path import allowed_changes
 from offline_cli.storage.blanking import without_folders
 from offline_cli.storage.locations import Location
@@ -59,7 +59,7 @@ def runs(pid: int, since: str) -> bool:
 
 APPENDS_TO: Final = "appends_to"  # note option: the dataset that the writer appends to
 AT_WORK: Final[set[str]] = set()  # tokens of the active writers in this process
-WHO: Final = ("host", "pid", "process_started", "token", "left", "writes")  # fields that a manifest does not keep
+WHO: Final = ("host", "pid", "process_started", "token", "left")  # fields that a manifest does not keep
 
 
 @model(frozen=True, slots=True, config=ConfigDict(strict=True, extra="ignore"))
@@ -77,7 +77,6 @@ class WritingNote:
     process_started: str = ""  # in the system's units; "" if unknown
     token: str = ""  # random, unique per writer
     left: bool = True  # the writer has marked its end
-    writes: str = DATASET.noun  # the noun of the FolderKind that it writes
 
     @staticmethod
     def of_this_process(
@@ -85,13 +84,12 @@ class WritingNote:
         options: Mapping[str, Any],
         first_quarantine: int,
         command: str,
-        writes: str = DATASET.noun,
         changes: list[str] | None = None,
     ) -> WritingNote:
         """Create the note of a new writer in this process."""
         what = (generation, dict(options), first_quarantine, now(), command, list(changes or ()))
         who = (socket.gethostname(), os.getpid(), began(os.getpid()), secrets.token_hex(16))
-        return WritingNote(*what, *who, left=False, writes=writes)
+        return WritingNote(*what, *who, left=False)
 
     @staticmethod
     def of_bytes(data: bytes, *, where: str) -> WritingNote:
@@ -220,7 +218,7 @@ class WritingLock:
         """
         AT_WORK.add(note.token)  # before the note is visible
         try:
-            if instead_of is not None or not create_only(self._place, note.to_bytes(), folder=self._folder):
+            if instead_of is not None or not create_only(self._place, note.to_bytes()):
                 there = whole_file(self._place)
                 before = WritingNote.if_any(there, where=self._place.url)
                 if before is not None:
@@ -229,8 +227,6 @@ class WritingLock:
                     raise meanwhile(self._folder)
                 write_whole(self._place, note.to_bytes(), folder=self._folder)
             self._note = note
-        except StorageNotFound as error:  # the lock's holder removed our `_part-` file as a killed writer's
-            raise meanwhile(self._folder) if self._folder.is_local else error from error
         finally:
             if self._note is None:
                 AT_WORK.discard(note.token)

@@ -40,7 +40,9 @@ if TYPE_CHECKING:  # `inspect` reads a manifest without importing fsspec
 SCHEMA: Final = "manifest.v1.json"
 MAX_DEPTH: Final = 100  # of lists and objects: JSON writers stop at 255
 MAX_MISTAKES: Final = 50  # listed in one error
-FIX: Final = "offline-cli repair builds it anew from the shards; or write the dataset again from its source"
+NO_MANIFEST: Final = (
+    "write the dataset again from its source, or from its shards: offline-cli convert D/data --out NEW --env ENV"
+)
 
 RECORDING: Final = "recording"  # provenance key: how `record` made the episodes
 WRAPPERS: Final = "wrappers"
@@ -266,7 +268,7 @@ def _contradictions(found: Manifest) -> list[str]:
 def _bad(wrong: Sequence[str], where: str) -> BadData:
     listed = wrong[:MAX_MISTAKES]
     what = listed[0] if len(wrong) == 1 else f"{len(wrong)} mistakes:\n  - " + "\n  - ".join(listed)
-    return BadData(f"the manifest cannot be read: {what}", where=where, fix=FIX, details={"problems": listed})
+    return BadData(f"the manifest cannot be read: {what}", where=where, fix=NO_MANIFEST, details={"problems": listed})
 
 
 # ---- provenance ----

@@ -18,16 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from offline_cli.datasets.file_names import (
-    BATCHES,
     CARD,
     DATA,
-    DATASET,
     MANIFEST,
     PART_PREFIX,
     QUARANTINE,
     QUARANTINE_PATH,
+    SHARD_PATH,
     WRITING,
-    FolderKind,
     quarantine_name,
 )
 from offline_cli.errors import OutputExists
@@ -38,8 +36,7 @@ from offline_cli.tally import Reject
 
 PART: Final = re.compile(rf"{PART_PREFIX}[0-9a-f]{{8}}-.+", re.ASCII)  # a local file that was being written
 REJECTS: Final = pa.schema([(name, pa.string()) for name in ("where", "code", "reason")] + [("raw", pa.binary())])
-MARKS: Final = {MANIFEST: b'"observation_space"', BATCHES: b'"train-batches"'}
-"""Text in our commit files: other programs have files called manifest.json too."""
+MARK: Final = b'"observation_space"'  # in our manifests: other programs have files of this name too
 PATH: Final = re.compile(rb'"path":\s*"([^"]+)"')
 
 
@@ -63,10 +60,10 @@ def is_own_part(place: Location) -> bool:
     return PART.fullmatch(place.name) is not None and is_regular(place)
 
 
-def numbered(file: Location, folder: Location, kind: FolderKind = DATASET) -> re.Match[str] | None:
+def numbered(file: Location, folder: Location) -> re.Match[str] | None:
     """Match the name of a data file of `folder`; None if it is not one of ours."""
     below = file.path.removeprefix(folder.path.rstrip("/")).lstrip("/")
-    return kind.data_path.fullmatch(below)
+    return SHARD_PATH.fullmatch(below)
 
 
 def data_files(folder: Location) -> list[Location]:
@@ -75,11 +72,11 @@ def data_files(folder: Location) -> list[Location]:
     return data.files() if data.exists() else []
 
 
-def shard_files(folder: Location, kind: FolderKind = DATASET) -> dict[str, dict[int, Location]]:
-    """All data files with our names, listed in the manifest or not: generation -> number -> location."""
+def shard_files(folder: Location) -> dict[str, dict[int, Location]]:
+    """All shards with our names, listed in the manifest or not: generation -> number -> location."""
     found: dict[str, dict[int, Location]] = {}
     for file in data_files(folder):
-        if match := numbered(file, folder, kind):
+        if match := numbered(file, folder):
             found.setdefault(match["generation"], {})[int(match["number"])] = file
     return found
 
@@ -89,28 +86,28 @@ def paths_listed_in(commit: bytes | None) -> frozenset[str]:
     return frozenset(path.decode("utf-8", "replace") for path in PATH.findall(commit or b""))
 
 
-def refuse_foreign(folder: Location, kind: FolderKind, *, has_note: bool) -> None:
+def refuse_foreign(folder: Location, *, has_note: bool) -> None:
     """Raise OutputExists for a folder that we did not write, for foreign files in data/, and for links.
 
     `has_note`: whether the folder has a writer's note.
     """
     files = data_files(folder)
-    foreign = [file for file in files if is_link(file) or numbered(file, folder, kind) is None]
-    links = [place for name in (kind.commit, WRITING, CARD, DATA, QUARANTINE) if is_link(place := folder.join(name))]
+    foreign = [file for file in files if is_link(file) or numbered(file, folder) is None]
+    links = [place for name in (MANIFEST, WRITING, CARD, DATA, QUARANTINE) if is_link(place := folder.join(name))]
     if links:
         what = f"{links[0].name} is a symbolic link, which is never written or removed through"
         raise OutputExists(what, where=links[0].url, fix="name its target, or another --out")
     if foreign:
-        what = f"data/ holds {len(foreign)} files that belong to no {kind.noun}, such as {foreign[0]}"
+        what = f"data/ holds {len(foreign)} files that belong to no dataset, such as {foreign[0]}"
         raise OutputExists(what, where=folder.url, fix="move them away, or give another --out")
-    commit = folder.join(kind.commit)
-    if has_note or files or MARKS[kind.commit] in ((whole_file(commit) if is_regular(commit) else None) or b""):
+    commit = folder.join(MANIFEST)
+    if has_note or files or MARK in ((whole_file(commit) if is_regular(commit) else None) or b""):
         return
     others = [
         place.name for place in folder.children() if not is_own_part(place) and place.name not in (DATA, QUARANTINE, CARD)
     ]
     if others:
-        what = f"the folder holds {others[0]} and no {kind.noun}; --overwrite replaces nothing else"
+        what = f"the folder holds {others[0]} and no dataset; --overwrite replaces nothing else"
         raise OutputExists(what, where=folder.url, fix="give another --out")
 
 

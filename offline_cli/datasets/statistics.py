@@ -6,7 +6,6 @@ Column statistics are computed on demand (`inspect --deep`, checking/column_stat
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -17,7 +16,6 @@ from offline_cli.columns import Columns
 from offline_cli.datasets.manifest import Counts, Statistics
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.tally import UNFINISHED
-from offline_cli.trees import leaves
 
 QUANTILES: Final = (0, 1, 5, 25, 50, 75, 95, 99, 100)  # percent
 
@@ -86,20 +84,3 @@ def plain_numbers(values: Any) -> Any:
     if isinstance(values, float) and not math.isfinite(values):
         return None if math.isnan(values) else str(values)
     return values
-
-
-def not_finite(batch: EpisodeBatch) -> Counter[str]:
-    """Counts of NaN and infinite values by kind, such as `nan-in-rewards`, last observations included."""
-    trees = {
-        "observations": [batch.obs],
-        "actions": [batch.actions],
-        "rewards": [batch.rewards],
-        "extras": batch.extra.values(),
-    }
-    found = Counter[str]()
-    for kind, group in trees.items():
-        for leaf in (leaf for tree in group for leaf in leaves(tree)):
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                found[f"nan-in-{kind}"] += int(np.isnan(leaf).sum())
-                found[f"infinite-in-{kind}"] += int(np.isinf(leaf).sum())
-    return +found

@@ -3,7 +3,7 @@
 A folder with a note is uncommitted, whatever else is in it. When a dataset is overwritten, its manifest and shards stay until
 the new manifest is written; removing the note restores it. The generation in a shard's name is a hash of the write's options,
 with a random salt if the folder was written before: no name is ever reused, so a reader with an older manifest cannot find
-other episodes under it. The same holds for train batches (`FolderKind`).
+other episodes under it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import (
     DATA,
-    DATASET,
     MANIFEST,
     QUARANTINE,
+    SHARD_PATH,
     UNFINISHED_WRITING,
     WRITING,
-    FolderKind,
     generation_of,
+    new_generation,
 )
 from offline_cli.datasets.lock import APPENDS_TO, WritingLock, WritingNote, meanwhile, refuse_if_at_work, unlock
 from offline_cli.datasets.manifest import CHANGES, IDENTITY, Manifest
@@ -44,7 +44,6 @@ from offline_cli.errors import (
     Locked,
     NoData,
     OutputExists,
-    StorageError,
     StorageNotFound,
     Uncommitted,
     UsageError,
@@ -53,7 +52,7 @@ from offline_cli.import_path import allowed_changes, content_hash_of
 from offline_cli.parquet.reading import opened
 from offline_cli.spaces import Space, describe, same_space
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import open_uploads, whole_file
+from offline_cli.storage.staging import whole_file
 
 REPAIRED_FIX: Final = "write the missing part to another --out, or everything again with --overwrite"
 IN_ORDER: Final = ("commands", "sources", "source_formats", CHANGES)  # provenance lists that are concatenated
@@ -82,7 +81,6 @@ def check_target(
     overwrite: bool = False,
     resume: bool = False,
     force_unlock: bool = False,
-    kind: FolderKind = DATASET,
 ) -> WritingNote | None:
     """Check whether a write may start; return the note to resume from, or None for a new write.
 
@@ -91,19 +89,19 @@ def check_target(
     another writer is active, UsageError for `resume` with `overwrite`, StorageError for a local folder that is not writable.
     """
     if resume and overwrite:
-        raise exclusive(folder.url, kind.noun)
+        raise exclusive(folder.url, "dataset")
     if folder.is_file():
-        raise OutputExists(f"this is a file; a {kind.noun} is a folder", where=folder.url, fix="give another --out")
+        raise OutputExists("this is a file; a dataset is a folder", where=folder.url, fix="give another --out")
     kept = None
     if folder.exists():
         if force_unlock:
             unlock(folder)
-        note = _note_in(folder, kind, needed=resume)
+        note = _note_in(folder, needed=resume)
         kept = (note or _unfinished(folder)) if resume else None
         if kept is not None or overwrite:
-            refuse_foreign(folder, kind, has_note=note is not None or kept is not None)
+            refuse_foreign(folder, has_note=note is not None or kept is not None)
         elif not all(map(is_own_part, folder.children())):
-            raise _exists(folder, kind, resume=resume)
+            raise _exists(folder, resume=resume)
     folder.check_writable()
     return kept
 
@@ -121,7 +119,7 @@ def dataset_to_append_to(folder: Location, *, resume: bool = False, force_unlock
     note = _note_to_append(folder, resume=resume)
     if not folder.join(MANIFEST).exists():
         raise NoData("there is no dataset to append to: no manifest.json", where=folder.url, fix=BEGIN_FIX)
-    refuse_foreign(folder, DATASET, has_note=note is not None)
+    refuse_foreign(folder, has_note=note is not None)
     folder.check_writable()
     found = Manifest.read(folder)
     if not found.complete and UNFINISHED_WRITING in found.provenance:
@@ -133,26 +131,23 @@ def dataset_to_append_to(folder: Location, *, resume: bool = False, force_unlock
 
 def _note_to_append(folder: Location, *, resume: bool) -> WritingNote | None:
     """The note of an append that `resume` continues. Raises Uncommitted for any other."""
-    note = _note_in(folder, DATASET, needed=resume)
+    note = _note_in(folder, needed=resume)
     if note is not None and not (resume and APPENDS_TO in note.options):
         fix = f"finish it first ({note.command}, with --resume), or keep its complete shards with offline-cli repair"
         raise Uncommitted("a writer has not finished this dataset", where=folder.url, fix=fix)
     return note
 
 
-def _note_in(folder: Location, kind: FolderKind, *, needed: bool) -> WritingNote | None:
+def _note_in(folder: Location, *, needed: bool) -> WritingNote | None:
     """The writer's note in `folder`, or None; a broken one counts as None unless `needed`.
 
-    Raises BadData for a broken note that is `needed`, Locked if its writer is active, OutputExists if it writes another kind.
+    Raises BadData for a broken note that is `needed`, Locked if its writer is active.
     """
     place = folder.join(WRITING)
     data = whole_file(place)
     note = WritingNote.of_bytes(data, where=place.url) if needed and data is not None else WritingNote.if_any(data, where="")
     if note is not None:
         refuse_if_at_work(note, place)
-        if note.writes != kind.noun:
-            what = f"the folder holds an unfinished {note.writes}, not a {kind.noun}"
-            raise OutputExists(what, where=folder.url, fix=f"give another --out, or finish it: {note.command}")
     return note
 
 
@@ -166,16 +161,16 @@ def _unfinished(folder: Location) -> WritingNote | None:
     return WritingNote.of_manifest(found.provenance[UNFINISHED_WRITING], environment, where=place.url)
 
 
-def _exists(folder: Location, kind: FolderKind, *, resume: bool) -> OutputExists:
+def _exists(folder: Location, *, resume: bool) -> OutputExists:
     """The error for an existing folder that may not be replaced and cannot be resumed."""
     fix = "--overwrite to replace it, or another --out"
-    if folder.join(WRITING).exists() or (kind is DATASET and _unfinished(folder) is not None):
-        what = f"an unfinished {kind.noun} exists here"
-        fix = f"--resume to continue it, {fix}" if kind is DATASET else fix
-    elif not folder.join(kind.commit).exists():
-        what, fix = f"the folder is not empty, and holds no {kind.noun}", "give another --out"
+    if folder.join(WRITING).exists() or _unfinished(folder) is not None:
+        what = "an unfinished dataset exists here"
+        fix = f"--resume to continue it, {fix}"
+    elif not folder.join(MANIFEST).exists():
+        what, fix = "the folder is not empty, and holds no dataset", "give another --out"
     else:
-        what = f"a {kind.noun} exists here already{'; it is complete or repaired and cannot be resumed' if resume else ''}"
+        what = f"a dataset exists here already{'; it is complete or repaired and cannot be resumed' if resume else ''}"
     return OutputExists(what, where=folder.url, fix=fix)
 
 
@@ -257,9 +252,9 @@ class TargetFolder:
 
     note: WritingNote  # of this write, set by `begin`; kept in the manifest of an incomplete dataset
 
-    def __init__(self, folder: Location, command: str, kind: FolderKind = DATASET) -> None:
+    def __init__(self, folder: Location, command: str) -> None:
         """`command`: the writing command line, without secrets."""
-        self.folder, self.kind, self._command = folder, kind, command
+        self.folder, self._command = folder, command
         self.resumed = False
         self._lock = WritingLock(folder)
         self.guard = self._lock.guard  # wrap every commit in it; raises TakenOver
@@ -293,7 +288,7 @@ class TargetFolder:
         """
         self._base = base
         if base is None:
-            note = check_target(self.folder, overwrite=overwrite, resume=resume, kind=self.kind)
+            note = check_target(self.folder, overwrite=overwrite, resume=resume)
         else:
             note = _note_to_append(self.folder, resume=resume)
         there = whole_file(self.folder.join(WRITING)) if self.folder.exists() else None
@@ -313,17 +308,17 @@ class TargetFolder:
             raise
 
     def _noted(self, generation: str, options: Mapping[str, Any], quarantine: int, changes: list[str]) -> WritingNote:
-        return WritingNote.of_this_process(generation, options, quarantine, self._command, self.kind.noun, changes)
+        return WritingNote.of_this_process(generation, options, quarantine, self._command, changes)
 
     def _begin_anew(self, options: Mapping[str, Any], there: bytes | None) -> None:
         self._replaces_note = there is not None
         files, commit = before = self._there()
         listed, is_new = paths_listed_in(commit), not (there or files or commit)
-        named = (self.kind.data_path.fullmatch(path) for path in listed)
+        named = (SHARD_PATH.fullmatch(path) for path in listed)
         taken = {*files, *(match["generation"] for match in named if match)}
         if self._base is not None:  # its identity is in the options; but a repaired dataset may have used these names before
             is_new = "repaired" not in self._base.manifest.provenance
-        generation = self.kind.generation(options, taken, None if is_new else secrets.token_hex(8))
+        generation = new_generation(options, taken, None if is_new else secrets.token_hex(8))
         self.note = self._noted(generation, options, next_number(self.folder), [])
         self._lock.acquire(self.note, instead_of=there)
         if self._there() != before or (self._base is not None and listed != self._base.paths):
@@ -334,7 +329,7 @@ class TargetFolder:
 
     def _there(self) -> tuple[frozenset[str], bytes | None]:
         """Generations of the files in `data/`, and the commit."""
-        return frozenset(shard_files(self.folder, self.kind)), whole_file(self.folder.join(self.kind.commit))
+        return frozenset(shard_files(self.folder)), whole_file(self.folder.join(MANIFEST))
 
     def _take_up(self, note: WritingNote, there: bytes | None) -> None:
         self.note, self.resumed = note, True
@@ -345,15 +340,11 @@ class TargetFolder:
         self._remove_rejects(own=True)  # their rows will be rejected again
 
     def _remove_parts(self) -> None:
-        """Remove incomplete files of a killed writer, and abort its S3 uploads."""
+        """Remove incomplete files of a killed writer."""
         with self.guard():
             for child in filter(is_own_part, self.folder.children()):
                 with suppress(StorageNotFound):  # a rejected concurrent writer removed its own
                     child.remove()
-            if self.resumed or self._replaces_note:
-                with suppress(StorageError):  # optional: not every writer has permission to list uploads
-                    for upload in open_uploads(self.folder.join(DATA)):
-                        upload.abort()
 
     def _remove_rejects(self, *, own: bool) -> None:
         """Remove rejected rows of this write (`own`), or of earlier ones."""
@@ -363,7 +354,7 @@ class TargetFolder:
 
     def own_files(self) -> list[Location]:
         """The complete files of this write, in order. Raises BadData if one is missing between others."""
-        found = shard_files(self.folder, self.kind).get(self.generation, {})
+        found = shard_files(self.folder).get(self.generation, {})
         missing = min({*range(len(found))} - found.keys(), default=None)
         if missing is not None:
             what = f"shard {missing} is missing, but later ones exist"
@@ -379,7 +370,7 @@ class TargetFolder:
         manifest is told (`Dataset`); it never reads other rows.
         """
         kept = listed if self._base is None else listed | self._base.paths
-        older = (files for name, files in shard_files(self.folder, self.kind).items() if name != self.generation)
+        older = (files for name, files in shard_files(self.folder).items() if name != self.generation)
         replaced = [file for files in older for file in files.values() if f"{DATA}/{file.name}" not in kept]
         folders = [self.folder.join(name) for name in (DATA, QUARANTINE)]
         with self.guard():  # checked after the listing, so that none of these is another writer's

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -35,7 +34,7 @@ from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, 
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
-from offline_cli.datasets.statistics import EpisodeStatistics, not_finite
+from offline_cli.datasets.statistics import EpisodeStatistics
 from offline_cli.datasets.target_folder import Base, TargetFolder
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.multi_agent_episode import MultiAgentEpisode
@@ -79,7 +78,6 @@ class DatasetWriter:
         tally: Tally | None = None,
         identity: Mapping[str, Any] = NO_PARTS,
         allow_changes: bool | None = None,
-        count_not_finite: bool = False,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """`location`: the target folder, a path or a URL; only `with` starts to write.
@@ -90,9 +88,8 @@ class DatasetWriter:
         everything that determines the content, by name, as JSON values without secrets; `resume` requires the same identity
         unless `allow_changes`, which counts the changes, and so does `base` if `allow_changes` is not None. `base`: the
         existing dataset to append to. `reference`: returns for normalised scores; None: those of `base`.
-        `count_not_finite`: count NaN and infinite values as assumptions such as
-        `nan-in-rewards`. Raises UsageError, UnsupportedSpace; BadConfig if `base` has another format, compression, action
-        scale, spaces or meanings.
+        Raises UsageError, UnsupportedSpace; BadConfig if `base` has another format, compression, action scale, spaces or
+        meanings.
         """
         self.location = open_location(location, storage_options)
         self._tally = Tally() if tally is None else tally
@@ -136,7 +133,6 @@ class DatasetWriter:
         self._shards: ShardSequence | None = None
         self._last: EpisodeBatch | None = None  # has the structure of the open row group
         self._statistics = EpisodeStatistics()
-        self._not_finite: Counter[str] | None = Counter() if count_not_finite else None
         self._started = ""
         self._committed = False
         self._ids = set[str]()  # of all episodes, including adopted ones and those of `base`
@@ -195,7 +191,7 @@ class DatasetWriter:
     def _adopt_shards(self, shards: ShardSequence) -> None:
         ids = set[str]()
         for place in self._target.own_files():
-            adopted = adopt(place, self._rows, self._statistics, None if self._not_finite is None else self._see)
+            adopted = adopt(place, self._rows, self._statistics)
             shards.finished.append(adopted.shard)
             self._take_ids(adopted.ids)
             ids.update(adopted.ids)
@@ -287,7 +283,6 @@ class DatasetWriter:
             batch = EpisodeBatch.concat([one if part == slice(0, len(one)) else one.select(part) for one, part in parts])
             table = self._rows.table(batch, where=self.location.url)
             self._statistics.add(batch)
-            self._see(batch)
             return table, len(batch), batch.num_steps
         tables, plain = [], []
         for piece in pieces:
@@ -298,10 +293,6 @@ class DatasetWriter:
         episodes = pa.concat_tables(plain)
         self._statistics.add_plain(episodes)
         return pa.concat_tables(tables), len(episodes), pc.sum(episodes.column(Columns.LENGTH)).as_py()
-
-    def _see(self, batch: EpisodeBatch) -> None:
-        if self._not_finite is not None:
-            self._not_finite += not_finite(batch)
 
     def quarantine(self, rejects: list[Reject]) -> None:
         """Write rejected rows to `quarantine/`, and clear the list."""
@@ -330,7 +321,7 @@ class DatasetWriter:
         """
         shards = self._open_shards()
         shards.close()
-        counted = {**(self._tally.assumptions if assumptions is None else assumptions), **(self._not_finite or {})}
+        counted = dict(self._tally.assumptions if assumptions is None else assumptions)
         known = with_defaults({**self._provenance, **(provenance or {})}, started=self._started)
         known |= {CHANGES: self._changes} if self._changes else {}
         if not complete:

@@ -70,8 +70,7 @@ def export(
     An unfinished run exports the policy of its last checkpoint. Raises like `load_policy` for the run; BadConfig, naming it,
     for a piece or a network that cannot be exported; MissingPackage, OutputExists, StorageError.
     """
-    where = [place.url if isinstance(place, Location) else os.fspath(place) for place in (run, out)]
-    place, folder = (open_location(one, storage_options, beside=where) for one in (out, run))
+    place, folder = (open_location(one, storage_options) for one in (out, run))
     beside = place if to == "rllib" else place.parent()
     if beside is None:
         raise UsageError("--out names no file", where=place.url, fix="name a file: --out FOLDER/policy.onnx")

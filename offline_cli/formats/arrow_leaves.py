@@ -119,27 +119,6 @@ def tree_of(column: pa.ChunkedArray | pa.Array, field: pa.Field, *, where: Where
     return _tree(_whole(column), field, where)
 
 
-def tree_of_following(column: pa.ChunkedArray, field: pa.Field, before: pa.ChunkedArray, values: Tree, *, where: Where) -> Tree:
-    """`tree_of(column)`, faster; `values` is the tree of `before`, whose row i+1 usually equals row i of `column`.
-
-    RLlib writes each observation twice. A packed cell with the same text in both columns is unpacked once.
-    """
-    array, ahead = _whole(column), _whole(before)
-    packed = array.type == ahead.type and (is_text(array.type) or _is_bytes(array.type)) and isinstance(values, np.ndarray)
-    if not packed or not len(array) or array.null_count:
-        return _tree(array, field, where)
-    same = pc.equal(array.slice(0, len(array) - 1), ahead.slice(1)).to_numpy(zero_copy_only=False)
-    others = np.flatnonzero(~np.append(same, np.False_))
-    if len(others) > len(array) // 2:
-        return _tree(array, field, where)
-    unpacked = _tree(array.take(pa.array(others)), field, lambda row: where(int(others[row])))
-    if not isinstance(unpacked, np.ndarray) or (unpacked.dtype, unpacked.shape[1:]) != (values.dtype, values.shape[1:]):
-        return _tree(array, field, where)
-    following = np.roll(values, -1, axis=0)
-    following[others] = unpacked
-    return following
-
-
 def _whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     if isinstance(column, pa.ChunkedArray) and column.num_chunks == 1:
         return column.chunk(0)  # combine_chunks would copy it

@@ -8,10 +8,9 @@ only a sample is inspected. Results are cached.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import PurePath
 from typing import Final
 
 import pyarrow as pa
@@ -28,7 +27,6 @@ from offline_cli.formats.rllib.columns import NEEDED
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.tables.text_files import is_named_csv, looks_like_csv, packing_of, unpacked_head
 from offline_cli.scopes import Scope
-from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 
 NO_DATA: Final = "none"
@@ -83,7 +81,6 @@ MAGIC: Final = {
 SETTINGS: Final = (".toml", ".ini", ".cfg")
 HEAD_BYTES: Final = 1 << 16
 BOM: Final = b"\xef\xbb\xbf"
-LOOKED_AT: Final = 512  # sample size, from at least twice as many files with one suffix
 LINES_LOOKED_AT: Final = 16  # files whose first line is read until one is a batch
 THREADS: Final = 8
 
@@ -117,10 +114,9 @@ class Listing:
 
     @cached_property
     def _kinds(self) -> list[tuple[str, Location]]:
-        """The kinds of the inspected files: a value of MAGIC, a key of LAYOUTS, npz, csv, or other."""
-        chosen = _looked_at(self.files)
-        with ReadingPool(min(THREADS, max(1, len(chosen)))) as pool:
-            kinds = list(zip(pool.map(_kind, chosen), chosen, strict=True))
+        """The kinds of the files: a value of MAGIC, a key of LAYOUTS, npz, csv, or other."""
+        with ThreadPoolExecutor(THREADS) as pool:
+            kinds = list(zip(pool.map(_kind, self.files), self.files, strict=True))
         known = {kind: file for kind, file in kinds if kind != "other"}
         if len(known) > 1 and "csv" in known and not is_named_csv(known["csv"].name):  # notes with commas beside the data
             return [("other" if kind == "csv" else kind, file) for kind, file in kinds]
@@ -128,16 +124,6 @@ class Listing:
 
 
 # ---- by first bytes ----
-
-
-def _looked_at(files: Sequence[Location]) -> Sequence[Location]:
-    """All files; of very many with one suffix an even sample, including the first and last."""
-    ending, count = Counter(PurePath(file.name).suffix for file in files).most_common(1)[0]
-    if count < 2 * LOOKED_AT:
-        return files
-    alike = [file for file in files if PurePath(file.name).suffix == ending]
-    others = [file for file in files if PurePath(file.name).suffix != ending]
-    return [*alike[: -1 : count // LOOKED_AT], alike[-1], *others]
 
 
 def _kind(file: Location) -> str:

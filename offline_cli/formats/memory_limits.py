@@ -10,28 +10,17 @@ buffers. An episode that is too long raises, by name, before it is joined and pa
 
 from __future__ import annotations
 
-import ctypes
-import math
-import os
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import MemoryLimitExceeded
 from offline_cli.parquet.reading import MEMORY_LIMIT as MEMORY_LIMIT
-from offline_cli.spaces import Space, leaf_spaces
 
 PROGRAM: Final = 192 << 20  # bytes of the program with its libraries, and of the table being written
 WRITTEN: Final = 7  # memory for writing an episode, as a multiple of its arrays: arrays, packed item, Parquet buffers
-REWARD: Final = 8  # bytes
-NEAR: Final = 0.7  # share of the limit at which free memory is returned: it is fragmented
-TIGHT: Final = 512 << 20  # limits below this leave little memory beside the program
-ARENAS: Final = -8  # glibc's M_ARENA_MAX
 HELD: Final = 5  # peak memory of an episode, as a multiple of its arrays: 256 MB took 1.4 GB with the program, 141 MB 0.8 GB
 
 
@@ -43,22 +32,6 @@ def room_for_data(memory_limit: int) -> int:
 def give_back() -> None:
     """Return free memory to the system (takes a few milliseconds)."""
     pa.system_memory_pool().release_unused()
-
-
-def give_back_near(memory_limit: int) -> None:
-    """Return free memory to the system if the process uses most of its limit (Linux only)."""
-    with suppress(OSError, ValueError, AttributeError):  # only Linux reports it
-        taken = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        if taken > NEAR * memory_limit:
-            give_back()
-
-
-def one_heap_near(memory_limit: int) -> None:
-    """Under a tight limit, make all threads share one heap: heaps per thread keep freed memory."""
-    if memory_limit < TIGHT and os.name == "posix":
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-        if mallopt is not None:  # glibc; other C libraries lack or ignore it
-            mallopt(ARENAS, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +53,6 @@ class EpisodeLimit:
     def check_steps(self, steps: int, batch: EpisodeBatch, name: str, place: str) -> None:
         """Raise MemoryLimitExceeded if an episode of `steps` steps like those of `batch` is too large."""
         self._check(steps, steps * batch.nbytes // max(1, batch.num_steps), f"episode {name}", place)
-
-    def check_longest(self, steps: int | None, spaces: tuple[Space | None, Space | None], place: str) -> None:
-        """Raise MemoryLimitExceeded if an episode of `steps` steps in these spaces (if known) is too large."""
-        known = [space for space in spaces if space is not None]
-        if steps is not None and len(known) == len(spaces):
-            leaves = [leaf for space in known for leaf in leaf_spaces(space).values()]
-            step = REWARD + sum(np.dtype(leaf.dtype).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
-            self._check(steps, steps * step, "the longest episode", place)
 
     def _check(self, steps: int, taken: int, name: str, place: str) -> None:
         if taken > self.most:

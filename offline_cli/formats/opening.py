@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from offline_cli.choices import SOURCE_FORMAT
 from offline_cli.datasets.dataset import Dataset, holds_dataset
-from offline_cli.datasets.file_names import BATCHES, RUN_POLICY
+from offline_cli.datasets.file_names import RUN_POLICY
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadData, NoData, StorageNotFound, UsageError
@@ -51,13 +51,6 @@ def placed(sources: Any) -> Any:
     path = f"{FOLDER}/{hashlib.sha256(data).hexdigest()[:16]}.arrow"
     fsspec.filesystem("memory").pipe_file(path, data.to_pybytes())
     return f"memory:/{path}"
-
-
-OUTPUTS: Final = {
-    BATCHES: ("a folder of train batches", "name the recordings that they were made from (provenance in batches.json)"),
-    RUN_POLICY: ("a run of train-bc", "record with it (offline-cli record ENV --policy RUN --out D), or evaluate it"),
-}
-"""Our own outputs that are not recordings, by a file in them: a description, and what to do instead."""
 
 
 def open_sources(
@@ -124,9 +117,9 @@ class _Opening:
         if not files:
             fix = "give a folder of Parquet, CSV or JSON recordings, or a dataset written by convert"
             raise NoData("the folder holds no data files", where=location.url, fix=fix)
-        for name, (words, fix) in OUTPUTS.items():
-            if any(file.path == location.join(name).path for file in files):
-                raise NoData(f"this is {words}, not recordings", where=location.url, fix=fix)
+        if any(file.path == location.join(RUN_POLICY).path for file in files):
+            fix = "record with it (offline-cli record ENV --policy RUN --out D), or evaluate it"
+            raise NoData("this is a run of train-bc, not recordings", where=location.url, fix=fix)
         return self.files(files, location.url)
 
     def files(self, files: Sequence[Location], location: str) -> Source:
@@ -206,7 +199,7 @@ def infos_of_manifests(places: Iterable[Location]) -> Iterator[SourceInfo]:
 
 def info_of(manifest: Manifest, location: str) -> SourceInfo:
     """The SourceInfo from the manifest of the dataset at `location`."""
-    environment, longest = manifest.environment, manifest.statistics.get("length", {}).get("max")
+    environment = manifest.environment
     return SourceInfo(
         format=manifest.format,
         location=location,
@@ -216,7 +209,6 @@ def info_of(manifest: Manifest, location: str) -> SourceInfo:
         action_scale=manifest.action_scale,
         meanings=manifest.meanings,
         environment=EnvironmentSpec(environment.id, environment.kwargs, environment.wrappers) if environment else None,
-        longest=None if longest is None else int(longest),
         commands=tuple(str(line) for line in manifest.provenance.get("commands", [])),
         declared=_documents(manifest.provenance.get("declared")),
         mappings=_documents(manifest.provenance.get("mappings")),

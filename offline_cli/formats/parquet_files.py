@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final
@@ -30,7 +30,6 @@ from offline_cli.parquet.reading import (
     without_objects,
 )
 from offline_cli.scopes import Scope, part_of
-from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.tally import Lost, Rejects
 
@@ -155,7 +154,8 @@ def _parts(
     """
     with scope:
         held = scope.part()  # closed after the threads have ended
-        pool = scope.enter(ReadingPool(min(workers, max(1, len(files)))))
+        pool = ThreadPoolExecutor(min(workers, max(1, len(files))), "offline-cli")
+        scope.callback(pool.shutdown, cancel_futures=True)
         alone = len(files) == 1  # otherwise the pool's threads already run in parallel
         pending = (_parts_of(file, columns, held, use_threads=alone) for file in files)
         ahead: deque[tuple[Iterator[Chunk], Future[Chunk | None]]] = deque()

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
 from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
 from offline_cli.formats.hdf5.d4rl import open_d4rl
 from offline_cli.formats.hdf5.robomimic import open_robomimic
@@ -26,7 +26,7 @@ from offline_cli.formats.rllib.input_reader import input_reader
 from offline_cli.formats.rllib.sample_batch import SampleBatchSource
 from offline_cli.formats.source import FileSource, Source
 from offline_cli.formats.tables import TableSource
-from offline_cli.plugins import READERS, Plugin, named_plugin, plugins
+from offline_cli.plugins import READERS, named_plugin, plugins
 from offline_cli.storage.locations import Location
 
 AUTO: Final = "auto"
@@ -42,8 +42,6 @@ TABLES: Final = {
     "json-array": "json",
 }
 """Kinds that can be read as tables, with `TableSource`'s name for them."""
-RECIPES: Final = {"npy": "NumPy arrays", "rlds": "RLDS datasets"}
-"""Sections of the documentation with Python recipes."""
 
 _log = logging.getLogger(__name__)
 
@@ -95,43 +93,23 @@ def reader_named(name: str) -> Reader:
 
 
 def reader_for(listing: Listing) -> Reader:
-    """The reader with the highest certainty; ours among equals.
-
-    Raises NoData if there is none, BadData for damaged files, UsageError if plug-ins of several packages are equally certain.
-    """
-    damage: list[BadData | MissingPackage] = []  # a plug-in may recognise a file that seems damaged to us
-    scores: list[tuple[float, Reader, Plugin | None]] = []
+    """The reader with the highest certainty; ours among equals. Raises NoData if there is none, BadData for damaged files."""
+    damage: BadData | MissingPackage | None = None  # a plug-in may recognise a file that seems damaged to us
+    scores: list[tuple[float, Reader]] = []
     try:
-        scores += [(reader.sniff(listing), reader, None) for reader in OURS.values()]
+        scores += [(reader.sniff(listing), reader) for reader in OURS.values()]
     except (BadData, MissingPackage) as error:
-        damage.append(error)
-    for reader, plugin in _of_packages():
+        damage = error
+    for plugin in plugins(READERS):
         try:
-            scores.append((float(reader.sniff(listing)), reader, plugin))
-        except (BadData, MissingPackage) as error:
-            damage.append(error)
-        except Exception as error:  # noqa: BLE001  a plug-in may raise anything
-            _log.warning("note: reader %r of the package %s raised %r", plugin.name, plugin.package, error)
-    best = max((score for score, _, _ in scores), default=NO)
+            reader = plugin.load_as(Reader)
+            scores.append((float(reader.sniff(listing)), reader))
+        except (BadConfig, BadData, MissingPackage) as error:
+            _log.warning("note: reader %r of the package %s: %s", plugin.name, plugin.package, error.what)
+    best, reader = max(scores, key=lambda one: one[0], default=(NO, OURS[TABLE]))
     if best <= NO:
-        raise damage[0] if damage else no_reader(listing)
-    surest = [(reader, plugin) for score, reader, plugin in scores if score == best]
-    if surest[0][1] is not None:
-        rivals = {(id(reader), plugin.package): plugin for reader, plugin in surest if plugin is not None}
-        if len(rivals) > 1:  # aliases in one package count once
-            names = " and ".join(f"{one.name!r} of the package {one.package}" for one in rivals.values())
-            fix = f"choose one: {' or '.join(f'--from {one.name}' for one in rivals.values())}"
-            raise UsageError(f"the readers {names} match these files equally well", where=listing.location, fix=fix)
-    return surest[0][0]
-
-
-def _of_packages() -> Iterator[tuple[Reader, Plugin]]:
-    """The readers of plug-ins; one that cannot be loaded is only logged, because the user did not name it."""
-    for registered in plugins(READERS):
-        try:
-            yield registered.load_as(Reader), registered
-        except (BadConfig, MissingPackage) as error:
-            _log.warning("note: %s", error.what)
+        raise damage or no_reader(listing)
+    return reader
 
 
 def no_reader(listing: Listing) -> NoData:
@@ -139,8 +117,6 @@ def no_reader(listing: Listing) -> NoData:
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"{one.distribution} (--from {one.name})" for one in plugins(READERS)]
-    fix = "record in one of these formats, or write a table with one row per step"
-    if recipe := RECIPES.get(listing.kind):
-        fix = f'convert it in Python (see "{recipe}" in the documentation), or write a table with one row per step'
+    fix = 'convert it in Python (see "Read and write other programs\' data"), or write a table with one row per step'
     what = f"{what}; there are readers for {', '.join(readers)}, and for our own datasets"
     return NoData(what, where=listing.location, fix=fix)

@@ -128,7 +128,6 @@ class SourceInfo:
     meanings: Meanings = NO_MEANINGS  # of columns: names of elements, categories, units
     environment: EnvironmentSpec | None = None  # of its episodes; None: unknown
     said_by: str = THE_SOURCE  # origin of these declarations, for messages
-    longest: int | None = None  # steps of the longest episode; None: unknown
     commands: tuple[str, ...] = ()  # the commands that made it, in order
     columns: Mapping[str, str] | None = None  # of a mapped table: source columns by our names, for a preview
     declared: tuple[Mapping[str, Any], ...] = ()  # further metadata of its files, JSON values with their `format`

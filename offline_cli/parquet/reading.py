@@ -267,7 +267,7 @@ def dropping(shard: Location) -> str:
 def fingerprint(location: Location) -> tuple[int, str]:
     """Size and sha256 (hex) of a file, bypassing the cache. Raises StorageNotFound, StorageError."""
     digest, size = hashlib.sha256(), 0
-    with location.without_cache.open() as file, storage_failures(location.url, "reading it"):
+    with location.open() as file, storage_failures(location.url, "reading it"):
         while chunk := file.read(CHUNK):
             digest.update(chunk)
             size += len(chunk)

@@ -7,7 +7,7 @@ are stored plain, text and integers with a dictionary, except `item` and infos. 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final, get_args
 
@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from offline_cli.choices import Compression
 from offline_cli.columns import Columns
 from offline_cli.errors import UsageError
-from offline_cli.storage.failures import ReadingPool
 from offline_cli.storage.locations import Location
 from offline_cli.storage.staging import StagedFile
 
@@ -42,7 +41,7 @@ class ShardWriter:
         self.target = target
         self.rows = 0
         self._schema = schema
-        self._pool = ReadingPool(1)
+        self._pool = ThreadPoolExecutor(1, "offline-cli")
         self._coming: Future[None] | None = None
         self._file = StagedFile(target, folder=folder)
         try:
@@ -76,15 +75,15 @@ class ShardWriter:
     def commit(self) -> tuple[int, str]:
         """Write the footer and publish the shard; return its size and sha256."""
         self.settle()
-        self._pool.give_up()
+        self._pool.shutdown(cancel_futures=True)
         self._close()
         self._file.commit()
         return self._file.bytes, self._file.sha256
 
     def discard(self) -> None:
-        """Discard the shard without waiting for the storage."""
+        """Discard the shard."""
         try:
-            self._pool.give_up()
+            self._pool.shutdown(cancel_futures=True)
         finally:  # also on a second Ctrl-C
             self._file.discard()
             with suppress(pa.ArrowException, OSError):  # may raise again after a failed write

@@ -26,7 +26,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import pydantic
@@ -232,7 +232,7 @@ def load_policy(
     if exists and not folder.join(CONFIG).is_file():
         fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name a folder written by train-bc --out"
         raise NoData("not a run folder of train-bc", where=where, fix=fix)
-    last = None if folder.join(RESULT).is_file() else checkpoint_bytes(replace(folder, cache=None))
+    last = None if folder.join(RESULT).is_file() else checkpoint_bytes(folder)
     if exists and not (folder.join(POLICY).is_file() and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"finish it with the same options: `offline-cli train-bc ... --out {run} --resume`"
         raise Uncommitted("the run is unfinished and has no policy yet", where=where, fix=fix)

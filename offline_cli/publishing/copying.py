@@ -61,7 +61,7 @@ def copy_to_folder(
 def _copy(dataset: Dataset, shard: Shard, writing: TargetFolder) -> None:
     source, copy = dataset.location.join(shard.path), StagedFile(writing.folder.join(shard.path), folder=writing.folder)
     try:
-        with source.without_cache.open() as file, storage_failures(source.url, "reading it"):
+        with source.open() as file, storage_failures(source.url, "reading it"):
             shutil.copyfileobj(file, copy, BLOCK)
         check_shard(dataset, shard, copy.sha256)
         with writing.guard():

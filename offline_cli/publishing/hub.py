@@ -28,7 +28,7 @@ from offline_cli.publishing.copying import check_shard
 from offline_cli.stop_signals import check
 from offline_cli.storage.failures import REQUEST_BYTES, SECONDS, asked
 from offline_cli.storage.filesystems import quiet_clients
-from offline_cli.storage.providers import TIME_LIMIT, options_for
+from offline_cli.storage.providers import TIME_LIMIT
 
 AT_ONCE: Final = 8  # shards that are sent before the next look at signals
 IN_MEMORY: Final = 16 << 20  # bytes of a remote shard: small ones may go with the commit, when it is closed again
@@ -41,13 +41,12 @@ _log = logging.getLogger(__name__)
 class Repository:
     """OWNER/NAME, as it is now."""
 
-    def __init__(self, name: str, options: Mapping[str, Any] | None, *, beside: str) -> None:
-        """`beside`: the dataset, which `options` are for too. Raises StorageError."""
+    def __init__(self, name: str, options: Mapping[str, Any] | None) -> None:
+        """Raises StorageError."""
         quiet_clients()
         disable_progress_bars()
         self.name, self.url = name, f"hf://datasets/{name}"
-        known = options_for(self.url, options, beside=[beside])
-        self._client = {one: known[one] for one in ("endpoint", "token") if one in known}
+        self._client = {one: options[one] for one in ("endpoint", "token") if options and one in options}
         self._api, self._seconds = HfApi(**self._client), (options or {}).get(TIME_LIMIT, SECONDS)
         self.page = f"{self._api.endpoint}/datasets/{name}"
         self.is_private: bool | None = None  # None: there is no such repository
@@ -117,7 +116,7 @@ class Repository:
         with ExitStack() as held:
             adds = []
             for shard in shards:
-                place = dataset.location.join(shard.path).without_cache
+                place = dataset.location.join(shard.path)
                 place.size()  # raises where there is none
                 file = place.path if place.is_local else place.read_bytes() if shard.bytes <= IN_MEMORY else None
                 adds.append(CommitOperationAdd(shard.path, file or held.enter_context(place.open())))

@@ -83,7 +83,7 @@ def publish(
     content; BadConfig for a card that the Hub refuses; MissingPackage for its client; Locked, StorageError; Interrupted.
     """
     began, to, known = time.monotonic(), os.fspath(to), dataset.location if isinstance(dataset, Dataset) else dataset
-    place = open_location(known, storage_options, beside=[to])
+    place = open_location(known, storage_options)
     found = dataset if isinstance(dataset, Dataset) else Dataset.open(place)
     shards = found.manifest.shards
     name = _repository_of(to, private=private)
@@ -92,7 +92,7 @@ def publish(
     for shard in shards if dry_run else ():
         check_shard(found, shard, fingerprint(place.join(shard.path))[1])
     if name is None:
-        target, new = open_location(to, storage_options, beside=[place]), shards
+        target, new = open_location(to, storage_options), shards
         check_apart([place], target)
         if place == target:
             raise UsageError("this is the dataset itself", where=target.url, fix="name another place with --to")
@@ -106,7 +106,7 @@ def publish(
             error.fix = error.fix.replace("--out", "--to")
             raise
     else:
-        repository = _hub().Repository(name, storage_options, beside=place.url)
+        repository = _hub().Repository(name, storage_options)
         repository.check(found, private=private, overwrite=overwrite, dry_run=dry_run)
         new = tuple(filter(repository.lacks, shards))
         page, to, is_private = repository.page, repository.url, private or bool(repository.is_private)

@@ -48,7 +48,6 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.import_path import allowed_changes, code_of, content_hash_of
 from offline_cli.playing.loop import Plan, opened_policy, played_on
 from offline_cli.policies.agents_policy import AgentsPolicy
-from offline_cli.policies.by_name import files_of
 from offline_cli.policies.policy import Policy, PolicyOptions
 from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.recording.episode_rows import AgentEpisodes, EpisodeCollector, RecordedEpisode, batch_of, count_dropped
@@ -56,7 +55,6 @@ from offline_cli.recording.results import RecordResult, ended_early, nothing_rec
 from offline_cli.stop_signals import StopRequested, requested, signals_noted
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.providers import options_for
 from offline_cli.tally import Tally
 
 OF_PLAN: Final = ("seed", "episodes", "steps", "infos", "vectorize", "num_envs", "step_timeout")
@@ -123,9 +121,8 @@ def record(
         fix = "put the function into a file my_policy.py, and pass policy='python:my_policy:its_name'"
         raise UsageError("the policy is a function; its name is required", where="--policy", fix=fix)
     options["policies"] = (policy,) if isinstance(policy, str) else tuple(policy)
-    places = files_of(options["policies"])
-    target = open_location(out, storage_options, beside=places)
-    plan = _plan(options, places, target.url)
+    target = open_location(out, storage_options)
+    plan = _plan(options)
     if not resume:
         check_target(target, overwrite=overwrite, force_unlock=force_unlock)  # before long work
     engines, spec = EngineSpec.of(options), plan.environment
@@ -156,9 +153,10 @@ def record(
     return result
 
 
-def _plan(options: Mapping[str, Any], places: Sequence[str], target: str) -> Plan:
-    """`places`: files of policies. Raises UsageError listing all mistakes, MissingDevice, BadConfig for kwargs that are no JSON
-    values, and like `PlaySpec.of`."""
+def _plan(options: Mapping[str, Any]) -> Plan:
+    """Raises UsageError listing all mistakes, MissingDevice, BadConfig for kwargs that are no JSON values, and like
+    `PlaySpec.of`.
+    """
     wrong = []
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
@@ -170,14 +168,10 @@ def _plan(options: Mapping[str, Any], places: Sequence[str], target: str) -> Pla
         raise UsageError("; ".join(wrong), where="offline-cli record", fix="see offline-cli record --help")
     asked = AskedEnvironment.of(options, known=False)
     assert asked is not None
-    given = options["storage_options"]
-    of_out = options_for(target, given, beside=places)
-    of_policy = {name for place in places for name in options_for(place, given, beside=[target, *places])}
-    kept = given and {name: value for name, value in given.items() if name in of_policy or name not in of_out}
     return Plan(
         environment=EnvironmentSpec(options["env"], asked.kwargs or {}, tuple(asked.wrappers or ())),
         policies=options["policies"],
-        opening=PolicyOptions.of({**options, "storage_options": kept}),
+        opening=PolicyOptions.of(options),
         first=options["first_episode"],
         **{name: options[name] for name in OF_PLAN},
     )
@@ -294,7 +288,6 @@ class _Recording:
             reference=reference_of(options["reference"]) if options["reference"] else None,
             identity=provenance[IDENTITY],
             tally=tally,
-            count_not_finite=True,
             **{name: options[name] for name in OF_WRITER},
         )
         return _Output(place, writer, tally, agents, finished)

@@ -100,7 +100,6 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
             base=dataset_to_append_to(place, resume=resume) if append else None,
             tally=self._tally,
             identity=identity,
-            count_not_finite=True,
             **options,
         )
         self._obs: Tree = None  # latest observation: leaves (1, ...)

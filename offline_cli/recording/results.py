@@ -48,7 +48,7 @@ class RecordResult:
     env_to_module: list[str] | None  # names of connector pieces; None: played without
     module_to_env: list[str] | None
     dry_run: bool = True  # checked only, nothing written
-    assumptions: Mapping[str, int] = field(default_factory=dict)  # counted by kind: "nan-in-rewards", "info-dropped: key"
+    assumptions: Mapping[str, int] = field(default_factory=dict)  # counted by kind: "info-dropped: key"
     games: int | None = None  # number of games with several agents; None: a single agent
     datasets: Sequence[str] = ()  # datasets below `out`, if agents have different spaces
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from offline_cli.errors import OfflineCliError, StorageError, StorageNotFound, UsageError, causes
@@ -28,12 +26,10 @@ SECONDS: Final = 60.0  # default time limit of a request; clients recover from a
 REQUEST_BYTES: Final = 16 << 20  # maximum per request: 280 kB/s are enough for the default limit
 PATHS: Final = (FileExistsError, IsADirectoryError, NotADirectoryError)
 REPORTED: Final = 5.0  # seconds after which a wait is logged
-NOTICED: Final = 0.1  # seconds between two checks for a stop
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-_stops = threading.local()
 
 
 # ---- the bounded wait ----
@@ -47,25 +43,15 @@ class NoAnswer(TimeoutError):
         self.seconds = seconds
 
 
-class Stopped(Exception):
-    """The wait was cancelled."""
-
-
 def wait_for(request: Callable[[], T], url: str, seconds: float) -> T:
-    """Run `request` in a thread; return or raise its result. Raises NoAnswer after `seconds`, Stopped if cancelled."""
-    stop: threading.Event | None = getattr(_stops, "event", None)
+    """Run `request` in a thread; return or raise its result. Raises NoAnswer after `seconds`."""
     answer: futures.Future[T] = futures.Future()
     threading.Thread(target=_answer, args=(answer, request), name="offline-cli-storage", daemon=True).start()
-    began, is_noted = time.monotonic(), False
-    while not futures.wait([answer], timeout=NOTICED).done:
-        waited = time.monotonic() - began
-        if stop is not None and stop.is_set():
-            raise Stopped
-        if waited >= seconds:
-            raise NoAnswer(seconds)
-        if waited >= REPORTED and not is_noted:
-            is_noted = True
-            _log.warning("note: %s: no answer for %.0f s; the client keeps trying, for up to %.0f s", url, waited, seconds)
+    if not futures.wait([answer], timeout=min(REPORTED, seconds)).done and seconds > REPORTED:
+        _log.warning("note: %s: no answer for %.0f s; the client keeps trying, for up to %.0f s", url, REPORTED, seconds)
+        futures.wait([answer], timeout=seconds - REPORTED)
+    if not answer.done():
+        raise NoAnswer(seconds)
     return answer.result()
 
 
@@ -74,22 +60,6 @@ def _answer(answer: futures.Future[T], request: Callable[[], T]) -> None:
         answer.set_result(request())
     except BaseException as error:  # noqa: BLE001  raised again in `wait_for`
         answer.set_exception(error)
-
-
-class ReadingPool(futures.ThreadPoolExecutor):
-    """A thread pool that cancels its threads' storage waits on exit: on Ctrl-C, an error, or an early end of reading."""
-
-    def __init__(self, threads: int) -> None:
-        self._stop = threading.Event()
-        super().__init__(threads, "offline-cli", lambda: setattr(_stops, "event", self._stop))
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.give_up()
-
-    def give_up(self) -> None:
-        """Cancel pending calls, and wait for running ones."""
-        self._stop.set()
-        self.shutdown(wait=True, cancel_futures=True)
 
 
 # ---- failures ----
@@ -113,7 +83,7 @@ def asked(request: Callable[[], T], url: str, doing: str, seconds: float) -> T:
     try:
         with storage_failures(url, doing):
             return wait_for(request, url, seconds)
-    except (OfflineCliError, Stopped, ImportError, MemoryError):
+    except (OfflineCliError, ImportError, MemoryError):
         raise
     except Exception as err:
         if isinstance(err, TypeError) and "unexpected keyword" in str(err):

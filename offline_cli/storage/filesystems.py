@@ -1,51 +1,40 @@
-"""Resolve a URL or a caller's filesystem object to an fsspec filesystem and a path; and `--cache DIR`.
+"""Resolve a URL or a caller's filesystem object to an fsspec filesystem and a path.
 
-Malformed URLs are rejected before a client is created: clients treat text before `@` as part of the bucket name and repeat it
-in errors, list all buckets if none is named, and take `s3:/bucket` for a local folder.
+fsspec's chains work too: `filecache::s3://bucket/D` keeps copies of files on this machine.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, BinaryIO, Final
+from typing import Any
 from urllib.parse import unquote
 
 import fsspec
-from filelock import FileLock
 from fsspec.core import url_to_fs
 from fsspec.implementations.arrow import ArrowFSWrapper
-from fsspec.implementations.cached import WholeFileCacheFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 from pyarrow import fs as arrow_fs
 
 from offline_cli.errors import MissingPackage, UsageError
 from offline_cli.storage.blanking import BLANK, blanked
-from offline_cli.storage.failures import asked, storage_failures
-from offline_cli.storage.providers import BUCKETS, CACHE, CACHE_SIZE, HERE, PROVIDERS, options_for, provider_of
-
-ONE_SLASH: Final = re.compile(rf"({'|'.join(sorted(BUCKETS))}|hf|https?):/?(?!/).*", re.DOTALL)
-FILE: Final = re.compile(r"file:(?://([^/]*))?(/.*)", re.DOTALL)
-COPY: Final = re.compile(r"[0-9a-f]{64}")  # name of a cached file
-SIZE: Final = 10 << 30  # default cache size in bytes
+from offline_cli.storage.failures import asked
+from offline_cli.storage.providers import BUCKETS, HERE, PROVIDERS, TIME_LIMIT, provider_of
 
 
-def filesystem_at(
-    text: str, options: Mapping[str, Any] | None, *, beside: list[str], time_limit: float
-) -> tuple[Any, str, str]:
+def filesystem_at(text: str, options: Mapping[str, Any] | None, *, time_limit: float) -> tuple[Any, str, str]:
     """The filesystem of a URL, the path in it, and the URL for messages. Raises as `open_location` does."""
     check_url(text)
     scheme, shown = get_protocol(text), blanked(text)
     provider_of(scheme).prepare(options or {})
-    own = options_for(text, options, beside=beside)
+    own: dict[str, Any] = {}
     if scheme not in HERE:
+        own = {name: value for name, value in (options or {}).items() if name != TIME_LIMIT}
         quiet_clients()
-    if found := FILE.fullmatch(text):  # clients do not decode file URLs (RFC 8089)
-        text = f"file://{unquote(found[2], errors='surrogateescape')}"
+    if text.startswith("file://"):  # clients do not decode file URLs (RFC 8089)
+        text = unquote(text, errors="surrogateescape")
     try:
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's clients look for credentials, also on the network
@@ -64,12 +53,11 @@ def filesystem_at(
 
 
 def check_url(text: str) -> None:
-    """Raise UsageError for malformed URLs, and for chained ones (`zip://a::s3://...`)."""
+    """Raise UsageError for a bucket's URL with a password, which clients repeat in errors, without a bucket, or with one slash,
+    which would be a local folder.
+    """
     scheme, mark, rest = text.partition("://")
-    if mark and "::" in text and not rest.startswith("arn:"):
-        fix = "name the file itself, or copy and unpack it first"
-        raise UsageError("chained URLs (::) are not supported", where=blanked(text), fix=fix)
-    provider = provider_of(scheme)
+    provider = provider_of(scheme.rpartition("::")[2])
     if mark and (noun := provider.container):
         bucket = rest.partition("/")[0]
         has_at = "@" in bucket and not provider.account_after_at
@@ -77,12 +65,8 @@ def check_url(text: str) -> None:
             what = f"a {scheme}:// URL must start with the name of a {noun}, without user, password or port"
             fix = f"write {scheme}://{noun}/path; for credentials set {provider.set_up}"
             raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
-    elif match := ONE_SLASH.fullmatch(text):
-        fix = f"write {match[1]}:// with two slashes, or ./{match[1]}:... for a local path"
-        raise UsageError(f"{match[1]}:// lacks a slash", where=blanked(text), fix=fix)
-    elif (found := FILE.fullmatch(text)) and (host := (found[1] or "").rpartition("@")[2].lower()) not in ("", "localhost"):
-        fix = f"write file:///{host}{found[2]} with three slashes, or a local path"
-        raise UsageError(f"the file URL names another host, {host}", where=blanked(text), fix=fix)
+    elif not mark and text.partition(":")[0] in BUCKETS:
+        raise UsageError("a URL needs two slashes", where=blanked(text), fix="write ./ before the name of a local folder")
 
 
 def quiet_clients() -> None:
@@ -142,49 +126,3 @@ class _ArrowFiles(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
             return []
         selector = arrow_fs.FileSelector(path, allow_not_found=True, recursive=recursive)
         return [self._make_entry(entry) for entry in self.fs.get_file_info(selector)]
-
-
-# ---- cache of remote files ----
-
-
-@dataclass(frozen=True, slots=True)
-class LocalCopies:
-    """A local cache of remote files, of at most `size` bytes. Each read asks the storage for the file's version (ETag,
-    generation), and uses a copy only for the same version.
-    """
-
-    folder: str
-    size: int
-
-    def open(self, filesystem: Any, path: str) -> BinaryIO:
-        """Open the cached copy of a file; download it if its version is not cached. Raises the client's exceptions, OSError."""
-        copies = WholeFileCacheFileSystem(fs=filesystem, cache_storage=self.folder, check_files=True, expiry_time=None)
-        with FileLock(os.path.join(self.folder, "lock")):  # fsspec writes a copy directly under its final name
-            copies.load_cache()
-            there = (entry for entry in os.scandir(self.folder) if COPY.fullmatch(entry.name))
-            kept = [(entry.stat(), entry.path) for entry in there if entry.is_file(follow_symlinks=False)]
-            excess = filesystem.info(path)["size"] + sum(stat.st_size for stat, _ in kept) - self.size
-            for stat, copy in sorted(kept, key=lambda one: one[0].st_mtime):  # least recently used first
-                if excess > 0:
-                    excess -= stat.st_size
-                    os.remove(copy)
-            found: BinaryIO = copies.open(path, "rb")
-        os.utime(found.name)
-        return found
-
-
-def cache_of(options: Mapping[str, Any] | None) -> LocalCopies | None:
-    """The cache set by the storage options, or None.
-
-    Raises UsageError unless they are a local folder and a number of bytes, StorageError if the folder cannot be created.
-    """
-    folder, size = (options or {}).get(CACHE), (options or {}).get(CACHE_SIZE, SIZE)
-    if folder is None:
-        return None
-    if not isinstance(folder, (str, os.PathLike)) or "://" in str(folder) or not isinstance(size, int) or size <= 0:
-        fix = "give --cache a local folder, and --cache-size a size such as 50GiB"
-        raise UsageError(f"invalid cache: {size!r} bytes in {folder!r}", where="--cache", fix=fix)
-    place = os.path.abspath(os.path.expanduser(folder))
-    with storage_failures(place, "creating the cache"):
-        os.makedirs(place, exist_ok=True)
-    return LocalCopies(place, size)

@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, BinaryIO, Final, TypeAlias, TypeVar
 
 from fsspec.core import url_to_fs
@@ -22,9 +21,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from offline_cli.errors import StorageError, StorageNotFound, UsageError
 from offline_cli.storage.blanking import blanked
 from offline_cli.storage.failures import REQUEST_BYTES, SECONDS, asked, no_bucket, storage_failures
-from offline_cli.storage.filesystems import LocalCopies, cache_of, filesystem_at, place_in
+from offline_cli.storage.filesystems import filesystem_at, place_in
 from offline_cli.storage.local_files import SIGNS, open_plain, sync_names
-from offline_cli.storage.providers import TIME_LIMIT, Provider, options_for, provider_of
+from offline_cli.storage.providers import TIME_LIMIT, Provider, provider_of
 
 BLOCK: Final = 8 << 20  # bytes per request, and of read-ahead
 BUFFER, SMALL_BUFFER = 1 << 20, 1 << 14  # bytes
@@ -40,7 +39,6 @@ class Location:
     path: str  # as `fs` spells it
     url: str  # for messages
     time_limit: float = field(default=SECONDS, compare=False, repr=False)  # of a request, in seconds
-    cache: LocalCopies | None = field(default=None, compare=False, repr=False)
     record: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)  # a remote file's entry in a listing
 
     def __str__(self) -> str:
@@ -287,8 +285,6 @@ class Location:
             return self.ask("opening it", lambda: open_plain(self.path, shown=self.url))
         if self.is_memory:  # fsspec's memory files share one position between readers
             return io.BytesIO(self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path))))
-        if self.cache is not None and self.is_in_bucket and not self.is_arrow:
-            return self.ask("copying it to the cache", partial(self.cache.open, self.fs, self.path), moving=self.size())
 
         def request() -> Any:
             if self.record is None:
@@ -301,8 +297,8 @@ class Location:
         return io.BufferedReader(_RemoteFile(self, self.ask("opening it", request)), BUFFER if ahead else SMALL_BUFFER)
 
     def read_bytes(self) -> bytes:
-        """Read this whole file, bypassing the cache. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
-        with self.without_cache.open() as file, storage_failures(self.url, "reading it"):
+        """Read this whole file. Raises StorageNotFound, StorageError; BadData for a pipe or a device."""
+        with self.open() as file, storage_failures(self.url, "reading it"):
             return file.read()
 
     def start(self, most: int) -> tuple[bytes, int]:
@@ -314,11 +310,6 @@ class Location:
         if not size:
             return b"", 0
         return self.ask("reading it", lambda: bytes(self.fs.cat_file(self.path, end=most, **how))), size
-
-    @property
-    def without_cache(self) -> Location:
-        """The same location without cache."""
-        return replace(self, cache=None, record=None)
 
 
 class _RemoteFile(io.RawIOBase):
@@ -359,15 +350,12 @@ def open_location(
     url: str | os.PathLike[str] | Location,
     storage_options: Mapping[str, Any] | None = None,
     *,
-    beside: Sources = (),
     filesystem: Any = None,
 ) -> Location:
     """The location of `url`, which need not exist.
 
-    `beside`: other locations that share the options. `filesystem`: an fsspec or `pyarrow.fs` filesystem in which `url` is a
-    path; it accepts only the options `time_limit`, `cache` and `cache_size`. Raises UsageError for an unknown scheme, and for
-    an option that none of the locations accepts, MissingPackage if a client is not installed, StorageError if it cannot be set
-    up.
+    `filesystem`: an fsspec or `pyarrow.fs` filesystem in which `url` is a path; of the options it uses `time_limit` alone.
+    Raises UsageError for an unknown scheme, MissingPackage if a client is not installed, StorageError if it cannot be set up.
     """
     if isinstance(url, Location):
         return url
@@ -375,34 +363,27 @@ def open_location(
         fix = "give a folder, a file or a URL"
         raise UsageError(f"{url!r} is not a path or URL", where="the path given", fix=fix)
     text = os.fspath(url)
-    if filesystem is None and not storage_options and not any(sign in text for sign in SIGNS):  # a plain path
+    if filesystem is None and not any(sign in text for sign in SIGNS):  # a plain path
         fs, path = url_to_fs(text)
         return Location(fs, str(path), text)
-    seconds, cache = (storage_options or {}).get(TIME_LIMIT, SECONDS), cache_of(storage_options)
+    seconds = (storage_options or {}).get(TIME_LIMIT, SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
         fix = f"give a number of seconds, such as {TIME_LIMIT}=300"
         raise UsageError(f"{seconds!r} is not a time limit", where=f"--storage-option {TIME_LIMIT}", fix=fix)
     if filesystem is not None:
-        options_for("memory://", storage_options)  # raises for options of a client
-        return Location(*place_in(filesystem, text), float(seconds), cache)
-    places = [one.url if isinstance(one, Location) else os.fspath(one) for one in _sequence(beside)]
-    return Location(*filesystem_at(text, storage_options, beside=places, time_limit=seconds), float(seconds), cache)
+        return Location(*place_in(filesystem, text), float(seconds))
+    return Location(*filesystem_at(text, storage_options, time_limit=seconds), float(seconds))
 
 
-def _sequence(sources: Sources) -> list[str | os.PathLike[str] | Location]:
-    return [sources] if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-
-
-def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None, *, beside: Sources = ()) -> list[Location]:
+def expand(sources: Sources, storage_options: Mapping[str, Any] | None = None) -> list[Location]:
     """The existing locations that `sources` name, in the given order, sorted within a glob.
 
     A source is a path, a URL or a glob (`*`, `?`, `[...]`, `**`); a literal name that exists is never expanded. Folders are not
-    expanded: their readers decide. `beside`: other locations that share the options. Raises StorageNotFound by name, UsageError
-    as `open_location` does.
+    expanded: their readers decide. Raises StorageNotFound by name, UsageError as `open_location` does.
     """
-    listed, found = _sequence(sources), list[Location]()
-    for source in listed:
-        place = open_location(source, storage_options, beside=[*listed, *_sequence(beside)])
+    found = list[Location]()
+    for source in [sources] if isinstance(sources, (str, os.PathLike, Location)) else sources:
+        place = open_location(source, storage_options)
         is_web = place.path.startswith(("http://", "https://"))  # `?` starts a query, which may hold a signature
         path, signs = (place.path.partition("?")[0], "*[") if is_web else (place.path, "*?[")
         if place.exists():

@@ -1,24 +1,21 @@
-"""Storage providers (S3, Google Cloud Storage, Azure and others): one record for each, and checks of `--storage-option` names.
+"""Storage providers (S3, Google Cloud Storage, Azure and others): one record for each.
 
-All locations of a command share one set of options: each gets those that its client accepts, and an option that no client
-accepts is an error. Three are ours and valid everywhere: `time_limit`, seconds per request; `cache`, a local folder for copies
-of remote files; and `cache_size`, its limit in bytes. Other fsspec filesystems use the defaults of `Provider`.
+All locations of a command share one set of options, which go to every client as they are; `time_limit`, seconds per request, is
+ours. Other fsspec filesystems use the defaults of `Provider`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
 from typing import Any, Final
 
 from offline_cli.errors import UsageError
 
 HERE: Final = frozenset({"file", "local", "memory"})  # schemes that need no client
-TIME_LIMIT, CACHE, CACHE_SIZE = "time_limit", "cache", "cache_size"
-OURS: Final = frozenset({TIME_LIMIT, CACHE, CACHE_SIZE})
+TIME_LIMIT: Final = "time_limit"
 
 
 class Fault(Enum):
@@ -46,8 +43,6 @@ class Provider:
     has_folders: bool = True  # by themselves; in object stores they are only prefixes of names
     creates_only: bool = False  # its client's pipe_file(mode="create") fails where a file is
     forgets_uploads: bool = False  # that were never completed, by itself
-    checks_options: bool = False  # whether the parameters of its client's class are all the options that there are
-    more_options: frozenset[str] = frozenset()  # that the client passes on
     prepare: Callable[[Mapping[str, Any]], None] = lambda options: None  # before the client is imported: no look-ups, say
     pin: Callable[[Any, str], str] | None = None  # a path in its filesystem, with the revision that it stands for now
     read_only: bool = False  # nothing is written by its client file by file: see `publish`
@@ -85,14 +80,13 @@ def _pinned(fs: Any, path: str) -> str:
     return f"{kind}{found.repo_id}@{info.sha}/{found.path_in_repo}".rstrip("/")
 
 
-_BUCKETS: Final[Mapping[str, Any]] = {"serves_ranges": True, "has_folders": False, "creates_only": True, "checks_options": True}
+_BUCKETS: Final[Mapping[str, Any]] = {"serves_ranges": True, "has_folders": False, "creates_only": True}
 _S3: Final = Provider(
     "s3",
     ("s3", "s3a"),
     client=frozenset({"aiobotocore", "botocore", "s3fs"}),
     set_up="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, --storage-option profile=NAME, or anon=true for public data",
     container="bucket",
-    more_options=frozenset({"profile"}),
     faults={
         Fault.NO_BUCKET: "NoSuchBucket",
         Fault.NO_CREDENTIALS: "NoCredentialsError PartialCredentialsError",
@@ -139,7 +133,6 @@ _HUB: Final = Provider(
     set_up="HF_TOKEN, or log in with `hf auth login`",
     serves_ranges=True,
     has_folders=False,
-    checks_options=True,
     pin=_pinned,
     read_only=True,
     unseen=" (hf://datasets/OWNER/NAME[@REVISION]/PATH); a private repository is seen with a token alone: set HF_TOKEN",
@@ -162,13 +155,14 @@ _HTTP: Final = Provider(
 )
 PROVIDERS: Final = (
     *(_S3, _GOOGLE, _AZURE, _HUB, _HTTP),
-    Provider("file", ("file", "local"), checks_options=True),
-    Provider("memory", ("memory",), checks_options=True, creates_only=True),
+    Provider("file", ("file", "local")),
+    Provider("memory", ("memory",), creates_only=True),
     Provider("oss", ("oss",), has_folders=False),
     Provider("obs", ("obs",), has_folders=False),
 )
 CODES: Final = {code: fault for one in PROVIDERS for fault, codes in one.faults.items() for code in codes.split()}
 """Of all providers together: one provider's client may wrap another's."""
+
 BUCKETS: Final = frozenset(scheme for one in PROVIDERS if one.container for scheme in one.schemes)
 """Schemes whose URLs start with a bucket or container name."""
 
@@ -182,46 +176,3 @@ def provider_at(url: str) -> Provider:
     """The provider of a URL's scheme."""
     scheme, mark, _ = url.partition("://")
     return provider_of(scheme if mark else "file")
-
-
-# ---- options of clients ----
-
-
-def options_for(url: str, options: Mapping[str, Any] | None, *, beside: Iterable[str] = ()) -> dict[str, Any]:
-    """The `options` that the client for `url` accepts.
-
-    `beside`: other locations that share the options. Raises UsageError for an option that none of their clients accepts.
-    """
-    given = {name: value for name, value in (options or {}).items() if name not in OURS}
-    if not given:
-        return {}
-    from fsspec.utils import get_protocol  # here: `inspect` reads a manifest without fsspec
-
-    schemes = [str(get_protocol(place)) for place in dict.fromkeys([url, *beside])]
-    takes = [_names_of_client(scheme) for scheme in schemes]
-    known = frozenset[str]().union(*(names or () for names in takes))
-    unknown = [] if None in takes else [name for name in given if name not in known]
-    if unknown:
-        what = f"the storage has no option {unknown[0]!r}"
-        fix = f"use {', '.join(sorted(known | OURS))}; s3://, gs:// and az:// have further options"
-        raise UsageError(what, where=f"--storage-option {unknown[0]} for {', '.join(schemes)}", fix=fix)
-    return given if takes[0] is None else {name: value for name, value in given.items() if name in takes[0]}
-
-
-@cache
-def _names_of_client(scheme: str) -> frozenset[str] | None:
-    """Option names of the client for a scheme; None if only the client knows them."""
-    import inspect
-
-    import fsspec
-
-    if not provider_of(scheme).checks_options:
-        return None
-    try:
-        client = fsspec.get_filesystem_class(scheme)
-    except ImportError:
-        return None
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    makers = [kind.__init__ for kind in client.__mro__ if "__init__" in vars(kind) and kind is not object]
-    named = {one.name for maker in makers for one in inspect.signature(maker).parameters.values() if one.kind not in variable}
-    return frozenset(named - {"self", "fs", "asynchronous", "loop"}) | provider_of(scheme).more_options

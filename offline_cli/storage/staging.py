@@ -3,14 +3,13 @@
 `StagedFile` counts and hashes the bytes; how it stages them depends on the storage:
 
 * fsspec clients: `autocommit=False`, in blocks of `BLOCK` bytes, each one bounded request: a multipart upload on S3, a
-  resumable one on Google Cloud Storage, staged blocks on Azure. `open_uploads` lists uploads that a killed process left on S3,
-  which bills for them until they are aborted; the other stores drop incomplete uploads by themselves.
+  resumable one on Google Cloud Storage, staged blocks on Azure. S3 keeps the parts of a killed process until a lifecycle
+  rule removes them.
 * Local: a `_part-` file in the dataset folder, then a rename (fsspec stages in the system's temporary folder).
 * `pyarrow.fs` and memory://: a temporary file until `commit`, because these streams can only be closed, which publishes them.
 
-`create_only`: one of several concurrent calls succeeds. Local: a hard link to the complete file, or O_EXCL without hard links.
-Providers with `creates_only`: the client's `mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand, which is open
-to races.
+`create_only`: one of several concurrent calls succeeds. Local: O_EXCL. Providers with `creates_only`: the client's
+`mode="create"`. Elsewhere, and with `pyarrow.fs`: a check beforehand, which is open to races.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -212,17 +210,17 @@ class _WaitingStage:
 # ---- exclusive creation ----
 
 
-def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
+def create_only(target: Location, data: bytes) -> bool:
     """Create `target` with `data`, which must be unique to this caller; return False if it exists already.
 
-    `folder`: the dataset folder, which holds the `_part-` file of a local target. Raises StorageError.
+    Raises StorageError.
     """
     creates_only = target.is_local or (target.provider.creates_only and not target.is_arrow)
 
     def request() -> bool:
         try:
             if target.is_local:
-                _link(target.path, folder.join(part_name(target.name)).path, data)
+                _create(target.path, data)
             else:
                 target.fs.pipe_file(target.path, data, **({"mode": "create"} if creates_only else {}))
         except FileExistsError:
@@ -239,27 +237,16 @@ def create_only(target: Location, data: bytes, *, folder: Location) -> bool:
         return target.ask("writing it", request) or whole_file(target) == data
 
 
-def _link(final: str, part: str, data: bytes) -> None:
-    try:
-        with open(part, "xb") as file:
+def _create(path: str, data: bytes) -> None:
+    with open(path, "xb") as file:
+        try:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        try:
-            os.link(part, final)
-        except (FileExistsError, FileNotFoundError):
+            sync_names(os.path.dirname(path) or ".")
+        except OSError:
+            os.remove(path)  # the caller is told that it was not created
             raise
-        except (OSError, AttributeError):  # no hard links
-            os.close(os.open(final, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-            os.replace(part, final)
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(part)
-    try:
-        sync_names(os.path.dirname(final) or ".")
-    except OSError:
-        os.remove(final)  # the caller is told that it was not created
-        raise
 
 
 def whole_file(place: Location) -> bytes | None:
@@ -271,40 +258,3 @@ def whole_file(place: Location) -> bytes | None:
         return place.read_bytes() if place.is_local else place.ask("reading it", lambda: bytes(place.fs.cat_file(place.path)))
     except StorageNotFound:
         return None
-
-
-# ---- incomplete uploads ----
-
-
-@dataclass(frozen=True, slots=True)
-class Upload:
-    """An incomplete upload to S3, left by a killed process: no listing shows it, but S3 bills for it."""
-
-    target: Location
-    names: dict[str, str]  # its identifiers in S3's API
-    begun: str  # ISO time, from the store
-
-    def abort(self) -> None:
-        """Abort the upload if it still exists. Raises StorageError."""
-        with suppress(StorageNotFound):
-            self.target.ask("aborting an upload", partial(self.target.fs.call_s3, "abort_multipart_upload", **self.names))
-
-    def __str__(self) -> str:
-        return f"{self.target.url} (upload started at {self.begun})"
-
-
-def open_uploads(folder: Location) -> list[Upload]:
-    """The first 1,000 incomplete uploads below `folder`; empty if the client cannot list them. Raises StorageError."""
-    if not hasattr(folder.fs, "call_s3"):
-        return []
-    bucket, key, _ = folder.fs.split_path(folder.path)
-    prefix = f"{key.rstrip('/')}/"
-    page = folder.ask("listing uploads", lambda: folder.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix))
-    return [
-        Upload(
-            target=folder.join(str(entry["Key"]).removeprefix(prefix)),
-            names={"Bucket": bucket, "Key": str(entry["Key"]), "UploadId": str(entry["UploadId"])},
-            begun=str(entry.get("Initiated", "an unknown time")),
-        )
-        for entry in page.get("Uploads", ())
-    ]

@@ -45,7 +45,7 @@ class Weights:
     numbers: tuple[int, ...]  # source index of each location, in reading order
 
     @classmethod
-    def of(cls, given: Given, sources: Sequence[Any], storage_options: Mapping[str, Any] | None, beside: Sequence[Any]) -> Self:
+    def of(cls, given: Given, sources: Sequence[Any], storage_options: Mapping[str, Any] | None) -> Self:
         """Raises UsageError, listing all mistakes, and like `expand`."""
         names = tuple(dict.fromkeys(map(place_named, sources)))
         known = {name.rstrip("/"): name for name in names}
@@ -63,7 +63,7 @@ class Weights:
         if wrong:
             fix = f"use {OPTION} SRC=0.3, where SRC is one of the sources {', '.join(names)}"
             raise UsageError("; ".join(wrong), where=OPTION, fix=fix)
-        places = [(one, expand(one, storage_options, beside=beside)) for one in sources]
+        places = [(one, expand(one, storage_options)) for one in sources]
         return cls(names, shares, tuple(names.index(place_named(one)) for one, found in places for _ in found))
 
     def by_location(self, locations: Sequence[str]) -> dict[str, int]:

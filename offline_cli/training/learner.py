@@ -47,7 +47,7 @@ from offline_cli.policies.run_policy import (
     prefixed,
 )
 from offline_cli.spaces import Space, same_space
-from offline_cli.storage.locations import Location, Sources, open_location
+from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 
@@ -198,13 +198,11 @@ class Start:
     network: Mapping[str, Any]  # network of the new run
 
     @classmethod
-    def of(
-        cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str, beside: Sources
-    ) -> Self:
-        """Load the run of `init_from`. `out`: URL of the new run. `beside`: see `open_location`. Raises like `load_policy`,
+    def of(cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str) -> Self:
+        """Load the run of `init_from`. `out`: URL of the new run. Raises like `load_policy`,
         BadData for a corrupt checkpoint, UsageError if it is `out` itself.
         """
-        place = replace(open_location(config.init_from or "", storage_options, beside=beside), cache=None)
+        place = open_location(config.init_from or "", storage_options)
         if place.url == out:
             fix = "use another --out, or --resume to train that run for longer"
             raise UsageError("a run cannot start from the run that it replaces", where=f"--init-from {place.url}", fix=fix)

@@ -29,7 +29,6 @@ from offline_cli.errors import (
     ClusterLost,
     Diverged,
     Interrupted,
-    OfflineCliError,
     StorageError,
     TargetNotMet,
     TrainingDiverged,
@@ -79,9 +78,8 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
     with ExitStack() as held:
         # ---- configuration and run folder ----
         written = {} if options["config"] is None else read_config(options["config"])  # once: it may be a pipe
-        beside = _places(sources, out, options, written)
-        weights = Weights.of(options["weight"], sources, storage_options, beside) if options["weight"] else None
-        folder = RunFolder(open_location(out, storage_options, beside=beside), writes=is_first())
+        weights = Weights.of(options["weight"], sources, storage_options) if options["weight"] else None
+        folder = RunFolder(open_location(out, storage_options), writes=is_first())
         folder.claim(resume=resume, overwrite=options["overwrite"])
         tables = TableOptions.of({name: value for name, value in options.items() if name not in BCConfig.model_fields})
         check_plugins(plugins)
@@ -95,12 +93,12 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         if checkpoint is not None:  # pieces keep their state
             setup = replace(setup, learned=folder.learned())
         elif config.init_from is not None:
-            start = Start.of(config, storage_options, plugins, out=folder.url, beside=beside)
+            start = Start.of(config, storage_options, plugins, out=folder.url)
             setup = replace(setup, start=start, learned=None if start.loaded.trained is None else start.loaded.trained.state)
 
         # ---- data ----
         ranks = held.enter_context(joined(lambda: device.type))
-        places = expand(sources, storage_options, beside=beside)
+        places = expand(sources, storage_options)
         environment, played_in, notes = None, None, list[str]()
         if asked is not None:
             played_in, notes = asked.chosen((info.location, info.environment) for info in infos_of_manifests(places))
@@ -269,18 +267,6 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
 
 
 # ---- options and configuration ----
-
-
-def _places(sources: Sequence[Any], out: Any, options: Mapping[str, Any], written: Mapping[str, Any]) -> list[Any]:
-    """All locations that storage options may apply to: the run, its sources, and policies of options, config file and a local
-    run."""
-    asked = [options, written]
-    if options["resume"] and "://" not in str(out):
-        with suppress(OfflineCliError):  # reported when the run is opened
-            asked.append(RunFolder(out).config() or {})
-    policies = [text for one in asked if isinstance(one.get("policy"), list | tuple) for text in one["policy"]]
-    starts = [one["init_from"] for one in asked if isinstance(one.get("init_from"), str)]
-    return [out, *sources, *checks.files_of_others([text for text in policies if isinstance(text, str)]), *starts]
 
 
 def _resolved(options: Mapping[str, Any], folder: RunFolder, written: Mapping[str, Any]) -> BCConfig:

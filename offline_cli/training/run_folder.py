@@ -223,7 +223,7 @@ class RunFolder:
 
     def __init__(self, out: str | os.PathLike[str] | Location, *, writes: bool = True) -> None:
         """`writes`: False if another process of this training writes; then nothing is changed or locked."""
-        self._place = open_location(out).without_cache  # files change all the time
+        self._place = open_location(out)
         self._writes = writes
         self._rows = bytearray()  # of metrics.jsonl
         self._next = 0.0  # time of the next checkpoint on remote storage

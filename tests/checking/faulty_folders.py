@@ -100,6 +100,6 @@ def a_recording_that_was_interrupted(make: Make) -> Path:
     return make.dataset(commit={"complete": False})
 
 
-@made({"quarantined-rows": 1, "assumption": 2})
+@made({"quarantined-rows": 1})
 def a_dataset_with_rows_set_aside(make: Make) -> Path:
     return make.dataset(rejects=[Reject("a", "bad-data", "cut", b"")], commit={"assumptions": {"missing-t": 2}})

@@ -70,13 +70,6 @@ for _code, _name, _at in (
         )
 
 
-@made({"constant-dimension": 1})
-def an_observation_that_never_changes_and_rewards_of_one(make: Make) -> Path:
-    obs = make.batch().obs
-    obs[:, 1] = 0.5
-    return make.dataset(make.batch(obs=obs, rewards=np.ones(12)))
-
-
 @made({"spaces-inferred": 1})
 def rows_without_spaces(make: Make) -> Path:
     return make.rows(make.columns())

@@ -72,7 +72,6 @@ def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_els
     for options, named in (
         ({"from_": "columns"}, "--from"),
         ({"rows_as_episodes": True}, "--rows-as-episodes"),
-        ({"storage_options": {"cannot_be": 1}}, "cannot_be"),
     ):
         with pytest.raises(UsageError, match=named):
             inspect(dataset, **options)

@@ -15,11 +15,12 @@ import pytest
 
 from offline_cli.checking.repair import RepairResult, repair
 from offline_cli.checking.validate import validate
+from offline_cli.converting.convert import convert
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.lock import WritingLock
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, Locked, UsageError
+from offline_cli.errors import BadData, Locked, NoData
 from offline_cli.storage import staging
 from offline_cli.storage.locations import Location, open_location
 
@@ -179,12 +180,6 @@ class TestOfADatasetThatWasBeingOverwritten:
         assert [path for path in both.bytes() if path.startswith("quarantine/")] == [*map(set_aside, new)]
         both.assert_holds(["e0", "e1"])
 
-    def test_shards_of_two_writings_that_nobody_explains_are_not_chosen_from(self, both: Folder) -> None:
-        both.put("manifest.json", b"{")
-        both.put("_writing.json", b"{")
-        with pytest.raises(UsageError):
-            both.repair()
-
 
 class TestOfADamagedDataset:
     """Committed once, and something happened since."""
@@ -196,29 +191,17 @@ class TestOfADamagedDataset:
         assert (found.changed, found.adopted, found.dropped, found.complete, found.episodes) == (False, 0, 0, True, 6)
         assert folder.bytes() == before
 
-    def test_a_lost_manifest_is_built_anew(self, folder: Folder) -> None:
+    @pytest.mark.parametrize("format", ["episodes", "columns"])
+    def test_the_shards_of_a_lost_manifest_are_converted_to_the_same_episodes(
+        self, format: str, tmp_path: Path, make: Make
+    ) -> None:
+        folder, again = (Folder(open_location(tmp_path / name), format, make.batch((4, 3, 5, 2, 6, 1))) for name in "DE")
         folder.write()
-        statistics = folder.manifest()["statistics"]
-        folder.place.join("manifest.json").remove()
-        found = folder.repair()
-        assert (found.based_on, found.adopted, found.complete) == ("shards", 6, False)
-        assert folder.manifest()["statistics"] == statistics
-        folder.assert_holds([f"e{i}" for i in range(6)])
-
-    @pytest.mark.parametrize("codec", ["snappy", "none"])
-    def test_the_compression_of_a_lost_manifest_is_that_of_the_shards(self, codec: str, folder: Folder) -> None:
-        folder.write(compression=codec)
-        folder.place.join("manifest.json").remove()
-        folder.repair()
-        assert folder.manifest()["compression"] == codec
-
-    @pytest.mark.parametrize("data", [b"{", b"\xff\xfe"])
-    def test_a_manifest_that_is_no_json_is_set_aside_and_built_anew(self, folder: Folder, data: bytes) -> None:
-        folder.write()
-        folder.put("manifest.json", data)
-        assert folder.repair().based_on == "shards"
-        assert folder.bytes()["quarantine/manifest.json"] == data
-        folder.assert_holds([f"e{i}" for i in range(6)])
+        folder.put("manifest.json", b"{")
+        with pytest.raises(NoData, match="neither a readable manifest"):
+            folder.repair()
+        convert(tmp_path / "D" / "data", tmp_path / "E", to=format)
+        again.assert_holds([f"e{i}" for i in range(6)])
 
     def test_a_changed_shard_is_named_and_refused(self, folder: Folder) -> None:
         folder.write()
@@ -243,35 +226,32 @@ class TestOfADamagedDataset:
         folder.assert_holds(["e0", "e1", "e3", "e4", "e5"])
 
     def test_an_episode_that_is_there_twice_is_found_without_a_manifest_too(self, folder: Folder) -> None:
-        folder.write()
+        folder.write(crash=True)
         first, second = folder.shards()[:2]
         folder.put(f"data/{second.name}", first.read_bytes())
-        folder.place.join("manifest.json").remove()
         with pytest.raises(BadData):
             folder.repair()
         folder.repair(drop_broken=True)
-        folder.assert_holds(["e0", "e2", "e3", "e4", "e5"])
+        folder.assert_holds(["e0", "e2", "e3", "e4"])
 
     def test_an_episode_that_is_twice_in_one_shard_is_found_without_a_manifest_too(self, folder: Folder) -> None:
-        folder.write()
+        folder.write(crash=True)
         first = folder.shards()[0]
         with first.open() as stream:
             table = pq.read_table(stream)
         again = pa.BufferOutputStream()
         pq.write_table(pa.concat_tables([table, table]), again)
         folder.put(f"data/{first.name}", again.getvalue().to_pybytes())
-        folder.place.join("manifest.json").remove()
         folder.repair(drop_broken=True)
-        folder.assert_holds(["e1", "e2", "e3", "e4", "e5"])
+        folder.assert_holds(["e1", "e2", "e3", "e4"])
 
-    def test_files_that_the_manifest_does_not_list_are_set_aside(self, folder: Folder) -> None:
+    def test_foreign_files_are_left_where_they_are(self, folder: Folder) -> None:
         folder.write()
-        copy = folder.put("data/copy.parquet", folder.shards()[0].read_bytes())
-        folder.put("data/_SUCCESS", b"")
+        folder.put("data/copy.parquet", folder.shards()[0].read_bytes())
         folder.put("notes.txt", b"theirs")
-        found = folder.repair()
-        assert (found.set_aside, found.dropped, found.complete) == ((copy.url,), 1, True)
-        assert {"data/_SUCCESS", "notes.txt", "quarantine/copy.aside"} <= folder.bytes().keys()
+        before = folder.bytes()
+        assert not folder.repair().changed
+        assert folder.bytes() == before
 
 
 def damaged(folder: Folder, number: int) -> Location:
@@ -336,11 +316,8 @@ def prepared(folder: Folder, case: str) -> tuple[dict[str, Any], list[str]]:
         folder.write(episodes=6, crash=True, overwrite=True)
         return {}, ["e0", "e1"]
     folder.write()
-    if case == "broken":
-        damaged(folder, 3)
-        return {"drop_broken": True}, ["e0", "e1", "e2", "e4", "e5"]
-    folder.place.join("manifest.json").remove()
-    return {}, [f"e{i}" for i in range(6)]
+    damaged(folder, 3)
+    return {"drop_broken": True}, ["e0", "e1", "e2", "e4", "e5"]
 
 
 def crash_at(patch: pytest.MonkeyPatch, stage: int) -> list[int]:

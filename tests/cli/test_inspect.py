@@ -14,7 +14,6 @@ from gymnasium import spaces
 from offline_cli.converting.convert import convert
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.reporting.inspection import BLOCKS
 from offline_cli.storage.locations import open_location
 
 Call = Callable[..., Any]
@@ -45,14 +44,11 @@ def write(folder: Path, batch: EpisodeBatch) -> Path:
 # ---- statistics ----
 
 
-def test_a_manifest_alone_shows_how_return_and_length_are_spread(dataset: Path, call: Call, call_json: Call) -> None:
+def test_without_deep_the_manifest_alone_is_read(dataset: Path, call: Call, call_json: Call) -> None:
     for shard in (dataset / "data").iterdir():
         shard.unlink()
-    shown = call("inspect", dataset).stdout
-    told = call_json("inspect", dataset)[1]
-    assert set(cells(shown, "length")[-1]) <= set(BLOCKS)
-    assert "--deep" in shown
-    assert (told["histograms"], told["columns"]) == (None, {})
+    assert "--deep" in call("inspect", dataset).stdout
+    assert call_json("inspect", dataset)[1]["columns"] == {}
 
 
 def test_what_is_expected_of_columns_has_the_steps_read(dataset: Path, call: Call) -> None:
@@ -60,21 +56,12 @@ def test_what_is_expected_of_columns_has_the_steps_read(dataset: Path, call: Cal
     assert call("inspect", dataset, "--expect", "columns.actions.max<=0").exit_code == 7
 
 
-def test_deep_reads_the_steps_for_figures_and_histograms_that_count_each_value(
-    dataset: Path, recorded: Any, call: Call, call_json: Call
-) -> None:
-    told = call_json("inspect", dataset, "--deep")[1]
-    found, obs = told["histograms"], told["columns"]["obs"]
+def test_deep_reads_the_steps_for_figures_of_columns(dataset: Path, call: Call, call_json: Call) -> None:
+    obs = call_json("inspect", dataset, "--deep")[1]["columns"]["obs"]
     shown = call("inspect", dataset, "--deep").stdout
     for number in range(4):
         row = [float(cell) for cell in cells(shown, f"obs[{number}]")[1:5]]
         assert row == pytest.approx([obs[name][number] for name in ("min", "mean", "max", "std")], rel=1e-4)
-    counts = np.bincount(recorded.actions).tolist()
-    assert found["columns"]["actions"] == [{"low": [0, 1], "high": [0, 1], "counts": counts}]
-    assert [sum(one["counts"]) for one in found["columns"]["obs"]] == [52] * 4
-    assert sum(found["length"]["counts"]) == 8
-    shown = call("inspect", dataset, "--deep").stdout
-    assert set(cells(shown, "obs[0]")[-1]) <= set(BLOCKS)
     assert "--deep" not in shown
 
 
@@ -91,18 +78,15 @@ def test_head_lists_the_first_episodes(dataset: Path, recorded: Any, call: Call,
     assert len(call_json("inspect", dataset, "--head", "99")[1]["first_episodes"]) == 8
 
 
-def test_one_episode_is_shown_with_its_ends_and_its_columns_over_time(
-    dataset: Path, recorded: Any, call: Call, call_json: Call
-) -> None:
+def test_one_episode_is_shown_with_its_ends_and_its_columns(dataset: Path, recorded: Any, call: Call, call_json: Call) -> None:
     one = call_json("inspect", dataset, "--episode", recorded.ids[4])[1]["shown_episode"]
     steps = slice(int(recorded.starts[4]), int(recorded.starts[5]))
     assert (one["length"], one["terminated"]) == (12, bool(recorded.terminated[4]))
     assert [step["t"] for step in one["steps"]] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]
     assert [step["actions"] for step in one["steps"][:5]] == recorded.actions[steps][:5].tolist()
     assert one["columns"]["rewards"]["mean"] == pytest.approx(recorded.rewards[steps].mean())
-    assert one["columns"]["rewards"]["over_time"] == [pytest.approx(recorded.rewards[steps].tolist())]
     shown = call("inspect", dataset, "--episode", recorded.ids[4]).stdout
-    assert len(cells(shown, "obs[0]")[-1]) == 12
+    assert len(cells(shown, "obs[0]")) == 5
     assert cells(shown, recorded.ids[4])[1] == "12"
 
 
@@ -119,7 +103,7 @@ def test_an_episode_without_steps_is_an_episode_of_its_dataset(
     told = call_json("inspect", tmp_path / "D", "--deep", "--head", "9", "--episode", batch.ids[0])[1]
     assert [row["length"] for row in told["first_episodes"]] == [0, 3]
     assert (told["shown_episode"]["steps"], told["shown_episode"]["columns"]) == ([], {})
-    assert sum(told["histograms"]["length"]["counts"]) == told["episodes"] == 2
+    assert told["episodes"] == 2
     assert call("inspect", tmp_path / "D", "--episode", batch.ids[0]).exit_code == 0
 
 
@@ -169,16 +153,12 @@ def test_a_missing_shard_is_named_and_the_manifest_stays_the_one_that_says_compl
         (1.79e308, -1.79e308, 0.0),
     ],
 )
-def test_rewards_of_any_size_are_spread_over_parts_that_count_them_all(
-    rewards: tuple[float, ...], call_json: Call, tmp_path: Path
-) -> None:
+def test_the_ends_of_rewards_of_any_size_are_exact(rewards: tuple[float, ...], call_json: Call, tmp_path: Path) -> None:
     cells = [f"A,{step},0.5,{step % 2},{reward!r},{int(step == 2)}" for step, reward in enumerate(rewards)]
     (tmp_path / "t.csv").write_text("\n".join(["e,t,o,a,r,d", *cells]) + "\n")
     named = 'eps_id = "e"\nt = "t"\nobs = ["o"]\nactions = "a"\nrewards = "r"\nterminateds = "d"\n'
     (tmp_path / "m.toml").write_text(f"[columns]\n{named}")
     assert call_json("convert", tmp_path / "t.csv", "--out", tmp_path / "D", "--mapping", tmp_path / "m.toml")[0] == 0
     code, told = call_json("inspect", tmp_path / "D", "--deep")
-    (spread,) = told["histograms"]["columns"]["rewards"]
     assert code == 0
-    assert (spread["low"][0], spread["high"][-1], sum(spread["counts"])) == (min(rewards), max(rewards), 3)
     assert (told["columns"]["rewards"]["min"], told["columns"]["rewards"]["max"]) == (min(rewards), max(rewards))

@@ -1,4 +1,4 @@
-"""Places on the command line: memory is no place there, and waits for storage are shown."""
+"""Places on the command line."""
 
 from __future__ import annotations
 
@@ -13,21 +13,6 @@ from offline_cli.cli.invocation import Invocation
 from offline_cli.errors import BadConfig
 
 CallJson = Callable[..., tuple[int, dict[str, Any]]]
-
-
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("inspect", "memory://D"),
-        ("convert", "SRC", "--out", "memory://D"),
-        ("convert", "SRC", "--out=memory://D"),
-        ("inspect", "zip://a::memory://D.zip"),
-    ],
-)
-def test_memory_is_refused_because_another_process_would_not_see_it(args: tuple[str, ...], call_json: CallJson) -> None:
-    code, told = call_json(*args)
-    assert (code, told["error"]["code"]) == (2, "usage-error")
-    assert "exists only within one process" in told["error"]["what"]
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--debug",)], ids=str)

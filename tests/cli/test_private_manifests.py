@@ -105,10 +105,10 @@ def test_a_table_and_what_is_made_of_it_name_files_and_no_folders(home: Path, ca
 def test_a_repaired_dataset_and_one_of_a_program_name_no_folders(home: Path, recorded: Any, call: Call) -> None:
     own = {"from": [str(home / "notes.txt"), {"see": f"file://{home}/why.md"}]}
     spaces = {"observation_space": recorded.observation_space, "action_space": recorded.action_space}
-    with DatasetWriter(home / "D", **spaces, provenance=own) as writer:
+    with DatasetWriter(home / "D", **spaces, provenance=own, max_rows_per_file=1) as writer:
         writer.write(recorded)
         writer.commit()
     assert said(home / "D")["D"]["provenance"]["from"] == ["notes.txt", {"see": "why.md"}]
-    (home / "D" / "manifest.json").unlink()
-    assert call("repair", home / "D").exit_code == 0
-    assert said(home / "D")["D"]["provenance"]["repaired"][0]["command"] == "offline-cli repair D"
+    next((home / "D" / "data").iterdir()).unlink()
+    assert call("repair", home / "D", "--drop-broken").exit_code == 0
+    assert said(home / "D")["D"]["provenance"]["repaired"][0]["command"] == "offline-cli repair D --drop-broken"

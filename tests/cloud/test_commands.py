@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", "ROOT/run", "--env", "CartPole-v1", "--episodes", "5"),
     "inspect": ("inspect", "ROOT/recorded", "--expect", "episodes=40"),
     "validate": ("validate", "ROOT/recorded", "--deep"),
-    "repair": ("repair", "ROOT/left", "--env", "CartPole-v1"),
+    "repair": ("repair", "ROOT/left"),
 }
 TIMES = {"seconds", "steps_per_second", "samples_per_second"}
 
@@ -101,7 +101,7 @@ def pristine(told: Told, tmp_path_factory: pytest.TempPathFactory) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(shard, target)
     shutil.copytree(root / "recorded", root / "left")
-    (root / "left/manifest.json").rename(root / "left/_writing.json")
+    (root / "left/_part-01234567-manifest.json").write_bytes(b"{half")
     return root
 
 

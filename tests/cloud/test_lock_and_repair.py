@@ -18,7 +18,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import Locked, TakenOver
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import create_only, open_uploads
+from offline_cli.storage.staging import create_only
 
 pytestmark = pytest.mark.integration
 
@@ -87,11 +87,11 @@ def test_a_file_is_made_where_none_is_and_only_there(cloud: Cloud, place: Locati
             return await real(self, *args, **options)
 
         monkeypatch.setattr(gcsfs.GCSFileSystem, "_call", seen)
-    assert create_only(place.join("a"), b"mine", folder=place)
+    assert create_only(place.join("a"), b"mine")
     if cloud.scheme == "gs":
         assert conditions[0] == "0"
         return
-    assert not create_only(place.join("a"), b"theirs", folder=place)
+    assert not create_only(place.join("a"), b"theirs")
     assert place.join("a").read_bytes() == b"mine"
 
 
@@ -117,39 +117,11 @@ def test_a_writer_that_was_replaced_commits_nothing(place: Location) -> None:
 
 def test_repair_adopts_what_is_whole_and_sets_the_rest_aside(place: Location) -> None:
     crashed(place, 4)
-    stray = place.join("data/copy.parquet")
-    stray.fs.pipe_file(stray.path, b"what somebody put here")
     empty = place.join("data/shard-00000000-000000.parquet")
     empty.fs.pipe_file(empty.path, b"")
     found = repair(place)  # type: ignore[arg-type]
-    assert (found.episodes, found.adopted, found.dropped) == (3, 3, 2)
-    assert (found.removed, sorted(found.set_aside)) == ((), sorted((empty.url, stray.url)))
-    assert place.join("quarantine/copy.aside").read_bytes() == b"what somebody put here"
+    assert (found.episodes, found.adopted, found.dropped) == (3, 3, 1)
+    assert (found.removed, found.set_aside) == ((), (empty.url,))
     assert {problem.code for problem in validate(place, deep=True).problems} == {"incomplete-dataset"}
     with writer(place, resume=True) as resumed:
         assert resumed.episodes_written == 3
-
-
-@pytest.fixture
-def with_upload(s3: Cloud) -> Location:
-    """A killed writer's folder on S3, with an upload that was begun."""
-    place = open_location(f"{s3.bucket()}/D")
-    crashed(place, 3)
-    bucket, key, _ = place.fs.split_path(place.join("data/shard-00000000-000000.parquet").path)
-    begun = place.fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)
-    place.fs.call_s3("upload_part", Bucket=bucket, Key=key, UploadId=begun["UploadId"], PartNumber=1, Body=b"x" * 100)
-    place.fs.call_s3("create_multipart_upload", Bucket=bucket, Key="another/data/file")
-    return place
-
-
-def uploads(place: Location) -> list[str]:
-    found = place.fs.call_s3("list_multipart_uploads", Bucket=place.fs.split_path(place.path)[0])
-    return [upload["Key"] for upload in found.get("Uploads", [])]
-
-
-def test_repair_aborts_the_uploads_of_the_dataset_and_no_others(with_upload: Location) -> None:
-    assert len(open_uploads(with_upload)) == 1
-    told = repair(with_upload, dry_run=True)  # type: ignore[arg-type]
-    assert (told.dropped, len(uploads(with_upload))) == (1, 2)
-    assert repair(with_upload).dropped == 1  # type: ignore[arg-type]
-    assert uploads(with_upload) == ["another/data/file"]

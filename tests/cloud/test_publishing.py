@@ -13,7 +13,6 @@ from requests_made import Requests
 
 from offline_cli import write_dataset
 from offline_cli.storage.locations import open_location
-from offline_cli.storage.staging import open_uploads
 
 pytestmark = pytest.mark.integration
 
@@ -80,4 +79,3 @@ def test_a_broken_copy_in_a_bucket_is_unfinished_and_continues(
     assert told("publish", dataset, "--to", url, "--resume")["new_shards"] == 2
     assert files_of(url, server) == files_here(dataset)
     assert told("validate", url)["passed"]
-    assert not open_uploads(open_location(url, server.options))

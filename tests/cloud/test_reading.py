@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,9 @@ def test_a_large_shard_is_read_by_its_row_groups_and_columns(s3: Cloud, requests
 def test_training_with_a_warm_cache_reads_no_shard_and_learns_the_same(
     s3: Cloud, requests: Requests, told: Told, local: Path, tmp_path: Path
 ) -> None:
-    url, option = uploaded(local, s3), ("--cache", tmp_path / "cache")
+    url = f"filecache::{uploaded(local, s3)}"
+    settings = (f"cache_storage={tmp_path / 'cache'}", "check_files=true", f"s3={json.dumps(s3.options)}")
+    option = tuple(word for one in settings for word in ("--storage-option", one))
     results = [told("train-bc", local, "--out", tmp_path / "local", *TRAIN)]
     results.append(told("train-bc", url, "--out", tmp_path / "cold", *TRAIN, *option))
     shards = len(list((local / "data").iterdir()))

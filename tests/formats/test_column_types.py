@@ -102,9 +102,9 @@ def test_what_cannot_be_a_step_is_refused_by_column_and_place(column: dict[str, 
     assert "0.parquet" in caught.value.where
 
 
-def test_rows_of_another_shape_than_most_are_set_aside_with_their_episodes(tmp_path: Path) -> None:
+def test_rows_of_another_shape_than_the_first_are_set_aside_with_their_episodes(tmp_path: Path) -> None:
     odd = steps("odd", obs=[[9.0], [1.0, 1.0], [2.0, 2.0]], new_obs=...)
-    batch, stream = read(tmp_path, odd, steps("a", new_obs=...), steps("b", new_obs=...), on_error="skip")
+    batch, stream = read(tmp_path, steps("a", new_obs=...), odd, steps("b", new_obs=...), on_error="skip")
     assert sorted(batch.ids) == ["a", "b"]
     assert batch.obs.shape == (8, 2)
     assert stream.rejects.count == 3

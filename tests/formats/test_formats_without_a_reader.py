@@ -1,4 +1,4 @@
-"""Formats that are recognised and have no reader yet: the error names a section of the page on other programs' data."""
+"""Formats that are recognised and have no reader yet: the error names the page on other programs' data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rlds(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["inspect", "validate"])
-def test_the_error_names_the_format_and_its_recipe(
+def test_the_error_names_the_format_and_the_page(
     make: Callable[[Path], None], words: str, heading: str, command: str, tmp_path: Path, call: Callable[..., Any]
 ) -> None:
     (tmp_path / "source").mkdir()
@@ -40,5 +40,5 @@ def test_the_error_names_the_format_and_its_recipe(
     assert code == 3
     text = json.dumps(told)
     assert words in text
-    assert heading in told["error"]["fix"]
+    assert "convert it in Python" in told["error"]["fix"]
     assert f"\n## {heading}\n" in PAGE.read_text(encoding="utf-8")

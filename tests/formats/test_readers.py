@@ -82,19 +82,6 @@ def test_a_plugin_reads_what_none_of_ours_knows(notes: Callable[[str], None], tm
     assert open_sources(str(written(tmp_path / "a.book", b"some words\n")))[0].info.format == "notes"
 
 
-def test_two_plugins_that_are_equally_sure_are_both_named_and_one_has_to_be_chosen(
-    notes: Callable[[str], None], install: Install, tmp_path: Path, call: Call
-) -> None:
-    notes("SURELY")
-    install("sticky-notes", {"readers": {"stickers": "noted:SURELY"}})
-    book = written(tmp_path / "a.book", b"some words\n")
-    code, found = call("inspect", book)
-    said = "the readers 'notes' of the package note-books and 'stickers' of the package sticky-notes match"
-    assert (code, found["error"]["what"]) == (2, f"{said} these files equally well")
-    assert found["error"]["fix"] == "choose one: --from notes or --from stickers"
-    assert call("inspect", book, "--from", "stickers")[0] == 0
-
-
 # ---- plug-ins that fail ----
 
 

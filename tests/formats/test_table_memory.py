@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,3 @@ def test_an_episode_without_an_id_that_is_too_long_for_the_limit_is_refused_by_i
     assert caught.value.where.startswith("the episode that begins at ")
     assert caught.value.where.endswith("rides.parquet row 10")
     assert "raise --memory-limit" in caught.value.fix
-
-
-def test_folders_of_killed_processes_are_removed_by_the_next_reading(
-    read_table: Callable[..., Any], write_lines: Callable[..., Path], tmp_path: Path
-) -> None:
-    temp = tmp_path / "temp"
-    killed = temp / f"offline-cli-rows-{socket.gethostname()}-{2**22 + 1}-7-abc"
-    of_others = temp / "offline-cli-rows-elsewhere-1-7-abc"
-    for folder in (killed, of_others):
-        folder.mkdir(parents=True)
-    stream, _ = read_table(write_lines("rides.csv", *rides(last_action=1)), MAPPING, temp_dir=str(temp))
-    stream.close()
-    assert list(temp.iterdir()) == [of_others]

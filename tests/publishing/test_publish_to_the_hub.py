@@ -384,16 +384,6 @@ def test_commands_that_write_refuse_the_hub(call: Any, hub: Hub, dataset: Path, 
     assert not hub.repositories
 
 
-def test_a_copy_in_the_cache_is_not_fetched_again(publish: Any, call: Any, hub: Hub, dataset: Path, tmp_path: Path) -> None:
-    publish(dataset, *LICENSED)
-    again = ("inspect", URL, "--deep", "--storage-option", f"cache={tmp_path / 'cache'}", *at(hub))
-    call(*again)
-    hub.requests.clear()
-
-    assert call(*again)[0] == 0
-    assert not hub.asked("GET", ".parquet")
-
-
 def test_a_published_dataset_may_be_handed_over_as_an_object(hub: Hub, dataset: Path) -> None:
     found = offline_cli.open_dataset(dataset)
 

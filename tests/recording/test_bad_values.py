@@ -1,8 +1,7 @@
-"""What an environment gives is recorded as it is or not at all: what is no reward or flag is refused, NaN is counted."""
+"""What an environment gives is recorded as it is or not at all: what is no reward or flag is refused."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offline_cli.datasets.dataset import open_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.recording.record import record
@@ -57,36 +55,11 @@ def test_numbers_and_flags_of_other_types_are_taken_for_what_they_say(
 
 
 @by_manner
-def test_nan_and_infinity_are_recorded_as_they_are_and_counted(
-    manner: dict[str, Any], tmp_path: Path, read: Read, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        result = play_odd(tmp_path / "D", manner, reward="nan", seen="-inf", last="nan")
+def test_nan_and_infinity_are_recorded_as_they_are(manner: dict[str, Any], tmp_path: Path, read: Read) -> None:
+    play_odd(tmp_path / "D", manner, reward="nan", seen="-inf", last="nan")
     batch = read(tmp_path / "D")
     last = np.zeros(len(batch.obs), np.bool_)
     last[batch.obs_starts[1:] - 1] = True
     assert np.isnan(batch.obs[last, 1]).all()
-    counts = {
-        "nan-in-observations": int(np.isnan(batch.obs).sum()),
-        "infinite-in-observations": int(np.isinf(batch.obs).sum()),
-        "nan-in-rewards": int(np.isnan(batch.rewards).sum()),
-    }
-    assert min(counts.values()) > 0
-    assert result.assumptions == counts
-    assert open_dataset(str(tmp_path / "D")).manifest.assumptions == counts
-    assert "nan-in-rewards" in caplog.text
-
-
-def test_a_recording_that_is_gone_on_with_counts_what_its_first_part_holds(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = {**OPTIONS, "vectorize": "sync", "max_rows_per_file": 3, "env_kwargs": {"seen": "nan", "fail_after": 40}}
-    with pytest.raises(BadData, match="enough"):
-        record("recording_envs:Odd-v0", parts, **options)
-    first = open_dataset(str(parts)).manifest
-    assert first.assumptions["nan-in-observations"] > 0
-    record("recording_envs:Odd-v0", parts, **options, resume=True)
-    again = open_dataset(str(parts)).manifest
-    result = record("recording_envs:Odd-v0", whole, **{**options, "env_kwargs": {"seen": "nan"}})
-    assert again.complete
-    assert again.assumptions == result.assumptions
-    assert again.assumptions["nan-in-observations"] > first.assumptions["nan-in-observations"]
+    assert np.isinf(batch.obs).any()
+    assert np.isnan(batch.rewards).any()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offline_cli.errors import StorageError, UsageError
 from offline_cli.storage import failures
-from offline_cli.storage.failures import ReadingPool, wait_for
+from offline_cli.storage.failures import wait_for
 from offline_cli.storage.locations import open_location
 
 
@@ -28,15 +27,6 @@ def test_a_request_that_is_never_answered_is_a_storage_error_that_says_how_to_wa
     assert "time_limit=" in caught.value.fix
 
 
-def test_a_pool_that_is_left_waits_for_no_storage() -> None:
-    began = time.monotonic()
-    with ReadingPool(1) as pool:
-        pool.submit(wait_for, never, "s3://bucket/a", 60)
-        waiting = pool.submit(wait_for, never, "s3://bucket/b", 60)
-    assert time.monotonic() - began < 5
-    assert waiting.cancelled()
-
-
 def test_a_wait_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(failures, "REPORTED", 0.02)
     with pytest.raises(TimeoutError):
@@ -44,8 +34,7 @@ def test_a_wait_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapt
     assert ["s3://bucket/a" in text for text in caplog.messages] == [True]
 
 
-def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Path) -> None:
-    assert open_location(tmp_path, {"time_limit": 7}).time_limit == 7
+def test_the_time_limit_is_an_option_of_every_storage() -> None:
     assert open_location("s3://bucket/a", {"time_limit": 7, "anon": True}).join("b").time_limit == 7
     assert open_location("s3://bucket/a").time_limit == failures.SECONDS
 

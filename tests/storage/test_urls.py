@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from offline_cli.storage.locations import open_location
         "s3://hunter2@bucket/x",
         "gs://me:hunter2@bucket/x",
         "az://me:hunter2@container/x",
+        "filecache::s3://AKIDX:hunter2@bucket/x",
         "abfs://me:hunter2@account.dfs.core.windows.net/x",
     ],
 )
@@ -55,8 +57,12 @@ def test_a_url_without_a_bucket_is_a_usage_error(url: str, noun: str) -> None:
         open_location(url)
 
 
-@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:bucket/x", "https:/host/x"])
-def test_a_url_that_has_lost_a_slash_is_no_local_folder(url: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        open_location(url)
-    assert "two slashes" in caught.value.fix
+def test_a_cache_of_fsspec_in_front_of_a_place_is_a_source(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/b.txt").write_bytes(b"one")
+    options = {"cache_storage": str(tmp_path / "cache"), "check_files": True}
+    for data in (b"one", b"another"):
+        (tmp_path / "a/b.txt").write_bytes(data)
+        (found,) = open_location(f"filecache::file://{tmp_path}/a", options).files()
+        assert (found.read_bytes(), found.url) == (data, f"filecache::file://{tmp_path}/a/b.txt")
+    assert list((tmp_path / "cache").iterdir())

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.parquet.reading import OTHER_SHARD
-from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
+from offline_cli.tally import ANOTHER_PART, DROPPED, EpisodePlace, OnError, Rejects, Tally
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -40,7 +40,7 @@ NO_CATEGORY: Final = "error for a category that does not exist"
 RAW: Final = "raw outputs of a policy: --action-scale normalized; otherwise clip them, or correct the space"
 HIDDEN: Final = "warning for names with a leading dot or underscore, which readers pass over"
 OTHER_KIND: Final = "warning where the kind differs, such as floats for categories"
-GAPS: Final = "warning in tables, and datasets made of them, where such a gap is left open"
+GAPS: Final = "warning in tables, where such a gap is left open"
 
 
 class Code(NamedTuple):
@@ -99,7 +99,6 @@ CODES: Final[dict[str, Code]] = {
     "infinite-in-rewards": Code("error", "reward", "infinite", CLIP),
     "nan-in-extras": Code("warning", "step", "NaN in an extra model output", "leave the column out unless you need it"),
     "infinite-in-extras": Code("warning", "step", "infinite in an extra model output", "masked logits may be; else drop it"),
-    "constant-dimension": Code("note", "dimension", "with one value throughout", "leave it out if it tells nothing"),
     "spaces-inferred": Code("note", "source", "without declared spaces, so that nothing lies outside them", "give --env"),
     "action-scale-unknown": Code("note", "source", "whose Box actions are of unknown scale", "give --action-scale"),
     "assumption": Code(
@@ -107,13 +106,13 @@ CODES: Final[dict[str, Code]] = {
     ),
     # ---- dataset folders ----
     "uncommitted": Code("error", "dataset", "whose writer has not finished", "the same command with --resume, or repair"),
-    "broken-manifest": Code("error", "mistake", "in manifest.json", "offline-cli repair builds it anew from the shards"),
+    "broken-manifest": Code("error", "mistake", "in manifest.json", "offline-cli convert D/data --out NEW"),
     "missing-shard": Code("error", "shard", "listed in the manifest, and not there", DROP),
     "shard-size": Code("error", "shard", "other bytes than the manifest says", DROP),
     "shard-hash": Code("error", "shard", "other content than the manifest's sha256 says, maybe another shard's", DROP),
     "shard-columns": Code("error", "shard", "other columns than the manifest's spaces ask for", AGAIN),
     "count-mismatch": Code("error", "count", "other than the manifest says", AGAIN),
-    "unlisted-file": Code("error", "file", "in data/ and not in the manifest", "offline-cli repair sets it aside", HIDDEN),
+    "unlisted-file": Code("error", "file", "in data/ and not in the manifest", "move it away", HIDDEN),
     "leftover-file": Code("warning", "file", "half-written, left by a writer that was killed", "offline-cli repair removes it"),
     "incomplete-dataset": Code("warning", "dataset", "incomplete, by its manifest", "the same command with --resume"),
     "damaged-quarantine": Code("warning", "file", "of rows set aside that cannot be read (--deep)", "remove it"),
@@ -124,10 +123,6 @@ CODES: Final[dict[str, Code]] = {
 PLACES: Final = 10  # places shown for each problem
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report."""
-LASTING: Final = frozenset(
-    {"broken-chain", "dones-disagree", "gap-in-t", "missing-final-observation", "missing-rewards", T_FALLS, UNFINISHED}
-)
-"""Assumptions that remain problems of the dataset written with them."""
 RENAMED: Final[dict[str, tuple[str, Severity]]] = {
     "gap-in-t": ("gap-in-episode", "warning"),  # in tables, which keep the gap
     "duplicate-row": ("repeated-steps", "note"),
@@ -167,7 +162,7 @@ class Problem:
     episodes: dict[str, None] = field(default_factory=dict)  # ids of affected episodes, where known
     example: str = ""  # the first occurrence, as text
     remedy: str = ""  # replaces the code's fix
-    more: dict[str, Any] = field(default_factory=dict)  # `inherited`: the number that a dataset has from its sources
+    more: dict[str, Any] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -307,14 +302,6 @@ class ListeningTally(Tally):
             self._findings.add(self.location, Found(code, times, self._placed(places), episodes, severity))
         elif times and kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
-
-    def inherit(self, source: str, counts: Mapping[str, int]) -> None:
-        """Report the assumptions in the manifest of dataset `source` as if reading its source."""
-        for kind in LASTING & counts.keys():
-            code, severity = RENAMED.get(kind, (kind, None))
-            more: dict[str, Any] = {"example": "counted when it was written", "details": {"inherited": counts[kind]}}
-            self._findings.add(source, Found(code, counts[kind], [source], severity=severity, **more))
-        self._counted.setdefault(source, Counter()).update({kind: counts[kind] for kind in counts.keys() - LASTING})
 
     def _placed(self, places: Callable[[], Iterable[str]] | None) -> Iterator[str]:
         """The places, prefixed by the source if they name only an episode."""

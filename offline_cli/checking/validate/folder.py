@@ -29,7 +29,6 @@ from offline_cli.parquet.reading import OTHER_SHARD, fingerprint, opened, read_r
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location
-from offline_cli.storage.staging import open_uploads
 from offline_cli.tally import Lost
 
 SPOILING: Final = ("duplicate-episode", "zero-length-episode", "unfinished-episode", "repeated-steps", "incomplete-episode")
@@ -86,9 +85,7 @@ class OwnFolder:
             self._add("leftover-file", halves)
 
     def _leftovers(self) -> None:
-        """Report incomplete uploads, and unreadable files of rejected rows."""
-        for upload in open_uploads(self.location.join(DATA)):
-            self._add("leftover-file", [str(upload)])
+        """Report unreadable files of rejected rows."""
         for file in quarantine_files(self.location).values():
             try:
                 with opened(file) as parquet:

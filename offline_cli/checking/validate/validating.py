@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import compress, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate.findings import Findings, Found, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
-from offline_cli.checking.validate.values import Dimensions, Spaces, value_problems
+from offline_cli.checking.validate.values import Spaces, value_problems
 from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
 from offline_cli.converting.fitting import difference, extra_kinds, shapes
 from offline_cli.converting.reset_rows import Resets
@@ -40,7 +40,7 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, describe, only_discrete, same_space
 from offline_cli.storage.locations import Location, Sources, expand
 from offline_cli.tally import Rejects, Tally
-from offline_cli.trees import flatten, leaves
+from offline_cli.trees import leaves
 
 
 @checked
@@ -132,8 +132,6 @@ def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress
         checked[tally.location].see(batch)
     for source in checked.values():
         source.finish()
-    for name, source in checked.items():  # after the counts are compared, because reported problems prevent that
-        tally.inherit(name, source.info.inherited)
     tally.tell_counted()
     return tally
 
@@ -160,7 +158,7 @@ class _CheckedSource(WrappedSource):
         self._said, self._scale = env_spaces or self.info.spaces, scale or self.info.action_scale
         self.agents, self.modules = Counter[str](), Counter[str]()  # episodes by name
         self.episodes, self.steps, self._has_any = 0, 0, False
-        self._dimensions, self._resets, self._statistics = Dimensions(), Resets(), EpisodeStatistics()
+        self._resets, self._statistics = Resets(), EpisodeStatistics()
 
     def fragments(self, tally: Tally, rejects: Rejects) -> Iterator[Fragments]:
         """See `Source`. Reports BadData instead of raising it."""
@@ -179,13 +177,11 @@ class _CheckedSource(WrappedSource):
             self._begin(batch, spaces)
         self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
         self._add(value_problems(batch, spaces, self._scale, self.info.meanings))
-        self._add(
-            self._structures.problems(self._name, batch, spaces, declared=None not in self._said, inferred=self._inferred)
-        )
+        self._add(self._structures.problems(self._name, batch, spaces))
         self.agents.update(name for name in batch.agent_ids or () if name is not None)
         self.modules.update(name for name in batch.module_ids or () if name is not None)
-        for seen in (self._dimensions.see, self._resets.see, self._statistics.add):
-            seen(batch)
+        self._resets.see(batch)
+        self._statistics.add(batch)
 
     def _begin(self, batch: EpisodeBatch, spaces: tuple[Space | None, Space | None]) -> None:
         """Check properties of the source at its first episodes."""
@@ -213,7 +209,6 @@ class _CheckedSource(WrappedSource):
         """Report problems that depend on all episodes."""
         if not self._has_any and not self._findings.has(self._name):
             self._add([self._of_source("no-episodes")])
-        self._add(self._dimensions.problems(self.info.meanings))
         if self._folder is not None:
             self._folder.compare(self._statistics)
         if (found := self._resets.found()) is not None:
@@ -225,65 +220,31 @@ class _CheckedSource(WrappedSource):
 # ---- structures that all episodes must share ----
 
 
-class _First(NamedTuple):
-    """The first batch of all sources."""
-
-    source: str
-    extra: dict[str, str]
-    shapes: dict[str, str]
-    spaces: Spaces
-
-
 class Structures:
-    """Compares every batch with the first of its source, and with the first of all sources."""
+    """Compares every batch with the first of all sources."""
 
     def __init__(self, *, by_env: bool) -> None:
         """`by_env`: the caller named an environment, so declared spaces are ignored."""
         self._by_env = by_env
-        self._first_of: dict[str, tuple[dict[str, str], Spaces]] = {}  # by source, with the spaces declared by its episodes
-        self._first: _First | None = None
+        self._first: tuple[str, dict[str, str], dict[str, str], Spaces] | None = None
         self._scale: tuple[str, str] | None = None
 
-    def problems(self, source: str, batch: EpisodeBatch, spaces: Spaces, *, declared: bool, inferred: bool) -> Iterator[Found]:
-        """Report how `batch` differs. `spaces`: of its source, or else its own; `declared`: the source declares both, so shapes
-        are compared with them elsewhere; `inferred`: they were inferred.
+    def problems(self, source: str, batch: EpisodeBatch, spaces: Spaces) -> Iterator[Found]:
+        """Report how `batch` differs. `spaces`: of its source, or else its own; where both are known, shapes are compared with
+        them elsewhere.
         """
-        shaped, extra = shapes(batch), extra_kinds(batch)
-        mine = {**({} if declared else shaped), **_dtypes(batch)}
-        own = batch.observation_space, batch.action_space
-        structure, said = self._first_of.setdefault(source, (mine, own))
-        first = self._first = self._first or _First(source, extra, shaped, spaces)
-        is_later = first.source != source
-        other = difference(mine, structure)
-        if not other and is_later:
-            known = None not in spaces and None not in first.spaces
-            other = difference(extra, first.extra) or ("" if known else difference(shaped, first.shapes))
-            other = other and f"{other} in {first.source}"
-        if other:
-            yield Found.of_all("mixed-structures", batch, other)
-        if self._by_env:
-            return
-        other = "" if inferred else _other_spaces(own, said)
-        if not other and is_later:
-            other = _other_spaces(spaces, first.spaces, known=True)
-            other = other and f"{other} in {first.source}"
-        if other:
-            yield Found.of_all("mixed-spaces", batch, other)
+        extra, shaped = extra_kinds(batch), shapes(batch)
+        first, first_extra, first_shaped, first_spaces = self._first = self._first or (source, extra, shaped, spaces)
+        where = "" if source == first else f" in {first}"
+        known = None not in spaces and None not in first_spaces
+        if other := difference(extra, first_extra) or ("" if known else difference(shaped, first_shaped)):
+            yield Found.of_all("mixed-structures", batch, f"{other}{where}")
+        for mine, theirs in zip(spaces, first_spaces, strict=True):
+            if not self._by_env and mine is not None and theirs is not None and not same_space(mine, theirs):
+                yield Found.of_all("mixed-spaces", batch, f"{describe(mine)}, before {describe(theirs)}{where}")
+                return
 
     def other_scale(self, source: str, scale: str) -> str:
         """Describe how the scale of a source with Box actions differs from that of the first such source."""
         self._scale = self._scale or (source, scale)
         return "" if scale == self._scale[1] else f"{scale}, before {self._scale[1]} in {self._scale[0]}"
-
-
-def _other_spaces(mine: Spaces, first: Spaces, *, known: bool = False) -> str:
-    """Describe how two pairs of spaces differ; `known`: compare only spaces that are not None."""
-    for one, other in zip(mine, first, strict=True):
-        if not (known and (one is None or other is None)) and not same_space(one, other):
-            return f"{describe(one)}, before {describe(other)}"
-    return ""
-
-
-def _dtypes(batch: EpisodeBatch) -> dict[str, str]:
-    leaves = (leaf for name, tree in batch.extra.items() for leaf in flatten(tree, f"extra {name}"))
-    return {path: f"{leaf.dtype} of shape {leaf.shape[1:]}" for path, leaf in leaves}

@@ -1,4 +1,4 @@
-"""Vectorized checks of values: NaN, infinities, spaces, dtypes, flags, constant dimensions.
+"""Vectorized checks of values: NaN, infinities, spaces, dtypes, flags.
 
 * Spaces come from `--env`, else from the source, else from the episodes. Without a space, no value is outside
   (`spaces-inferred`).
@@ -159,36 +159,3 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
         cast = leaf.astype(dtype)
         changed = (cast.astype(leaf.dtype) != leaf) | ((cast < 0) != (leaf < 0))
     return np.asarray(changed & np.isfinite(leaf) if leaf.dtype.kind == "f" else changed)
-
-
-# ---- dimensions ----
-
-
-class Dimensions:
-    """Finds constant dimensions in a source: elements of observations and actions that never change."""
-
-    def __init__(self) -> None:
-        self._ends: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # minimum and maximum of each element, by path
-        self._rows = 0
-
-    def see(self, batch: EpisodeBatch) -> None:
-        """Add the values of `batch`."""
-        self._rows += batch.num_steps
-        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions)):
-            for path, leaf in flatten(tree, name):
-                if leaf.dtype.kind not in "biuf" or not leaf.size:
-                    continue
-                values = leaf.view(np.uint8) if leaf.dtype == np.bool_ else leaf
-                ends = np.fmin.reduce(values, axis=0), np.fmax.reduce(values, axis=0)  # without NaN
-                known = self._ends.setdefault(path, ends)
-                if np.shape(known[0]) == leaf.shape[1:]:  # otherwise reported as mixed structures
-                    self._ends[path] = np.fmin(known[0], ends[0]), np.fmax(known[1], ends[1])
-
-    def problems(self, meanings: Meanings) -> Iterator[Found]:
-        """Report constant dimensions."""
-        for path, (low, high) in self._ends.items() if self._rows > 1 else ():
-            constant = np.asarray(low == high)
-            named = [(tuple(at), meanings.named(path, at, constant.shape)) for at in np.argwhere(constant).tolist()]
-            if named:
-                places = (f"{name} is always {low[at]!s}" for at, name in named)
-                yield Found("constant-dimension", len(named), places, [])

@@ -32,7 +32,7 @@ from offline_cli.episodes.codec.pack import plain_mapping
 from offline_cli.episodes.known_episodes import fingerprints
 from offline_cli.errors import TargetNotMet
 from offline_cli.spaces import describe, same_space
-from offline_cli.storage.locations import Location, Sources, expand
+from offline_cli.storage.locations import Location, expand
 from offline_cli.tally import Tally
 from offline_cli.trees import equal_values, flatten
 
@@ -84,7 +84,7 @@ def diff(
 ) -> DiffResult:
     """Compare `a` and `b`; `check` of the result raises if they differ. Raises as `read_episodes` does."""
     started = time.monotonic()
-    one, other = (_opened(place, options, beside=(a, b)) for place in (a, b))
+    one, other = (_opened(place, options) for place in (a, b))
     formats = [", ".join(dict.fromkeys(source.info.format for source in side.sources)) for side in (one, other)]
     everything = "columns" not in formats
     mine, theirs = _Summary.of(one, everything=everything), _Summary.of(other, everything=everything)
@@ -125,9 +125,9 @@ def diff(
     )
 
 
-def _opened(place: str | os.PathLike[str] | Location, options: Mapping[str, Any], *, beside: Sources) -> OpenedSources:
+def _opened(place: str | os.PathLike[str] | Location, options: Mapping[str, Any]) -> OpenedSources:
     """One of the two. Where it is a dataset, format and mapping are the other one's."""
-    places = expand(place, options["storage_options"], beside=beside)
+    places = expand(place, options["storage_options"])
     if len(places) == 1 and places[0].is_dir() and holds_dataset(places[0]):
         own = {"from_": SOURCE_FORMAT, "mapping": None, "rows_as_episodes": False, "episode_ends": None}
         return OpenedSources({**options, **own}, places)

@@ -2,17 +2,16 @@
 
 `merge` reads its sources as `convert` does: exact duplicates are dropped, and a different episode with an existing id is
 rejected, or gets a new id (`unique_ids`). `repack` rewrites the same episodes: with another shard size, compression or row
-format, without some columns, or with hashed ids.
+format, or without some columns.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
 
@@ -68,7 +67,6 @@ def repack(
     out: str | os.PathLike[str] | Location,
     *,
     drop: Sequence[str] = (),
-    hash_ids: bool = False,
     **options: Unpack[OperationOptions],
 ) -> OperationResult:
     """Rewrite the episodes of `sources` as dataset `out`.
@@ -80,11 +78,11 @@ def repack(
     if drop:
         _check_columns(operation.sources, drop)
     stream = None
-    if drop or hash_ids:
-        change = partial(_repacked, frozenset(drop), hash_ids)
+    if drop:
+        change = partial(_without, frozenset(drop))
         stream = operation.stream([_Changed(one, change) for one in operation.sources])
-    told = {"compression": operation.compression, "dropped_columns": drop, "ids_hashed": hash_ids}
-    return operation.write_all({"drop": list(drop), "hash_ids": hash_ids}, stream, **told)
+    told = {"compression": operation.compression, "dropped_columns": drop}
+    return operation.write_all({"drop": list(drop)}, stream, **told)
 
 
 # ---- sources with transformed batches ----
@@ -107,28 +105,10 @@ def _renamed(new: Mapping[str, str], batch: EpisodeBatch) -> EpisodeBatch:
     return replace(batch, ids=tuple(new.get(name, name) for name in batch.ids))
 
 
-def _repacked(drop: frozenset[str], hash_ids: bool, batch: EpisodeBatch) -> EpisodeBatch:
-    """Drop columns, and hash ids."""
+def _without(drop: frozenset[str], batch: EpisodeBatch) -> EpisodeBatch:
+    """Drop columns."""
     extra = {name: tree for name, tree in batch.extra.items() if name not in drop}
-    batch = replace(batch, extra=extra, infos=None if Columns.INFOS in drop else batch.infos)
-    if not hash_ids:
-        return batch
-    games, custom = batch.multi_agent_ids, batch.custom_data
-    return replace(
-        batch,
-        ids=tuple(map(_hashed, batch.ids)),
-        multi_agent_ids=None if games is None else tuple(map(_hashed, games)),
-        custom_data=None if custom is None else tuple(map(_hashed_source_id, custom)),
-    )
-
-
-def _hashed(name: Any) -> Any:
-    """SHA-256 of an id, as hex; None stays."""
-    return None if name is None else hashlib.sha256(str(name).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def _hashed_source_id(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {name: _hashed(value) if name == Columns.SOURCE_ID else value for name, value in data.items()}
+    return replace(batch, extra=extra, infos=None if Columns.INFOS in drop else batch.infos)
 
 
 def _changes(sources: Sequence[Source], on_error: OnError) -> list[dict[str, str]]:

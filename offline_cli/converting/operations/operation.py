@@ -226,7 +226,6 @@ class OperationResult:
     extras_left_out: Mapping[str, str] | None = None  # merge: extra model outputs that not all sources have, with their forms
     compression: str | None = None  # repack
     dropped_columns: tuple[str, ...] | None = None  # repack
-    ids_hashed: bool | None = None  # repack
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, with the keys of `--json`."""
@@ -253,8 +252,8 @@ class Operation(OpenedSources):
     def begun(cls, name: str, sources: Sources, out: str | os.PathLike[str] | Location, options: Mapping[str, Any]) -> Self:
         """Open the sources. Raises UsageError for a target that is, or lies in, a source, and as `open_sources` does."""
         sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
-        target = open_location(out, options["storage_options"], beside=sources)
-        places = expand(sources, options["storage_options"], beside=out)
+        target = open_location(out, options["storage_options"])
+        places = expand(sources, options["storage_options"])
         check_apart(places, target)
         if any(place.fs == target.fs and place.path.rstrip("/") == target.path.rstrip("/") for place in places):
             raise UsageError("the output is one of the sources", where=target.url, fix="give another --out")

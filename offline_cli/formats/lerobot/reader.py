@@ -304,7 +304,6 @@ def open_lerobot(files: Sequence[Location], context: OpenContext) -> Source:
         location=context.location,
         action_scale=ENV_SCALE,
         said_by=INFO,
-        longest=max(one.length for one in episodes.values()),
         meanings=_meanings(roles, info),
     )
     tasks = read_tasks(folder)

@@ -5,13 +5,12 @@ columns, rows without timesteps, and rows of several agents. Unknown columns are
 missing. Extra columns without numbers are dropped, named and counted (`dropped-column`), and so are infos that are not dicts;
 missing numbers in extra columns become NaN, and are counted (`null-as-nan`).
 
-Unreadable rows, and rows whose shapes differ from most, are rejected, and their episodes are marked incomplete. So are the
+Unreadable rows, and rows whose shapes differ from the first, are rejected, and their episodes are marked incomplete. So are the
 episodes next to a row without `eps_id` or a damaged file, unless `t` shows which steps are missing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
@@ -27,7 +26,6 @@ from offline_cli.formats.arrow_leaves import (
     infos_of,
     is_text,
     tree_of,
-    tree_of_following,
     unpacked_size,
     why_no_infos,
     why_no_numbers,
@@ -202,16 +200,9 @@ class ColumnsReading:
     def _readable(self, rows: _Rows) -> list[tuple[_Rows, dict[str, Any]]]:
         """The readable rows, in parts separated by bad rows, with the values of their columns.
 
-        All have the shapes of earlier rows; for the first rows, the most common shapes.
+        All have the shapes of the first.
         """
-        parts = list(self._read(rows))
-        if self._shapes is None and parts:
-            votes = Counter[str]()
-            for part, trees in parts:
-                votes[repr(_shapes_of(trees))] += len(part.numbers)
-            most = votes.most_common(1)[0][0]
-            self._shapes = next(shapes for shapes in (_shapes_of(trees) for _, trees in parts) if repr(shapes) == most)
-        return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
+        return [(part, trees) for part, trees in self._read(rows) if self._agrees(part, trees)]
 
     def _read(self, rows: _Rows) -> Iterator[tuple[_Rows, dict[str, Any]]]:
         """Read all rows at once; if that fails, halve them until the bad rows are isolated."""
@@ -228,7 +219,8 @@ class ColumnsReading:
             yield from self._read(rows.take(np.arange(count // 2, count)))
 
     def _agrees(self, rows: _Rows, trees: Mapping[str, Any]) -> bool:
-        problem = _difference(_shapes_of(trees), self._shapes or {})
+        self._shapes = self._shapes or _shapes_of(trees)
+        problem = _difference(_shapes_of(trees), self._shapes)
         if problem:
             fix = "pad or cut the values to one shape, or convert the files of each shape into separate datasets"
             self._reject(rows, BadEpisode(problem, where=rows.where(0), fix=fix), len(rows.numbers))
@@ -343,8 +335,6 @@ def _trees(table: pa.Table, where: Callable[[int], str]) -> dict[str, Any]:
             infos = infos_of(values, column, where=where)
             if infos is not None:
                 trees[name] = infos
-        elif name == Columns.NEXT_OBS and Columns.OBS in trees:
-            trees[name] = tree_of_following(values, column, table[Columns.OBS], trees[Columns.OBS], where=where)
         elif name not in (*KEYS, Columns.SOURCE_ID):
             trees[name] = tree_of(values, column, where=where)
     for name in SCALARS:

@@ -14,13 +14,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import socket
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import duckdb
@@ -28,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from offline_cli.datasets.lock import began, runs
 from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.memory_limits import room_for_data
@@ -279,7 +275,7 @@ class TableFiles:
     @property
     def _own_folder(self) -> str:
         if not self._folder:
-            self._folder = self._scope.enter(_folder_of_this_process(self.temp_dir))
+            self._folder = self._scope.enter(tempfile.TemporaryDirectory(dir=self.temp_dir, prefix="offline-cli-rows-"))
         return self._folder
 
     @property
@@ -493,14 +489,3 @@ def _open_arrow(stream: Any) -> tuple[Any, bool]:
     stream.seek(0)
     options = pa.ipc.IpcReadOptions(use_threads=False)
     return (pa.ipc.open_stream if is_stream else pa.ipc.open_file)(stream, options=options), is_stream
-
-
-def _folder_of_this_process(parent: str | None) -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder, deleted on close. Also deletes folders left by killed processes of this machine."""
-    own = f"offline-cli-rows-{socket.gethostname()}-"
-    folder = Path(parent or tempfile.gettempdir())
-    for other in folder.glob(f"{own}*"):
-        pid, since = (*other.name.removeprefix(own).split("-"), "", "")[:2]
-        if pid.isdigit() and not runs(int(pid), since):
-            shutil.rmtree(other, ignore_errors=True)
-    return tempfile.TemporaryDirectory(dir=folder, prefix=f"{own}{os.getpid()}-{began(os.getpid())}-")

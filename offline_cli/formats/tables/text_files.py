@@ -24,7 +24,6 @@ from urllib.parse import unquote
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 from numpy.typing import NDArray
 
@@ -54,9 +53,6 @@ PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
 ROW_FIX: Final = "correct the row, or skip its episode with --on-error skip; converting with quarantine keeps the row"
 MAX_DEPTH: Final = 60  # Arrow allows nesting up to 64 deep
 LONG_INTEGER: Final = re.compile(rb"[0-9]{19}")  # may exceed 64 bits, for which orjson returns floats
-
-UNREADABLE: Final = "\ufdd0"  # a Unicode noncharacter that replaces undecodable bytes
-codecs.register_error("offline_cli.mark", lambda error: (UNREADABLE, error.end))  # type: ignore[attr-defined]
 
 NumberedRows = tuple[NDArray[np.int64], pa.Table]  # (N,) row numbers in the file, and the rows
 
@@ -113,12 +109,10 @@ def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: 
 def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scope: Scope) -> Iterator[bytes]:
     """Content as UTF-8, in blocks of about `size` bytes that end at line ends. `encoding` None: bytes are not decoded.
 
-    Undecodable bytes become UNREADABLE.
-
-    Raises BadData if the file is truncated, after yielding the whole lines before; MemoryLimitExceeded for a line of more than
-    `most` bytes.
+    Raises BadData if the file is truncated or has another encoding, after yielding the whole lines before; MemoryLimitExceeded
+    for a line of more than `most` bytes.
     """
-    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)("offline_cli.mark")
+    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
     held, failed, piece, stream = bytearray(), None, b"...", unpacked(file, scope)
     while piece:
         try:
@@ -206,8 +200,6 @@ def csv_header(file: Openable, form: CsvForm) -> list[str]:
         raise BadData(
             f"the header cannot be read: {error}", where=file.url, fix="write the column names as the first line"
         ) from error
-    if any(UNREADABLE in name for name in names):
-        raise BadData(f"the column names are not {form.encoding}", where=file.url, fix=SAY_ENCODING)
     if not names:
         raise BadData("the file is empty", where=file.url, fix="remove the file from the sources")
     refuse_twins(names, file.url, "rename one of them; for a file without a header, set [csv] columns in the mapping")
@@ -227,7 +219,6 @@ class _Lines(io.RawIOBase):
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._block = chain(blocks, [b"\n"]), b""
         self.failed: BadData | MemoryLimitExceeded | None = None
-        self.unreadable = False  # whether there were undecodable bytes
 
     def readable(self) -> bool:
         return True
@@ -236,7 +227,6 @@ class _Lines(io.RawIOBase):
         try:
             if not self._block:
                 self._block = next(self._blocks, b"")
-                self.unreadable |= UNREADABLE.encode() in self._block
         except (BadData, MemoryLimitExceeded) as error:
             self.failed = error
         piece, self._block = self._block[:size], self._block[size:]
@@ -271,10 +261,7 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
                     rows = np.arange(first, first + batch.num_rows)
                     first += batch.num_rows
                     rows += np.searchsorted(np.array(ragged) - np.arange(len(ragged)), rows, side="right")
-                    table = pa.Table.from_batches([batch])
-                    if lines.unreadable:
-                        rows, table = _readable(rows, table, file, number, form.encoding, bad)
-                    yield rows, table
+                    yield rows, pa.Table.from_batches([batch])
         except BadData as error:
             lines.failed = lines.failed or error
         if isinstance(lines.failed, MemoryLimitExceeded):
@@ -283,18 +270,6 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
             rest = first + len(ragged)
             at_row = BadData(lines.failed.what, where=f"{file.url} row {rest}", fix=lines.failed.fix)
             bad.append(BadRow(number, rest, at_row))
-
-
-def _readable(
-    rows: NDArray[np.int64], table: pa.Table, file: Openable, number: int, encoding: str, bad: list[BadRow]
-) -> NumberedRows:
-    """Move rows with undecodable bytes to `bad`; returns the others."""
-    marked = [pc.fill_null(pc.match_substring(column, UNREADABLE), False) for column in table.columns]
-    unread = np.logical_or.reduce([column.to_numpy() for column in marked])
-    for at in np.flatnonzero(unread).tolist():
-        error = BadData(f"text that is not {encoding}", where=f"{file.url} row {rows[at]}", fix=SAY_ENCODING)
-        bad.append(BadRow(number, int(rows[at]), error))
-    return rows[~unread], table.filter(pa.array(~unread))
 
 
 # ---- JSON ----

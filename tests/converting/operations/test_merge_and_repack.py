@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -120,22 +119,6 @@ def test_columns_are_left_out_but_not_those_of_every_episode(written: Written, m
     with pytest.raises(UsageError, match="obs, rewards, w") as caught:
         repack(a, tmp_path / "G", drop=["obs", "rewards", "w"])
     assert "infos, logp, v" in caught.value.fix
-
-
-def test_hashed_ids_are_sha_256_everywhere(written: Written, make_batch: Make, tmp_path: Path) -> None:
-    batch = make_batch((3, 4), custom_data=({"source_id": "ann"}, {}), multi_agent_ids=("game", None))
-    a = written("a", batch)
-    assert repack(a, tmp_path / "F", hash_ids=True).ids_hashed
-    with open_dataset(tmp_path / "F").batches() as batches:
-        found = next(iter(batches))
-    hashed = {name: hashlib.sha256(name.encode()).hexdigest() for name in ("episode-0", "episode-1", "ann", "game")}
-    assert found.ids == (hashed["episode-0"], hashed["episode-1"])
-    assert found.multi_agent_ids == (hashed["game"], None)
-    assert found.custom_data is not None
-    assert found.custom_data[0] == {"source_id": hashed["ann"]}
-    data = b"".join(file.read_bytes() for file in (tmp_path / "F" / "data").iterdir())
-    assert b"ann" not in data
-    assert list(whole(tmp_path / "F").values()) == list(whole(a).values())
 
 
 @given(data=st.data())
