@@ -9,26 +9,17 @@ after earlier pieces that are trained and frozen, in a pipeline built for that p
 passed to `set_state` of the frozen pipeline that makes the columns, and of those that play. So training, `apply`, checks,
 `evaluate` and exports see the same numbers. Parts of a pass do not depend on how episodes are read, so states are equal bit for
 bit in memory and streaming. Pieces that may need all episodes at once get them in one call.
-
-Pieces of other code that would return other numbers later are refused by name: a piece that learns while frozen, one whose
-state cannot be set, and one without state whose attributes change on the first episodes.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import pickle
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any, Final
 
-import gymnasium as gym
 import numpy as np
-import torch
 from torch import Tensor
 
 from offline_cli.applying.learner_batches import in_learner_units, in_parts, learner_spaces, playing, stepped, with_steps
@@ -45,8 +36,6 @@ from offline_cli.environments import open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.source import ENV_SCALE
-from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import flatten
 
@@ -57,14 +46,11 @@ __all__ = [
     "followed",
     "freeze",
     "learn",
-    "made_up_episodes",
     "space_as_json",
 ]
 
 
 PLACE: Final = "learner pipeline"
-DOCUMENTED: Final = 'docs/howto/pipelines.md, "A piece of your own"'
-NOT_LEARNED: Final = (gym.Space, np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 
 
 def learn(
@@ -79,33 +65,25 @@ def learn(
     frozen keep their state.
 
     `build` makes a new copy of the pipeline. `read` returns all training episodes: it is called once for each piece that
-    learns, and once more to test pieces of other code on the first episodes. `where` names the data. Raises BadConfig for
-    pieces whose results would change later, BadPiece if a piece raises or its state cannot be saved, and what `read` raises.
+    learns. `where` names the data. Raises BadPiece if a piece raises, has no `set_state`, or its state cannot be saved, and
+    what `read` raises.
     """
     pieces = list(pipeline.pieces())
     states: dict[int, Mapping[str, Any]] = {number: piece.get_state() for number, piece in enumerate(pieces) if piece.frozen}
 
-    def anew(learning: int | None = None) -> ConnectorPipelineV2:
-        """A new pipeline with the states so far, in which only piece number `learning` learns; None: no piece does."""
+    def anew(learning: int) -> ConnectorPipelineV2:
+        """A new pipeline with the states so far, in which only piece number `learning` learns."""
         made = build()
         if any(piece is one for piece in made.pieces() for one in pieces):  # a builder may return the same objects
             made = copy.deepcopy(made)
         for number, piece in enumerate(made.pieces()):
-            _set_state(piece, states.get(number, {}))
-            if learns(piece) if learning is None else number != learning:
+            if states.get(number):
+                piece.set_state(states[number])
+            if number != learning:
                 freeze(piece)
         return made
 
     with playing(rl_module) as module:
-        if not all(_is_ours(type(piece)) or number in states for number, piece in enumerate(pieces)):
-            made = anew()
-            before = [(piece, _content(piece)) for piece in made.pieces() if not _is_ours(type(piece))]
-            first = next(iter(in_parts(read())), None)
-            with suppress(Exception):  # earlier pieces are not trained yet; real errors are raised when columns are made
-                for _ in stepped(made, first, where=where, rl_module=module) if first is not None else ():
-                    pass
-            for piece, content in before:
-                _check_unchanged(piece, content)
         for number, piece in enumerate(pieces):
             if learns(piece) and number not in states:
                 made, parts = anew(number), in_parts(read())
@@ -117,9 +95,11 @@ def learn(
                     for name, *_ in stepped(made, part, where=where, rl_module=module):
                         if name == last:
                             break
-                kept = state_from_bytes(_state_bytes(list(made.pieces())[number]), where=PLACE)
-                states[number] = copy.deepcopy(kept[type(piece).__name__])  # deserialized arrays are read-only
-            _set_state(piece, states.get(number, {}))
+                name, learned = type(piece).__name__, list(made.pieces())[number].get_state()
+                kept = state_from_bytes(state_to_bytes({name: learned}, where=PLACE), where=PLACE)
+                states[number] = copy.deepcopy(kept[name])  # deserialized arrays are read-only
+            if states.get(number):
+                piece.set_state(states[number])
     pipeline.freeze()
 
 
@@ -154,40 +134,6 @@ def _holds(one: ConnectorV2, piece: ConnectorV2) -> bool:
     return isinstance(one, ConnectorPipelineV2) and any(piece is inner for inner in one.pieces())
 
 
-def _set_state(piece: ConnectorV2, state: Mapping[str, Any]) -> None:
-    """Set a non-empty state. Raises BadConfig for a class without `set_state`."""
-    if state and type(piece).set_state is ConnectorV2.set_state:
-        what = f"{type(piece).__name__} has a state, but no set_state"
-        raise BadConfig(what, where=PLACE, fix=f"override set_state too ({DOCUMENTED})")
-    if state:
-        piece.set_state(state)
-
-
-def _state_bytes(piece: ConnectorV2) -> bytes:
-    return state_to_bytes({type(piece).__name__: piece.get_state()}, where=PLACE)
-
-
-def _content(piece: ConnectorV2) -> dict[str, bytes]:
-    """The serialized state, or else each picklable attribute except random generators, spaces and cached properties."""
-    if learns(piece):
-        return {"its state": _state_bytes(piece)}
-    held = {}
-    for name, value in vars(piece).items():
-        if not isinstance(value, NOT_LEARNED) and not isinstance(getattr(type(piece), name, None), cached_property):
-            with suppress(Exception):  # pickling may run user code
-                held[name] = pickle.dumps(value)
-    return held
-
-
-def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
-    """Raise BadConfig if a piece's `_content` has changed, that is, it has learned something."""
-    after = _content(piece)
-    if changed := sorted(name for name in {**before, **after} if before.get(name) != after.get(name)):
-        what = f"{type(piece).__name__} changes {', '.join(changed)} when called, although it is frozen or has no get_state"
-        fix = "add get_state and set_state, and learn only while `not self.frozen`; if it learns nothing, such as a cache, "
-        raise BadConfig(what, where=PLACE, fix=f"{fix}return {{}} from get_state ({DOCUMENTED})")
-
-
 OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)
 """Pieces that use next observations or their values: steps without a recorded next observation are left out for them."""
 SPACES: Final = ("input_observation_space", "observation_space", "input_action_space", "action_space")
@@ -202,27 +148,23 @@ class PipelineRun:
         self,
         file: PipelineSpec,
         env: AskedEnvironment | None,
-        stream: EpisodeStream | None,
+        stream: EpisodeStream,
         *,
         keep_invented: bool,
     ) -> None:
-        """`stream`: the episodes; None: only the environment's spaces. `keep_invented`: keep last steps without a recorded next
-        observation.
+        """`keep_invented`: keep last steps without a recorded next observation.
 
         Raises BadConfig for Box actions of unknown scale; SpaceMismatch, naming the piece that cannot take the spaces.
         """
-        self.file = file
-        self.where = ", ".join(stream.locations) if stream else f"--env {env and env.id}"  # for messages
-        self.action_scale = stream.action_scale if stream else ENV_SCALE  # of the recorded actions
+        self.file, self.stream = file, stream
+        self.where = ", ".join(stream.locations)  # for messages
+        self.action_scale = stream.action_scale  # of the recorded actions
         self.steps_left_out = 0  # by the last call of `prepared`
-        environment = None
-        if env is not None:
-            asked: Any = stream.environment if stream else env.among(())
+        environment, asked = None, stream.environment
+        if env is not None and asked is not None:
             with open_environment(asked.id, asked.kwargs, asked.wrappers) as environment:
-                spaces = environment.observation_space, environment.action_space  # valid after closing
-        self.spaces: tuple[Space, Space] = (
-            spaces if stream is None else learner_spaces(stream, environment)
-        )  # before the pipeline
+                pass  # its spaces are valid after closing
+        self.spaces = learner_spaces(stream, environment)  # before the pipeline
         self.pipeline = file.build(Setting(*self.spaces))
         self._observed_ends = not keep_invented and any(isinstance(piece, OF_NEXT) for piece in self.pipeline.pieces())
         observations, actions = self.pipeline.observation_space, self.pipeline.action_space
@@ -279,7 +221,7 @@ def space_as_json(space: Space | None) -> dict[str, Any] | None:
         return None
 
 
-def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
+def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch]) -> PipelineView:
     """Run the `recorded` episodes through the pipeline as one batch, after learning the pieces' states from them.
 
     Raises NoData if no episode has steps, and what pieces raise; the error's `result` has the view up to that piece.
@@ -289,8 +231,10 @@ def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Ite
         fix = "use a larger --trace, or recordings with steps"
         raise NoData("the first episodes have no steps", where=run.where, fix=fix)
     batch, pieces = EpisodeBatch.concat(given), dict(run.pipeline.named())
-    of = run.file.where, list(sources), inferred, run.action_scale, list(batch.ids), batch.num_steps
-    view = PipelineView(*of, _of_episodes(batch))
+    sources, inferred = list(run.stream.locations), run.stream.spaces_inferred
+    view = PipelineView(
+        run.file.where, sources, inferred, run.action_scale, list(batch.ids), batch.num_steps, _of_episodes(batch)
+    )
     try:
         run.learn(lambda: [batch])
         for name, made, left in stepped(run.pipeline, batch, where=run.where):
@@ -348,19 +292,3 @@ def _leaf(path: str, leaf: Any, held: str) -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
-
-
-def made_up_episodes(observation_space: Space, action_space: Space) -> EpisodeBatch:
-    """Two made-up episodes, of three and two steps, to show a pipeline without recordings."""
-    return EpisodeBatch(
-        ids=("made-up-0", "made-up-1"),
-        starts=np.array([0, 3, 5], np.int64),
-        obs=sampled(observation_space, 7),
-        actions=sampled(action_space, 5),
-        rewards=np.ones(5),
-        terminated=np.array([True, False]),
-        truncated=np.array([False, True]),
-        extra={},
-        observation_space=observation_space,
-        action_space=action_space,
-    )

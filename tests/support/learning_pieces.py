@@ -1,4 +1,4 @@
-"""Pieces of a user's own that learn, and some that do so in a way that would be lost, or go on."""
+"""Pieces of a user's own that learn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from offline_cli import ConnectorV2
 from offline_cli.connectors.env_to_module.observation_preprocessor import SingleAgentObservationPreprocessor
 
 
-class Nameless(ConnectorV2):
-    """Divides observations by the largest number so far, which it keeps to itself."""
+class Largest(ConnectorV2):
+    """Divides observations by the largest number so far."""
 
     per_episode: ClassVar[bool] = True
 
@@ -23,51 +23,16 @@ class Nameless(ConnectorV2):
     def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
         for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
             seen = np.asarray(episode.get_observations(self.at))
-            self.see(seen)
+            if not self.frozen:
+                self.top = max(self.top, float(np.abs(seen).max()))
             episode.set_observations(new_data=(seen / max(self.top, 1e-6)).astype(np.float32), at_indices=self.at)
         return batch
-
-    def see(self, seen: Any) -> None:
-        self.top = max(self.top, float(np.abs(seen).max()))
-
-
-class Stateless(Nameless):
-    """Learns while it is not frozen, and has no state that says so."""
-
-    per_episode: ClassVar[bool] = True
-
-    def see(self, seen: Any) -> None:
-        if not self.frozen:
-            super().see(seen)
-
-
-class Deaf(Nameless):
-    """Names its state, and learns although it is frozen. A second pass over the same data changes nothing."""
-
-    per_episode: ClassVar[bool] = True
 
     def get_state(self, components: Any = None, **_: Any) -> dict[str, Any]:
         return {"top": self.top}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.top = state["top"]
-
-
-class Largest(Deaf):
-    """As it should be."""
-
-    per_episode: ClassVar[bool] = True
-
-    def see(self, seen: Any) -> None:
-        if not self.frozen:
-            super().see(seen)
-
-
-class OneWay(Largest):
-    """Does not take its state back."""
-
-    per_episode: ClassVar[bool] = True
-    set_state = ConnectorV2.set_state
 
 
 class Centred(SingleAgentObservationPreprocessor):
@@ -111,30 +76,3 @@ class Median(ConnectorV2):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.middle = np.array(state["middle"])
-
-
-class Noisy(ConnectorV2):
-    """Draws numbers, and keeps tables by length, of which it says that they are nothing learned."""
-
-    per_episode: ClassVar[bool] = True
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.random = np.random.default_rng(0)
-
-    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        self.random.normal(size=2)
-        return batch
-
-
-class Caching(Noisy):
-    per_episode: ClassVar[bool] = True
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.tables: dict[int, Any] = {}
-
-    def __call__(self, *, batch: Any, episodes: Any, **_: Any) -> Any:
-        for episode in self.single_agent_episode_iterator(episodes, agents_that_stepped_only=False):
-            self.tables[len(episode)] = np.arange(len(episode))
-        return batch

@@ -20,7 +20,6 @@ from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import Setting
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import OfflineCliError
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.storage.locations import open_location
@@ -147,27 +146,3 @@ def test_a_run_its_checks_evaluate_and_load_policy_play_by_what_was_learned_and_
         policy.act(np.full(3, 1000.0, np.float32))
     assert [int(policy.act(np.full(3, value, np.float32))) for value in (0.5, -0.2, 0.1)] == first
     assert (tmp_path / "memory" / "connectors.msgpack").read_bytes() == kept
-
-
-@pytest.mark.parametrize("way", ["memory", "streaming", "apply"])
-@pytest.mark.parametrize(
-    ("piece", "said"),
-    [
-        ("Nameless", "Nameless changes top"),
-        ("Stateless", "Stateless changes top"),
-        ("Deaf", "Deaf changes its state"),
-        ("OneWay", "OneWay has a state, but no set_state"),
-        ("Caching", "Caching changes tables"),
-    ],
-)
-def test_a_piece_whose_numbers_would_change_later_is_refused_by_name_before_training(
-    piece: str, said: str, way: str, write_dataset: Write, tmp_path: Path
-) -> None:
-    data, file = write_dataset(), file_of(tmp_path, [f'use = "learning_pieces:{piece}"'])
-    with pytest.raises(OfflineCliError, match=said) as caught:
-        if way == "apply":
-            apply(str(data), str(tmp_path / "run"), pipeline=str(file))
-        else:
-            train_bc(data, tmp_path / "run", pipeline=file, streaming=way == "streaming")
-    assert caught.value.exit_code == 4
-    assert not (tmp_path / "run").exists()
