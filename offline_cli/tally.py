@@ -77,25 +77,6 @@ REASONS: Final = {
 """`Lost` by problem code (`PROBLEM`), for episodes whose rows are readable."""
 
 
-OF_THE_PAGE: Final = """
-    actions-rescaled agent-not-kept alpha-left-out bad-row-of-unknown-episode broken-chain broken-shard-left-out
-    changed-code clock-not-kept custom-data-not-kept datetime-to-text dones-as-terminateds dones-disagree dropped-column
-    dtype-inferred dtype-widened duplicate-episode duplicate-row empty-batch end-flag-before-end eps-id-not-kept
-    filled-number filled-previous final-observation-not-kept fps-assumed gap-in-t incomplete-source
-    infinite-in-actions infinite-in-extras infinite-in-observations infinite-in-rewards info-array-to-list info-not-a-dict
-    irregular-timestamp jpeg-frames lossy-jpeg lost-episode-bad-row lost-episode-conflict
-    lost-episode-gap lost-episode-mixed-structures lost-episode-steps-after-end lost-episode-unreadable meaning-assumed
-    missing-end-flags missing-eps-id missing-final-observation missing-rewards missing-t missing-timeouts missing-type
-    mixed-dtypes-widened mixed-environments multi-agent-id-not-kept nan-in-actions nan-in-extras nan-in-observations
-    nan-in-rewards non-string-key-to-text null-as-false null-as-nan numbers-as-text padding-removed
-    repeated-steps reset-observation reset-row rows-brought-together set-to-list
-    stitched-fragment t-falls-back tuple-to-list unfinished-episode unreadable-row unused-actions unused-observations
-    zero-length-episode
-"""
-KINDS: Final = frozenset(OF_THE_PAGE.split())
-"""Kinds of assumptions listed in docs/reference/assumptions.md; plug-ins may count others."""
-
-
 @dataclass(slots=True)
 class Tally:
     """Counts of one reading; the fields are keys of `convert`'s result."""

@@ -13,7 +13,6 @@ import write_reference as reference
 
 from offline_cli.checking.validate import CODES
 from offline_cli.errors import OfflineCliError
-from offline_cli.tally import KINDS
 from offline_cli.training.config import resolve_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -60,8 +59,7 @@ def test_the_kinds_of_assumptions_that_are_counted_are_those_of_the_page() -> No
     table = page[page.index("| kind") :].split("\n\n")[0]
     cells = [line.split("|")[1] for line in table.splitlines()[2:]]
     explained = [kind for cell in cells for kind in re.findall(r"`([a-z-]+)[^`]*`", cell)]
-    assert sorted(explained) == sorted(KINDS)
-    assert counted_kinds() <= KINDS
+    assert counted_kinds() <= set(explained)
     assert len(counted_kinds()) > 20
 
 

@@ -31,7 +31,6 @@ from offline_cli.schema_files import json_or_text
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.stop_signals import check
 from offline_cli.storage.local_files import SIGNS, read_plain
-from offline_cli.tally import KINDS
 
 if TYPE_CHECKING:
     from offline_cli.converting.reading import EpisodeStream
@@ -102,10 +101,6 @@ def _value_at(document: Mapping[str, Any], name: str) -> Any:
     top, _, kind = name.partition(".")
     counted = document.get(top)
     if top in COUNTS and kind and isinstance(counted, Mapping):
-        if (
-            top == "assumptions" and kind not in counted and kind.partition(":")[0] not in KINDS
-        ):  # some kinds are followed by a column name
-            raise KeyError(kind)
         return counted.get(kind, 0)
     value: Any = document
     for part in name.split("."):

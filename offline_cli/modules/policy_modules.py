@@ -7,7 +7,6 @@ after the real steps, so it changes `state_out` but no output of a real step.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 
 from offline_cli.choices import ACTIVATION, HIDDEN
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_SHAPE, ImageForm, ObservationEncoder, after_layer, columns_of, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, BY_SHAPE, ImageForm, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import Space
 from offline_cli.trees import leaves, map_leaves
 
 __all__ = ["FeedForwardPolicy", "RecurrentPolicy", "build_module", "build_recurrent_module"]
@@ -30,7 +28,6 @@ MEMORIES: Final[dict[str, tuple[type[nn.LSTM | nn.GRU], tuple[str, ...]]]] = {
     "gru": (nn.GRU, ("h",)),  # Cho et al. 2014
 }
 """Recurrent cells and the names of their states."""
-MAX_WEIGHTS: Final = 1 << 30  # 4 GiB of float32; Adam adds twice that
 
 
 class FeedForwardPolicy(RLModule):
@@ -121,20 +118,10 @@ def build_module(
     """Build a policy on the CPU whose initial weights depend on `seed` only (None: on torch's random generator).
 
     `activation`: a key of `encoders.ACTIVATIONS`. `memory`: the recurrent options of `build_recurrent_module`. Raises
-    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale and for a network of more
-    than MAX_WEIGHTS weights.
+    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale.
     """
     if activation not in ACTIVATIONS or memory.get("memory", "lstm") not in MEMORIES:
         raise ValueError(f"{activation!r} or {memory.get('memory')!r} is none of {[*ACTIVATIONS, *MEMORIES]}")
-    seen = sum(columns_of(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
-    widths = [seen, *hidden, sum(map(columns_of, leaf_spaces(action_space).values()))]
-    weights = sum(wide * next_wide for wide, next_wide in itertools.pairwise(widths))  # checked before any is allocated
-    weights += 3 * memory.get("memory_layers", 0) * memory.get("memory_size", 0) ** 2
-    if weights > MAX_WEIGHTS:
-        fix = "check the spaces (`offline-cli inspect`) and the layer sizes"
-        raise BadConfig(
-            f"the network would have {weights} weights", where="observation space, hidden layers, action space", fix=fix
-        )
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     layers: dict[str, Any] = {"hidden": hidden, "activation": activation, "dropout": dropout, "layer_norm": layer_norm}
     kind: Any = RecurrentPolicy if memory else FeedForwardPolicy

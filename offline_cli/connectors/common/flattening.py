@@ -214,7 +214,6 @@ class FlattenObservations(ObservationTransform):
     def transformed_space(self, observations: Space, actions: Space) -> Space:
         """Box(size,) of one agent."""
         size = flat_size(self._kept_space(observations))
-        self.check_size((size,))
         return spaces.Box(-np.inf, np.inf, (size,), np.float32)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
@@ -279,7 +278,6 @@ class PrevActionsPrevRewards(ObservationTransform):
             sizes = {self.PREV_ACTIONS_KEY: flat_size(actions) * self.n_prev_actions, **sizes}
         parts: dict[str, Space] = {self.ORIG_OBS_KEY: observations}
         for key, size in sizes.items():
-            self.check_size((size,))
             parts |= {key: spaces.Box(-np.inf, np.inf, (size,), np.float32)} if size else {}
         return spaces.Dict(parts)
 
