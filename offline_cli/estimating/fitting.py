@@ -46,7 +46,7 @@ FOLD_SEED: Final = 31  # sets these seeds apart from others drawn from the same 
 def _network(description: Mapping[str, Any]) -> Mlp:
     """That of the run without its memory, where it is ours."""
     own = description if description.get("name") == MLP else {}
-    kept = ("activation", "layer_norm", "encoder", "images")
+    kept = ("activation", "layer_norm", "encoder")
     options = {"hidden": own.get("hidden", [256, 256]), "activation": "relu", **{one: own[one] for one in kept if one in own}}
     return Mlp(options)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from offline_cli.choices import ACTIVATION, HIDDEN
 from offline_cli.columns import Columns
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_SHAPE, ImageForm, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, NATURE, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space
 from offline_cli.trees import leaves, map_leaves
@@ -40,12 +40,12 @@ class FeedForwardPolicy(RLModule):
         head: ActionHead,
         *,
         hidden: Sequence[int],
-        images: ImageForm = BY_SHAPE,
+        encoder: str = NATURE,
         **between: Any,
     ) -> None:
         """`between`: activation, dropout and layer norm, as for `mlp`."""
         super().__init__(observation_space, action_space, head)
-        self.encoder = ObservationEncoder(observation_space, images=images)
+        self.encoder = ObservationEncoder(observation_space, encoder=encoder)
         self.network = mlp([self.encoder.size, *hidden, head.size], **between)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,12 +68,12 @@ class RecurrentPolicy(RLModule):
         memory_layers: int,
         max_seq_len: int,
         burn_in: int = 0,
-        images: ImageForm = BY_SHAPE,
+        encoder: str = NATURE,
         **between: Any,
     ) -> None:
         """`memory`: a key of MEMORIES; `between`: activation, dropout and layer norm, as for `mlp`."""
         super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
-        self.encoder = ObservationEncoder(observation_space, images=images)
+        self.encoder = ObservationEncoder(observation_space, encoder=encoder)
         sizes = [self.encoder.size, *hidden]
         self.tokens = nn.Sequential(mlp(sizes, **between), after_layer(sizes[-1], **between))
         kind, self._states = MEMORIES[memory]
@@ -109,7 +109,7 @@ def build_module(
     activation: str = ACTIVATION,
     dropout: float = 0.0,
     layer_norm: bool = False,
-    images: ImageForm = BY_SHAPE,
+    encoder: str = NATURE,
     action_scale: str = "unknown",
     gaussian: GaussianForm = CLONING,
     seed: int | None = 0,
@@ -128,7 +128,7 @@ def build_module(
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        made: RLModule = kind(observation_space, action_space, head, images=images, **layers, **memory)
+        made: RLModule = kind(observation_space, action_space, head, encoder=encoder, **layers, **memory)
     return made
 
 

@@ -43,7 +43,7 @@ from offline_cli.choices import (
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, StorageNotFound, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.modules.encoders import AUTO, encoder_kind
+from offline_cli.modules.encoders import encoder_kind
 from offline_cli.modules.network import LAYERS, MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.by_name import is_code
@@ -169,9 +169,7 @@ class BCConfig(BaseModel):
         default="auto", description="Precision of the network's arithmetic; weights stay fp32; auto is fp32."
     )
     compile: bool = Field(default=False, description="Compile the losses with torch.compile.")
-    threads: Count | None = Field(
-        default=None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
-    )
+    threads: Count | None = Field(default=None, description="CPU threads of the network. Default: torch's.")
     seed: Whole = Field(default=0, description="Random seed.")
     track: tuple[Tracker, ...] | None = Field(
         default=None,
@@ -214,7 +212,7 @@ class BCConfig(BaseModel):
         own: dict[str, Any] = {}
         if self.network["name"] == MLP:
             own = {"hidden": [*self.hidden], "activation": self.activation}
-            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
+            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm)}
         return own | {name: value for name, value in self.network.items() if name != "name"}
 
 
