@@ -92,6 +92,30 @@ def test_a_failure_before_any_episode_is_whole_leaves_nothing(tmp_path: Path) ->
     assert not (tmp_path / "D").exists()
 
 
+def test_a_recording_that_is_gone_on_with_must_be_the_same_one(tmp_path: Path) -> None:
+    options = {**OPTIONS, "episodes": 150, "env_kwargs": {"fail_at": 20}}
+    with pytest.raises(BadData):
+        record(ENV, tmp_path / "D", **options)
+    with pytest.raises(BadConfig, match="--seed was 0, now 1"):
+        record(ENV, tmp_path / "D", **{**options, "seed": 1}, resume=True)
+    assert not open_dataset(str(tmp_path / "D")).manifest.complete  # still committed
+
+
+def test_a_finished_recording_is_left_alone_by_resume_and_kept_from_another(tmp_path: Path) -> None:
+    first = record(ENV, tmp_path / "D", **OPTIONS, episodes=8)
+    before = (tmp_path / "D" / "manifest.json").read_bytes()
+    again = record(ENV, tmp_path / "D", **OPTIONS, episodes=8, resume=True)
+    assert (again.episodes, again.steps, again.complete) == (first.episodes, first.steps, True)
+    for options, error in (
+        ({"episodes": 8}, OutputExists),
+        ({"episodes": 9, "resume": True}, OutputExists),
+        ({"episodes": 8, "resume": True, "seed": 1}, BadConfig),
+    ):
+        with pytest.raises(error):
+            record(ENV, tmp_path / "D", **OPTIONS, **options)
+    assert (tmp_path / "D" / "manifest.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
