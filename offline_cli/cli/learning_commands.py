@@ -364,7 +364,7 @@ def train(
         o.where(
             help="Memory limit of the process: 512MiB, 4GiB. Data that does not fit needs --streaming.",
             metavar="SIZE",
-            show_default="1GiB with --streaming (on a GPU 4GiB), else none",
+            show_default="1GiB with --streaming, else none",
         ),
     ] = None,
     allow_changes: o.AllowChangesOption = False,

@@ -111,7 +111,6 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             config,
             setup,
             environment=None if environment is None else checks.seen_by(config.agent, environment),
-            device=device.type,
             tables=tables,
             weights=weights,
             on_progress=on_progress,
