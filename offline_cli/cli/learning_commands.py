@@ -323,7 +323,7 @@ def train(
     ] = None,
     eval_episodes: Annotated[int | None, o.checking(help="Greedy episodes per check.", min=1, show_default="20")] = None,
     checkpoint_every: Annotated[
-        int | None, o.checking(help="Updates between two checkpoints; more if uploads are slow.", min=1, show_default="500")
+        int | None, o.checking(help="Updates between two checkpoints.", min=1, show_default="500")
     ] = None,
     track: Annotated[
         list[str], o.checking(help="Tracker: tensorboard, wandb, mlflow or trackio; offline. Repeatable.", metavar="NAME")

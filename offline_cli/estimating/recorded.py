@@ -222,7 +222,7 @@ def _seen(
     for part in grouped([whole], STEPS):
         more = _with_last(part)
         if module.is_stateful():  # a sequence is a whole episode
-            module.model_config |= {"max_seq_len": int(more.lengths.max()), "burn_in": 0}
+            module.model_config |= {"max_seq_len": int(more.lengths.max())}
         columns = learner_columns(pipeline, more, announced, where=where, rl_module=module)
         inputs = _inputs(module, columns, explore)
         if Columns.LOSS_MASK in columns:

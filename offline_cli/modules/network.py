@@ -133,8 +133,8 @@ class Critic(nn.Module):
         return values.float()
 
 
-def _count(description: str, minimum: int = 1, **more: Any) -> dict[str, Any]:
-    return {"description": description, "type": "integer", "minimum": minimum, **more}
+def _count(description: str, **more: Any) -> dict[str, Any]:
+    return {"description": description, "type": "integer", "minimum": 1, **more}
 
 
 LAYERS: Final[dict[str, Any]] = {
@@ -170,7 +170,6 @@ MEMORY: Final[dict[str, Any]] = {
     "memory_size": _count("Size of a recurrent layer's state.", default=256),
     "memory_layers": _count("Recurrent layers.", default=1),
     "max_seq_len": _count("Steps per sequence of backpropagation through time.", default=20),
-    "burn_in": _count("Steps before a sequence that warm up the state without loss.", 0, default=0),
 }
 
 

@@ -67,12 +67,11 @@ class RecurrentPolicy(RLModule):
         memory_size: int,
         memory_layers: int,
         max_seq_len: int,
-        burn_in: int = 0,
         encoder: str = NATURE,
         **between: Any,
     ) -> None:
         """`memory`: a key of MEMORIES; `between`: activation, dropout and layer norm, as for `mlp`."""
-        super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
+        super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len})
         self.encoder = ObservationEncoder(observation_space, encoder=encoder)
         sizes = [self.encoder.size, *hidden]
         self.tokens = nn.Sequential(mlp(sizes, **between), after_layer(sizes[-1], **between))
@@ -140,13 +139,12 @@ def build_recurrent_module(
     memory_size: int = 256,
     memory_layers: int = 1,
     max_seq_len: int = 20,
-    burn_in: int = 0,
     hidden: Sequence[int] = (256,),
     **form: Any,
 ) -> RLModule:
     """Build a recurrent policy; `memory` is `lstm` or `gru`; `form`: see `build_module`.
 
-    `max_seq_len`: timesteps per row of a train batch; `burn_in`: timesteps before them that only warm up the state.
+    `max_seq_len`: timesteps per row of a train batch.
     """
     form |= {"memory": memory, "memory_size": memory_size, "memory_layers": memory_layers}
-    return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, burn_in=burn_in, **form)
+    return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, **form)

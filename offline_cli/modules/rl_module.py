@@ -140,22 +140,13 @@ def module_of(rl_module: Any, module_id: Any) -> Any:
 
 
 def max_seq_len(module: Any) -> int:
-    """Timesteps per row of a train batch, without burn-in. Raises BadConfig if a stateful module does not set it."""
-    length = _configured(module, "max_seq_len")
+    """Timesteps per row of a train batch. Raises BadConfig if a stateful module does not set it."""
+    config = getattr(module, "model_config", None)
+    length = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
     if length is None or int(length) < 1:
         what = f"the stateful module {type(module).__name__} sets no sequence length (max_seq_len is {length})"
         raise BadConfig(what, where="AddTimeDimToBatchAndZeroPad", fix='give the module model_config={"max_seq_len": 20}')
     return int(length)
-
-
-def burn_in(module: Any) -> int:
-    """Burn-in timesteps before each row of a train batch."""
-    return int(_configured(module, "burn_in") or 0)
-
-
-def _configured(module: Any, name: str) -> Any:
-    config = getattr(module, "model_config", None)
-    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def initial_state(module: Any) -> Tree:

@@ -162,7 +162,7 @@ class BCConfig(BaseModel):
     )
     eval_episodes: Count = Field(default=20, description="Greedy episodes per check.")
     confirm_episodes: Count = Field(default=100, description="Fresh episodes that must confirm `until_return`.")
-    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints; more if uploads are slow.")
+    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints.")
     log_every: Count = Field(default=50, description="Updates between two rows of metrics.jsonl.")
     device: Device = Field(default="auto", description="Device of the network; auto uses a GPU if there is one.")
     precision: Precision = Field(

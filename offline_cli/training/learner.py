@@ -53,7 +53,7 @@ from offline_cli.training.config import BCConfig
 
 __all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "rate_factor"]
 
-ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # network options that do not affect weights
+ASIDE: Final = ("dropout", "max_seq_len")  # network options that do not affect weights
 BETAS: Final = (0.9, 0.999)
 UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # the wrapper imports torch's compiler: 60 MB and one second
 LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # use torch's generators, which checkpoints store

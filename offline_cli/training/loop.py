@@ -208,7 +208,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                 stopping = stopping or ranks.summed([float(requested() is not None)])[0] > 0
             is_checked = number > 0 and (number % config.check_every(per_epoch) == 0 or number == bound)
             is_told = is_checked or (number > 0 and number % config.log_every == 0)
-            is_saved = number == bound or (number % config.checkpoint_every == 0 and folder.checkpoint_is_due) or stopping
+            is_saved = number == bound or number % config.checkpoint_every == 0 or stopping
             if is_told or is_saved:
                 before = time.perf_counter()
                 state.samples, samples = state.samples + int(samples), 0
