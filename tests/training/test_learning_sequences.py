@@ -163,7 +163,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
     streaming: bool, make_batch: Make, write_dataset: Write, config: Callable[..., Path], tmp_path: Path
 ) -> None:
     data = write_dataset(make_batch())
-    options: dict[str, Any] = {"config": config("gru", 2), "streaming": streaming, "device": "cpu", "val_fraction": 0.25}
+    options: dict[str, Any] = {"config": config("gru"), "streaming": streaming, "device": "cpu", "val_fraction": 0.25}
     train_bc(data, tmp_path / "whole", updates=40, **options)
     train_bc(data, tmp_path / "parts", updates=13, **options)
     train_bc(data, tmp_path / "parts", updates=40, resume=True, **options)
@@ -173,7 +173,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
 
 def marwil(config: Callable[..., Path], tmp_path: Path, **options: Any) -> Path:
     file = config(
-        "lstm", 2, below='[algorithm]\nname = "marwil"\n' + "".join(f"{key} = {one}\n" for key, one in options.items())
+        "lstm", below='[algorithm]\nname = "marwil"\n' + "".join(f"{key} = {one}\n" for key, one in options.items())
     )
     assert file.parent == tmp_path
     return file
