@@ -172,9 +172,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_weights(
 
 
 def marwil(config: Callable[..., Path], tmp_path: Path, **options: Any) -> Path:
-    file = config(
-        "lstm", below='[algorithm]\nname = "marwil"\n' + "".join(f"{key} = {one}\n" for key, one in options.items())
-    )
+    file = config("lstm", below='[algorithm]\nname = "marwil"\n' + "".join(f"{key} = {one}\n" for key, one in options.items()))
     assert file.parent == tmp_path
     return file
 
