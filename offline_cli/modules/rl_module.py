@@ -77,7 +77,8 @@ class RLModule(nn.Module):
 
     def _limited(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """`outputs` with ACTION_DIST_INPUTS limited by the action head. Raises BadConfig if their width does not fit it."""
-        inputs, head = outputs.get(Columns.ACTION_DIST_INPUTS), self.action_head
+        inputs: Any = outputs.get(Columns.ACTION_DIST_INPUTS)
+        head = self.action_head
         shape = tuple(getattr(inputs, "shape", ()))
         if len(shape) < 2 or shape[-1] != head.size:
             kind, name = type(self).__name__, Columns.ACTION_DIST_INPUTS
