@@ -54,7 +54,6 @@ __all__ = [
     "PlayPipelines",
     "Setting",
     "added_pieces",
-    "load_pipeline",
     "notes_on_export",
     "pipeline_schema",
 ]
@@ -388,21 +387,6 @@ def _entry(
 
 Given = str | PathLike[str] | PipelineSpec | Custom
 """The user's pipeline: path of a file, specification, pieces, a builder, or None."""
-
-
-def load_pipeline(
-    path: str | PathLike[str], *, kind: Kind | None = None, plugins: Collection[str] | None = None, **setting: Any
-) -> ConnectorPipelineV2:
-    """Load a pipeline file and build it for the spaces of an environment or a dataset.
-
-    `kind`: the required kind. `plugins`: see `PipelineSpec`. `setting`: fields of `Setting`: `observation_space`,
-    `action_space`, and optionally env, device, num_envs, mapping, action_scale.
-
-    Raises StorageNotFound; BadConfig with every mistake in `details["problems"]`; SpaceMismatch, naming the piece, its input
-    and what it needs; MissingPackage.
-    """
-    kinds = () if kind is None else (kind,)
-    return PipelineSpec.from_file(path, *kinds, plugins=plugins).build(Setting(**setting))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,8 @@ import pytest
 
 from offline_cli import Columns, SingleAgentEpisode, plugins
 from offline_cli.connectors.connector_v2 import state_to_bytes
-from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting, load_pipeline
+from offline_cli.connectors.piece_makers import Kind
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.errors import BadConfig, SpaceMismatch, StorageNotFound
 
 VECTOR = gym.spaces.Box(-99.0, 99.0, (2,), np.float32)
@@ -80,17 +81,17 @@ def my_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_pieces", raising=False)
 
 
-def load(path: Path, **more: Any) -> Any:
-    return load_pipeline(path, observation_space=VECTOR, action_space=more.pop("action_space", CHOICES), **more)
+def load(path: Path, *kinds: Kind, action_space: gym.Space[Any] = CHOICES, **more: Any) -> Any:
+    return PipelineSpec.from_file(path, *kinds).build(Setting(VECTOR, action_space, **more))
 
 
 def names(pipeline: Any) -> list[str]:
     return [name for name, _ in pipeline.named()]
 
 
-def problems(path: Path, **more: Any) -> list[str]:
+def problems(path: Path, *kinds: Kind) -> list[str]:
     with pytest.raises(BadConfig) as caught:
-        load(path, **more)
+        load(path, *kinds)
     found: list[str] = caught.value.details["problems"]
     return found
 
@@ -201,7 +202,7 @@ def test_pieces_of_another_kind_of_pipeline_are_refused(write: Write) -> None:
 
 
 def test_a_file_of_another_kind_than_is_needed_is_refused(write: Write) -> None:
-    assert problems(write('kind = "learner"'), kind="env_to_module") == [
+    assert problems(write('kind = "learner"'), "env_to_module") == [
         "kind: this pipeline is of kind 'learner', but 'env_to_module' is needed here"
     ]
 
