@@ -20,6 +20,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any, Final
 
+import torch
+
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, UsageError
@@ -147,8 +149,9 @@ def _run(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[Trai
 
 
 def _quiet(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult, str]]:
-    """The same in a worker, whose notes the command tells."""
+    """The same in a worker on its own core; the command tells its notes."""
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     yield from _run(call)
 
 
