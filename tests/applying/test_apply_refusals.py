@@ -57,13 +57,13 @@ PIECES = """
                 "another dtype later": torch.zeros(rows, dtype=torch.int32 if self.calls > 1 else torch.int64),
             }[self.what]
             return batch
-        def get_state(self, components=None, **kwargs):
+        def get_state(self):
             return {}  # the calls are nothing learned
 
     class Remembers(ConnectorV2):
         def __call__(self, *, batch, **kwargs):
             return batch
-        def get_state(self, components=None, **kwargs):
+        def get_state(self):
             return {"it": object()}
 """
 NO_COLUMNS = ("a number", "a row less", "a set", "bfloat16", "another dtype later")

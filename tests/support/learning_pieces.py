@@ -28,7 +28,7 @@ class Largest(ConnectorV2):
             episode.set_observations(new_data=(seen / max(self.top, 1e-6)).astype(np.float32), at_indices=self.at)
         return batch
 
-    def get_state(self, components: Any = None, **_: Any) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         return {"top": self.top}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Centred(SingleAgentObservationPreprocessor):
             self.mean = self.mean + (observation - self.mean) / self.count
         return (observation - self.mean).astype(np.float32)
 
-    def get_state(self, components: Any = None, **_: Any) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         return {"count": self.count, "mean": self.mean}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -71,7 +71,7 @@ class Median(ConnectorV2):
             one.set_observations(new_data=(seen - self.middle).astype(np.float32), at_indices=self.at)
         return batch
 
-    def get_state(self, components: Any = None, **_: Any) -> dict[str, Any]:
+    def get_state(self) -> dict[str, Any]:
         return {"middle": self.middle}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
