@@ -29,7 +29,7 @@ include_patterns = [
 ]
 exclude_patterns = ["_build", "howto/*.txt"]
 myst_heading_anchors = 4
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence"]
 
 default_role = "code"  # docstrings write names in single backticks
 autodoc_member_order = "bysource"

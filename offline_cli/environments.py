@@ -213,12 +213,12 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
         return call()
     except OfflineCliError:
         raise
-    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as err:
-        hint = re.search(r"pip install [^`]+", str(err))
-        package = (getattr(err, "name", None) or "what the environment needs").partition(".")[0]
-        fix = hint[0] if hint else f"pip install {EXTRAS.get(package, package)}"
-        raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
     except (Exception, SystemExit) as err:
+        package = getattr(err, "name", None) or "what the environment needs"
+        if isinstance(err, gym.error.DependencyNotInstalled | ModuleNotFoundError) and "." not in package:
+            hint = re.search(r"pip install [^`]+", str(err))
+            fix = hint[0] if hint else f"pip install {EXTRAS.get(package, package)}"
+            raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
         fix = "run the environment alone in Python to see the full traceback"
         raise BadData(f"{doing} {name} raised {err!r}", where=f"--env {name}", fix=fix) from err
 

@@ -1,7 +1,7 @@
 """The error classes that users see; bugs of this program stay ordinary exceptions.
 
-An error says what happened, where, and what to try. Its class sets the exit code (README, "Exit codes") and, in kebab case,
-the `code` under `--json`. `fix` spells options as on the command line, in Python too.
+An error says what happened, where, and what to try. Its class sets the exit code and, in kebab case, the `code` under `--json`.
+`fix` spells options as on the command line, in Python too.
 """
 
 from __future__ import annotations

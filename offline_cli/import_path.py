@@ -27,6 +27,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import resolve_name
 from inspect import isclass, isroutine
 from pathlib import Path
+from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError
 
 PYTHON: Final = "python:"  # prefix of an import path in an option
 EXTRAS: Final = {"pettingzoo": "'offline-cli[pettingzoo]'", "ale_py": "'offline-cli[atari]'"}  # pip targets by package
+ALONE: Final = "import it alone in Python to see the traceback"
 CALL: Final = re.compile(r"(?P<path>[^=]+?)(?::(?P<arguments>\s*[^\W\d]\w*\s*=.*))?", re.DOTALL)
 ARGUMENT: Final = re.compile(r"\s*([^\W\d]\w*)\s*=\s*")
 
@@ -84,26 +86,33 @@ def imported(
 ) -> ModuleType:
     """Import the module that the option `where` names; `form`: the expected syntax, used as the hint.
 
-    Raises `unknown` if there is no such module, MissingPackage if the module lacks a package, `raised` if importing it raises.
+    Raises `unknown` if there is no such module, naming similar ones; MissingPackage if a package is not installed; `raised` if
+    importing it raises, also for an installed package that lacks a module.
     """
     if not module or (module.startswith(".") and not names_file(module)):
         raise unknown(f"{module!r} names no module", where=where, fix=form)
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        package = (err.name or "what it needs").partition(".")[0]
-        if f"{module}.".startswith(f"{err.name}.") and package not in EXTRAS:
-            what = f"there is no {'file' if names_file(module) else 'module'} {err.name!r}"
-            raise unknown(what, where=where, fix=form) from err
-        fix = f"pip install {EXTRAS.get(package, package)}"
-        raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=fix) from err
+        name = err.name or "what it needs"
+        (above, _, last), top = name.rpartition("."), name.partition(".")[0]
+        is_missing = sys.modules.get(top) is None  # else the package is installed, and lacks a module
+        if f"{module}.".startswith(f"{name}.") and not (is_missing and top in EXTRAS):
+            beside = [one.name for one in iter_modules(getattr(sys.modules.get(above), "__path__", ()))] if above else []
+            near = [f"{above}.{one}" for one in get_close_matches(last, beside, n=3, cutoff=0.5)]
+            what = f"there is no {'file' if names_file(module) else 'module'} {name!r}"
+            what = f"{above} has no module {last!r}" if above in sys.modules else what
+            fix = f"did you mean {' or '.join(near)}?" if near else form
+            raise unknown(what, where=where, fix=fix, details={"near": near}) from err
+        if is_missing:
+            fix = f"pip install {EXTRAS.get(top, top)}"
+            raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=fix) from err
+        raise raised(f"importing {module} raised {err!r}", where=where, fix=ALONE) from err
     except OfflineCliError as err:
         err.where = f"{where}: {err.where}"
         raise
     except (Exception, SystemExit) as err:  # user code may raise anything
-        raise raised(
-            f"importing {module} raised {err!r}", where=where, fix="import it alone in Python to see the traceback"
-        ) from err
+        raise raised(f"importing {module} raised {err!r}", where=where, fix=ALONE) from err
 
 
 def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:

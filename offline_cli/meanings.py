@@ -62,7 +62,7 @@ class Meanings:
             return cls(_form().validate_python(document)) if document != {} else NO_MEANINGS
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, one['loc'])) or 'meanings'}: {one['msg']}" for one in error.errors()]
-            fix = 'such as {"obs": [{"name": "speed", "unit": "m/s"}]} (docs/reference/on-disk-format.md)'
+            fix = 'such as {"obs": [{"name": "speed", "unit": "m/s"}]}'
             raise BadConfig.of(wrong, where=where, fix=fix) from error
 
     def as_json(self) -> dict[str, Any]:

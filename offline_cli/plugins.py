@@ -220,7 +220,7 @@ def the_class(loaded: Any, base: type[Base], said: str, *, where: str) -> type[B
         raise BadConfig(what, where=where, fix=f"derive it from {base.__module__}.{base.__name__}")
     if lacking := getattr(loaded, "__abstractmethods__", None):
         what = f"{said} lacks {', '.join(sorted(lacking))}"
-        raise BadConfig(what, where=where, fix="define what docs/howto/algorithms.md lists without a default")
+        raise BadConfig(what, where=where, fix="define them in the class")
     return loaded
 
 

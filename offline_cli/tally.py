@@ -57,7 +57,9 @@ class Lost(StrEnum):
     """Why an episode of the source is missing from the result; kinds of assumptions, see docs/reference/assumptions.md."""
 
     BAD_ROW = "lost-episode-bad-row"  # one of its rows is unreadable, so the rest is no whole episode
-    UNREADABLE = "lost-episode-unreadable"  # an unreadable packed episode, or a line or file of episodes (counted as one)
+    UNREADABLE = (
+        "lost-episode-unreadable"  # an unreadable packed episode, line or file of episodes (one if their number is unknown)
+    )
     CONFLICT = "lost-episode-conflict"  # another episode has its id, or its own rows contradict each other
     GAP = "lost-episode-gap"  # steps are missing
     STEPS_AFTER_END = "lost-episode-steps-after-end"  # it continues after an end flag

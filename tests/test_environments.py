@@ -117,6 +117,30 @@ def test_whatever_is_wrong_is_said_with_the_name(here: Path, name: str, error: t
     assert caught.value.fix
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("gymnasium.envz:CartPole-v1", "gymnasium.envs"),
+        ("python:pettingzoo.classic.tictactoe_v9:env", "pettingzoo.classic.tictactoe_v3"),
+    ],
+)
+def test_a_misspelt_module_of_an_installed_package_is_no_missing_package(name: str, near: str) -> None:
+    with pytest.raises(UnknownEnvironment) as caught:
+        open_environment(name)
+    assert caught.value.where == f"--env {name}"
+    assert near in caught.value.details["near"]
+
+
+def test_an_environment_whose_code_imports_a_missing_module_of_an_installed_package_is_broken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "envs_outdated.py").write_text("import gymnasium.no_such_part\n")
+    with pytest.raises(BadData) as caught:
+        open_environment("python:envs_outdated.py:make")
+    assert caught.value.where == "--env python:envs_outdated.py:make"
+
+
 def test_an_environment_that_lacks_a_package_gives_the_line_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> gym.Env[object, object]:
         raise gym.error.DependencyNotInstalled("box2d is not installed, run `pip install 'gymnasium[box2d]'`")

@@ -50,7 +50,7 @@ def test_a_call_in_a_notebook_shows_its_progress(cells: list[Cell], tmp_path: Pa
     run_in("ZMQInteractiveShell", monkeypatch)
     train_bc(tmp_path / "D", tmp_path / "run", updates=60, hidden=(8,), device="cpu")
     assert len(cells) == 1
-    assert "3 rows" in cells[0].shown
+    assert "3 episodes" in cells[0].shown
     assert "60 updates" in cells[0].shown
 
 

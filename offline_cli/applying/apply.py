@@ -103,8 +103,8 @@ def apply(
 ) -> ApplyResult | PipelineView:
     """Run the learner pipeline file `pipeline` over the episodes of `sources`, and write its batches to the folder `out`.
 
-    `show` follows the first episode through the pipeline instead, `trace` the first N; both exclude `out`; see
-    docs/howto/pipelines.md. `command`: for provenance.
+    `show` follows the first episode through the pipeline instead, `trace` the first N; both exclude `out`; see "Put pieces
+    between data and policy" in the documentation. `command`: for provenance.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before the
     first batch; BadPiece for pieces that raise or return no batch; as `read_episodes` does; Interrupted.

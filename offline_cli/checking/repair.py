@@ -381,14 +381,16 @@ def _facts_of_note(note: WritingNote, folder: Location) -> dict[str, Any]:
 
 
 def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedEnvironment | None) -> dict[str, Any]:
-    """Facts from the shards: format by their columns, spaces as in `convert`, or those of the environment `asked`.
+    """Facts from the shards: format by their columns, compression, spaces as in `convert` or of the environment `asked`.
 
     Raises BadData if no shard is readable.
     """
-    packed: bool | None = None
+    packed, compression = None, COMPRESSION
     for place in places:
         with suppress(BadData, StorageNotFound), opened(place) as file:
             packed = Columns.ITEM in file.schema_arrow.names
+            codec = file.metadata.row_group(0).column(0).compression.lower() if file.num_row_groups else COMPRESSION
+            compression = {"uncompressed": "none"}.get(codec, codec)
             break
     if packed is None:
         raise BadData("none of the shards can be read", where=folder.url, fix=RESTORE)
@@ -400,4 +402,5 @@ def _facts_of_shards(places: Sequence[Location], folder: Location, asked: AskedE
             known = {name: getattr(stream, name) for name in named}
     except NoData as err:
         raise BadData("no episode can be read from the shards", where=folder.url, fix=err.fix) from err
-    return {**DEFAULTS, **known, "format": "episodes" if packed else "columns", "environment": EnvironmentRecord.of(env)}
+    known |= {"format": "episodes" if packed else "columns", "compression": compression}
+    return {**DEFAULTS, **known, "environment": EnvironmentRecord.of(env)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from inspect import Parameter, getdoc, signature
 from typing import Any, TypeVar
@@ -32,6 +32,9 @@ class About:
     examples: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()  # guaranteed keys of `--json`
     further: Further | None = None  # more options that depend on the arguments
+    elsewhere: Mapping[str, str] = field(
+        default_factory=dict
+    )  # by option that this command leaves out: the command that has it
 
     @property
     def epilog(self) -> str:
@@ -57,9 +60,12 @@ def command(
 
     def declare(function: Function) -> Function:
         own = signature(function)
-        found = dict(own.parameters)
+        found, elsewhere = dict(own.parameters), dict[str, str]()
         for group in takes:
-            others = {name: one for name, one in signature(group).parameters.items() if name not in without}
+            theirs = signature(group).parameters
+            if hasattr(group, "about"):  # a command
+                elsewhere |= {f"--{name.replace('_', '-')}": group.__name__ for name in without if name in theirs}
+            others = {name: one for name, one in theirs.items() if name not in without}
             found = {**found, **others, **own.parameters}
         keywords = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in found.values()]
 
@@ -68,7 +74,7 @@ def command(
             return function(**{name: given[name] for name in own.parameters})
 
         call.__signature__ = own.replace(parameters=keywords)  # type: ignore[attr-defined]
-        call.about = About(most_used, examples, keys, further)  # type: ignore[attr-defined]
+        call.about = About(most_used, examples, keys, further, elsewhere)  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return declare

@@ -106,7 +106,7 @@ def convert(
 def apply(
     ctx: typer.Context,
     sources: o.SourcesArgument,
-    pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML, docs/howto/pipelines.md).")],
+    pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML).")],
     out: o.OutOption = None,
     format: Annotated[BatchFormat, o.output(help="Parquet with a row per step, or tensors by name.")] = "columns",
     steps_per_batch: Annotated[

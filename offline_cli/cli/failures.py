@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import typer
 
+from offline_cli.cli.command import About
 from offline_cli.cli.invocation import Invocation
 from offline_cli.cli.render import plain, to_json
 from offline_cli.cli.streams import colour_wanted, printable, write
@@ -129,8 +130,11 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
     where = invocation.command
     if isinstance(error, UsageProblem):
         message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")
-        where = getattr(getattr(error, "ctx", None), "command_path", where)  # an unknown command has no help
-        return UsageError(message, where=where, fix=f"see {where} --help")
+        ctx = getattr(error, "ctx", None)
+        where = getattr(ctx, "command_path", where)  # an unknown command has no help
+        elsewhere = getattr(getattr(ctx, "command", None), "about", About()).elsewhere
+        other = elsewhere.get(getattr(error, "option_name", ""))
+        return UsageError(message, where=where, fix=f"offline-cli {other} has this option" if other else f"see {where} --help")
     if isinstance(error, KeyboardInterrupt):
         fix = "run the same command again, with --resume if it had started to write"
         return Interrupted("interrupted", where=where, fix=fix)

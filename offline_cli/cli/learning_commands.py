@@ -127,6 +127,17 @@ def evaluate(
             autocompletion=completion.sources,
         ),
     ] = o.NO_VALUES,
+    mapping: Annotated[
+        str | None,
+        o.offline(
+            help="Meaning of the columns of a table: a TOML file, or a preset.",
+            metavar="M",
+            autocompletion=completion.mappings,
+        ),
+    ] = None,
+    module_id: Annotated[
+        str | None, o.offline(help="Take this module's episodes, of several.", metavar="NAME", show_default="the run's")
+    ] = None,
     estimators: Annotated[
         Any,
         o.offline(
@@ -227,7 +238,7 @@ def train(
     algorithm: Annotated[
         str | None,
         o.learning(
-            help="Learning algorithm (docs/howto/algorithms.md); add --help for its options.",
+            help="Learning algorithm; add --help for its options.",
             metavar="NAME",
             show_default="bc",
             autocompletion=completion.algorithms,
@@ -240,7 +251,8 @@ def train(
     config: Annotated[
         str | None,
         o.learning(
-            help="TOML file with these and more options (docs/reference/config.md); the command line takes precedence.",
+            help="TOML file with these and more options; the command line takes precedence. "
+            '"Configuration of train" in the documentation lists them.',
             metavar="FILE",
         ),
     ] = None,
@@ -257,9 +269,7 @@ def train(
     ] = None,
     pipeline: Annotated[
         str | None,
-        o.learning(
-            help="Learner pipeline file (docs/howto/pipelines.md); the policy learns and plays through it.", metavar="FILE"
-        ),
+        o.learning(help="Learner pipeline file (TOML); the policy learns and plays through it.", metavar="FILE"),
     ] = None,
     batch_size: Annotated[int | None, o.learning(help="Steps per update.", min=1, show_default="1024")] = None,
     lr: Annotated[float | None, o.learning(help="Learning rate of Adam, above 0.", show_default="0.0005")] = None,
@@ -374,7 +384,7 @@ def train(
     The run folder holds the resolved configuration, the policy, the learned state of --pipeline, metrics, a curve, and a
     checkpoint from which --resume continues exactly. Unset options come from --config, else from the resumed run; --pipeline,
     --mapping, --module-id, --network and an --env or --policy that is code (module:EnvId, python:...) must be repeated. Only
-    the length (--epochs or --updates) may change. See docs/howto/algorithms.md for the algorithms.
+    the length (--epochs or --updates) may change. See "Choose an algorithm" in the documentation.
     """
     from offline_cli.training.train import train
 

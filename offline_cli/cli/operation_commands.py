@@ -31,8 +31,7 @@ def filter(
     where: Annotated[
         str | None,
         o.data(
-            help="Condition on eps_id, length, return, terminated, truncated, agent_id, module_id "
-            "(docs/howto/select-and-split.md).",
+            help="Condition on eps_id, length, return, terminated, truncated, agent_id, module_id.",
             metavar="CONDITION",
         ),
     ] = None,

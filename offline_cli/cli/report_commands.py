@@ -30,7 +30,8 @@ def report(
     ] = o.NO_VALUES,
     out: Annotated[str, o.output("--out", "-o", help="HTML file to write: a path or URL.", metavar="FILE")] = "report.html",
     runs: Annotated[
-        list[str], o.data("--run", help="Run folder, or a folder of seeds, to show too. Repeatable.", metavar="RUN")
+        list[str],
+        o.data("--run", help="Run folder, or a folder of runs, to show too; AGENT=RUN names it. Repeatable.", metavar="RUN"),
     ] = o.NO_VALUES,
     short: Annotated[bool, o.output("--short", help="Leave out plots and episodes: a page of some kilobytes.")] = False,
     overwrite: OverwriteOption = False,
@@ -51,18 +52,19 @@ def report(
     examples=(
         "offline-cli curves run -o curves.png",
         "offline-cli curves bc/ iql/ -o curves.svg",
+        "offline-cli curves hunter=run_h runner=run_r -o agents.svg",
     ),
     keys=("out", "runs", "groups"),
 )
 def curves(
     ctx: typer.Context,
-    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of seeds.", metavar="RUN...")],
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of them; AGENT=RUN names one.", metavar="RUN...")],
     out: Annotated[str, o.output("--out", "-o", help="File to write: .png, .svg or .pdf; a path or URL.", metavar="FILE")],
     overwrite: OverwriteOption = False,
 ) -> None:
     """Draw the curves of one or several runs into one figure.
 
-    Runs that differ in the seed alone are one line, their mean, within a band from the least to the largest of them.
+    Runs that differ in the seed alone are one line: their mean, in the band of its 95% interval.
     """
     from offline_cli.reporting.runs import curves
 

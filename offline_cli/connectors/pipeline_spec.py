@@ -309,7 +309,7 @@ class PieceDocument(BaseModel):
 
 
 class PipelineDocument(BaseModel):
-    """Pieces of a learner, env-to-module or module-to-env pipeline, beside the default ones. See docs/howto/pipelines.md."""
+    """Pieces of a learner, env-to-module or module-to-env pipeline, beside the default ones."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -357,7 +357,7 @@ def _entries(
             problems += wrong
             entries += [entry] if entry is not None else []
     if problems:
-        raise BadConfig.of(problems, where=where, fix="see docs/howto/pipelines.md for the pieces and examples")
+        raise BadConfig.of(problems, where=where, fix='see "The pieces" in the documentation')
     return tuple(entries)
 
 

@@ -96,8 +96,9 @@ class Extremes:
         for name, tree, seen in ((Columns.OBS, batch.obs, self._obs), (Columns.ACTIONS, batch.actions, self._actions)):
             seen.append(map_leaves(_extremes, tree))
             if isinstance(tree, np.ndarray) and tree.shape[1:] in ((), (1,)) and tree.dtype.kind in "iu":
-                known = self.choices.get(name, tree[:0])
-                self.choices[name] = np.union1d(known, tree) if len(known) <= MOST_CHOICES else known
+                known = self.choices.setdefault(name, tree[:0])
+                if len(known) <= MOST_CHOICES:
+                    self.choices[name] = np.union1d(known, tree[~np.isin(tree, known)])  # mostly none are new
         self.see_extra(batch)
 
     def see_extra(self, batch: EpisodeBatch) -> None:
@@ -321,6 +322,7 @@ class ExtraOutputs:
 
     names: Collection[str]
     left_out: Mapping[str, str] = field(default_factory=dict)  # by name: its form in each source
+    fix: str = "remove the source, or train with connector pieces that do not use this output"  # if only some sources have one
     _first: tuple[str, frozenset[str]] | None = None  # the first source, and the `names` it has
 
     @classmethod
@@ -347,8 +349,7 @@ class ExtraOutputs:
             name = min(known ^ kept.keys())
             has, lacks = (first, location) if name in known else (location, first)
             what = f"the extra model output {name!r} is used, but only some sources have it: {has} has, {lacks} does not"
-            fix = "remove the source, or train with connector pieces that do not use this output"
-            raise BadEpisode(what, where=lacks, fix=fix, details={PROBLEM: "mixed-structures"})
+            raise BadEpisode(what, where=lacks, fix=self.fix, details={PROBLEM: "mixed-structures"})
         return batch if len(kept) == len(batch.extra) else replace(batch, extra=kept)
 
 

@@ -32,7 +32,7 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.known_episodes import EarlierEpisodes, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
-from offline_cli.formats.source import ROWS, Fragments, Origins, Source, StartKind
+from offline_cli.formats.source import BYTES, ROWS, Fragments, Origins, Source, StartKind
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.tally import (
@@ -370,11 +370,11 @@ def _fed(stitcher: Stitcher, fragments: Fragments, location: str, limit: int) ->
 
 
 def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
-    """Progress of reading, in rows, or in kB if all sources count bytes; without a total if a size is unknown."""
+    """Progress of reading in the sources' unit (bytes in kB); in rows without a total if a size is unknown, or units differ."""
     sizes, units = [source.size for source in sources], {source.unit for source in sources}
     if None in sizes or len(units) > 1:
         return Progress("reading", tally.rows_in, None, ROWS)
     total, done = sum(filter(None, sizes)), sum(source.done for source in sources)
-    if units == {ROWS}:
-        return Progress("reading", min(done, total), total, ROWS)
-    return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})
+    if units == {BYTES}:
+        return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})
+    return Progress("reading", min(done, total), total, units.pop())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
@@ -18,13 +19,12 @@ from offline_cli.datasets.dataset import holds_dataset
 from offline_cli.datasets.manifest import Manifest, reference_of
 from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
 from offline_cli.estimating import statistics
-from offline_cli.estimating.statistics import Array, Interval, Scores
-from offline_cli.policies import run_policy as files
-from offline_cli.reporting.comparison import draw_comparison
+from offline_cli.estimating.statistics import Array, Interval, Scores, interval
+from offline_cli.reporting.intervals import draw_comparison
 from offline_cli.storage.locations import Location, open_location
-from offline_cli.storage.staging import write_whole
+from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.seeds import SEEDS, seeds_of
+from offline_cli.training.seeds import SEEDS, runs_in
 
 __all__ = ["CompareResult", "compare"]
 
@@ -47,25 +47,14 @@ class CompareResult:
     differences: Mapping[str, Mapping[str, Any]]  # of each from the first: of interquartile means; above 0 is better
     metric: str
     tasks: Sequence[str]  # environments of runs, columns of files
-    reference: Mapping[
-        str, Mapping[str, float]
-    ]  # by task: returns that became 0 (random) and 1 (expert); empty: not normalised
+    reference: Mapping[str, Mapping[str, float]]  # by task: returns that became 0 (random) and 1 (expert); empty: none did
     profile: Mapping[str, Sequence[float]]  # share of all runs whose score is above each of its `thresholds`, by name
     plot: str | None = None
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON; what was not asked for is left out."""
         return {name: value for name, value in asdict(self).items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Contender:
-    """The scores of one algorithm by task, and the references of its data by task."""
-
-    scores: Mapping[str, Array]
-    references: Mapping[str, Mapping[str, Any]]
-    is_runs: bool = True  # else a file
 
 
 @checked
@@ -82,8 +71,7 @@ def compare(
     storage_options: Mapping[str, Any] | None = None,
 ) -> CompareResult:
     """Compare algorithms by the scores of their runs: `runs` are run folders, folders of them (of seeds, or of tasks of seeds),
-    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task (not `seed` or `run`), a row
-    a run.
+    or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task (not `seed` or `run`), a row a run.
 
     A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss
     that is not normalised. Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and
@@ -100,106 +88,96 @@ def compare(
     UsageError; TargetNotMet for missed gates.
     """
     given = [runs] if isinstance(runs, str | os.PathLike | Location) else list(runs)
-    names = [one.url if isinstance(one, Location) else os.fspath(one).rstrip("/") for one in given]
-    if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+    names = [place_named(one).rstrip("/") for one in given]
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UsageError(f"{twice[0]} is given twice", where="RUN", fix="each algorithm once")
     if len(names) < 2 and (no_regression or min_improvement is not None):
         raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
-    found = {name: _contender(open_location(one, storage_options), metric) for name, one in zip(names, given, strict=True)}
-    tasks = _tasks(found)
-    references, notes = _references(found, reference, tasks, storage_options, metric)
-    scores = {name: [_normalised(one.scores[task], references.get(task)) for task in tasks] for name, one in found.items()}
-    sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
-    better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
+    places = [open_location(one, storage_options) for one in given]
+    found, of_data = zip(
+        *[_scores_of(place) if place.is_file() else _results_of(place, metric) for place in places], strict=True
+    )
+    first, tasks, notes = names[0], sorted(found[0]), list[str]()
+    for name, own in zip(names, found, strict=True):
+        if sorted(own) != tasks:
+            what = f"{name} has the tasks {', '.join(sorted(own))}, and {first} {', '.join(tasks)}"
+            raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
+    references = dict[str, Any]()
+    for text in [reference] if isinstance(reference, str) else reference:
+        references |= _reference(text, tasks, metric, storage_options)
+    if not reference and metric == RETURN and {*of_data[0]} == {*tasks} and all(one == of_data[0] for one in of_data):
+        references = of_data[0]
+    if missing := [task for task in tasks if references and task not in references]:
+        fix = f"--reference '{missing[0]}:random=R,expert=E'"
+        raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
+    if not references and len(tasks) > 1:
+        notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
+    ends = [references.get(task, {"random": 0.0, "expert": 1.0}) for task in tasks]  # that become 0 and 1
+    spans = {task: (one["random"], one["expert"] - one["random"]) for task, one in zip(tasks, ends, strict=True)}
+    scores = {
+        name: [(own[task] - least) / width for task, (least, width) in spans.items()]
+        for name, own in zip(names, found, strict=True)
+    }
     if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
         notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
-    first, probability = names[0], dict[str, dict[str, Any]]()
-    for number, name in enumerate(names[1:], 1):
-        pairs = {other: (better[name], better[other]) for other in names[:number]}
-        probability[name] = {o: asdict(statistics.probability_of_improvement(*pair, seed=seed)) for o, pair in pairs.items()}
-    differences = {name: statistics.difference(statistics.iqm, better[name], better[first], seed=seed) for name in names[1:]}
+    sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
+    better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
+    differences = {name: interval(statistics.iqm_difference, better[name], better[first], seed=seed) for name in names[1:]}
+    probability: dict[str, Any] = {name: {} for name in names[1:]}
+    for other, name in combinations(names, 2):
+        probability[name][other] = asdict(interval(statistics.improvement, better[name], better[other], seed=seed))
+    every = np.concatenate([task for own in scores.values() for task in own])
+    margin = 0.05 * (np.ptp(every) or 1.0)
+    thresholds = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
     result = CompareResult(
         runs={name: _figures(own, tasks, sign, success, seed) for name, own in scores.items()},
         best=max(names, key=lambda name: float(statistics.iqm(better[name]))),
         probability_of_improvement=probability,
         differences={name: asdict(one) for name, one in differences.items()},
-        metric=metric if any(one.is_runs for one in found.values()) else ONE_TASK,
+        metric=ONE_TASK if all(place.is_file() for place in places) else metric,
         tasks=tasks,
         reference=references,
-        profile=_profiles(scores),
+        profile={"thresholds": thresholds.tolist()}
+        | {name: statistics.profile(own, thresholds).tolist() for name, own in scores.items()},
         plot=plot,
         notes=notes,
     )
     if plot is not None:
-        picture, target = io.BytesIO(), open_location(plot, storage_options)
-        draw_comparison(result.as_dict(), picture)
-        write_whole(target, picture.getvalue(), folder=target.parent() or target)
+        draw_comparison(result.as_dict(), open_location(plot, storage_options))
     if missed := [*_missed(differences, min_improvement, no_regression)]:
         fix = "more seeds narrow the intervals; or a better policy"
         raise TargetNotMet("; ".join(missed), where=f"compared to {first}", fix=fix, details=result.as_dict())
     return result
 
 
-# ---- what is compared ----
-
-
-def _contender(place: Location, metric: str) -> _Contender:
-    """Raises NoData where there are neither runs nor scores, BadData for a run without the metric."""
-    if place.is_file():
-        return _Contender(_scores_of(place), {}, is_runs=False)
-    scores, references = dict[str, list[float]](), dict[str, Mapping[str, Any]]()
-    for folder in _run_folders(place):
-        run = RunFolder(folder)
-        result, config = run.result(), run.config() or {}
+def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The scores of runs by task, and the references that all runs of a task share. Raises NoData, BadData."""
+    scores, references = defaultdict[str, list[float]](list), defaultdict[str, list[Any]](list)
+    for run in map(RunFolder, runs_in(place)):
+        result, task = run.result(), (run.config() or {}).get("env") or ONE_TASK
         if result is None:
-            fix = "train it to its end with --resume"
-            raise BadData("the run is not finished", where=run.url, fix=fix)
+            raise BadData("the run is not finished", where=run.url, fix="train it to its end with --resume")
         value = {**result.losses, **result.as_dict()}.get(metric)
         if not isinstance(value, int | float):
-            known = [
-                name for name in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, name) is not None
-            ]
+            known = [one for one in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, one) is not None]
             what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
-        task = config.get("env") or ONE_TASK
-        scores.setdefault(task, []).append(float(value))
-        references.setdefault(task, result.reference)
-        if references[task] != result.reference:  # runs of other data
-            references[task] = {}
-    return _Contender({task: np.array(values) for task, values in scores.items()}, references)
-
-
-def _run_folders(place: Location) -> list[Location]:
-    """The run at `place`, or those in its folders, or in theirs. Raises NoData, BadData for missing seeds."""
-    if place.join(files.POLICY).exists():
-        return [place]
-    if listed := _whole(place):
-        return listed
-    below = [one for one in place.children() if one.is_dir()]
-    found = [one for one in below if one.join(files.POLICY).exists()]
-    found = found or [run for one in below for run in _whole(one) or one.children() if run.join(files.POLICY).exists()]
-    if not found:
+        scores[task].append(float(value))
+        references[task].append(result.reference)
+    if not scores:
         fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
-    return found
+    shared = {task: own[0] for task, own in references.items() if own[0] and all(one == own[0] for one in own)}
+    return {task: np.array(values) for task, values in scores.items()}, shared
 
 
-def _whole(place: Location) -> list[Location]:
-    """The runs of a training of several seeds; empty: it is none. Raises BadData where some are missing."""
-    listed = seeds_of(place) or []
-    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
-        fix = "train it to its end with --resume"
-        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
-    return listed
-
-
-def _scores_of(place: Location) -> dict[str, Array]:
-    """The scores by task of a file. Raises BadData."""
+def _scores_of(place: Location) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The scores of a file by task, which have no references. Raises BadData."""
     content, fix = place.read_bytes(), 'JSON: [1, 2] or {"task": [1, 2]}; CSV: a column a task, a row a run'
     try:
-        if place.name.endswith((".csv", ".tsv")):
-            table = pl.read_csv(content, separator="\t" if place.name.endswith(".tsv") else ",", infer_schema_length=None)
-            told = {name: table[name].drop_nulls().to_list() for name in table.columns if name.lower() not in NO_SCORES}
+        if place.name.endswith(".csv"):
+            table = pl.read_csv(content, infer_schema_length=None)
+            told = {one.name: one.drop_nulls().to_list() for one in table if one.name.lower() not in NO_SCORES}
         else:
             read = orjson.loads(content)
             told = read if isinstance(read, dict) else {ONE_TASK: read}
@@ -208,105 +186,39 @@ def _scores_of(place: Location) -> dict[str, Array]:
         raise BadData(f"no scores can be read: {err}", where=place.url, fix=fix) from err
     if not found or not all(len(values) and np.isfinite(values).all() for values in found.values()):
         raise BadData("a task without scores, or one that is no finite number", where=place.url, fix=fix)
-    return found
-
-
-def _tasks(found: Mapping[str, _Contender]) -> list[str]:
-    """Those that all have. Raises BadConfig where they differ."""
-    first, *others = found.items()
-    tasks = sorted(first[1].scores)
-    for name, one in others:
-        if sorted(one.scores) != tasks:
-            what = f"{name} has the tasks {', '.join(sorted(one.scores))}, and {first[0]} {', '.join(tasks)}"
-            raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
-    return tasks
-
-
-# ---- normalisation ----
-
-
-def _references(
-    found: Mapping[str, _Contender],
-    given: Sequence[str],
-    tasks: Sequence[str],
-    storage_options: Mapping[str, Any] | None,
-    metric: str,
-) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
-    """The references by task, and notes. Raises BadConfig where one is wrong, or only some tasks have one."""
-    references = dict[str, Mapping[str, Any]]()
-    for text in [given] if isinstance(given, str) else given:
-        references |= dict(_reference(text, tasks, storage_options, metric))
-    if not given and metric == RETURN:
-        for task in tasks:
-            every = [one.references.get(task) for one in found.values()]
-            if every[0] and all(one == every[0] for one in every):
-                references[task] = every[0]
-        if len(references) < len(tasks):
-            references = {}
-    if missing := [task for task in tasks if references and task not in references]:
-        fix = f"--reference '{missing[0]}:random=R,expert=E'"
-        raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
-    notes = []
-    if not references and len(tasks) > 1:
-        notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
-    return references, notes
+    return found, {}
 
 
 def _reference(
-    text: str, tasks: Sequence[str], storage_options: Mapping[str, Any] | None, metric: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest."""
+    text: str, tasks: Sequence[str], metric: str, storage_options: Mapping[str, Any] | None
+) -> dict[str, Mapping[str, Any]]:
+    """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest. Raises BadConfig."""
     task, _, values = text.rpartition(":")
     if "=" in values:
-        known = reference_of(values)
-        for one in [task] if task else tasks:
-            yield one, {**known}
-        return
-    place = open_location(text, storage_options)
+        return {one: {**reference_of(values)} for one in ([task] if task else tasks)}
+    place, fix = open_location(text, storage_options), "convert or record it with --reference random=R,expert=E"
     if not holds_dataset(place):
         raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix="random=R,expert=E")
-    if metric != RETURN:
-        raise BadConfig(f"a dataset's reference is of returns, not of {metric}", where=place.url, fix="random=R,expert=E")
-    manifest = Manifest.read(place)
-    if not manifest.reference:
-        fix = "convert or record it with --reference random=R --reference expert=E"
-        raise BadConfig("the manifest has no reference", where=place.url, fix=fix)
-    yield (manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]), {**manifest.reference}
-
-
-def _normalised(scores: Array, reference: Mapping[str, Any] | None) -> Array:
-    if reference is None:
-        return scores
-    found: Array = (scores - reference["random"]) / (reference["expert"] - reference["random"])
-    return found
-
-
-# ---- figures and gates ----
+    manifest = Manifest.read(place) if metric == RETURN else None
+    if manifest is None or not manifest.reference:
+        raise BadConfig(f"the dataset has no reference of {metric}", where=place.url, fix=fix)
+    return {manifest.environment.id if manifest.environment and len(tasks) > 1 else tasks[0]: {**manifest.reference}}
 
 
 def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float | None, seed: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"runs": sum(map(len, scores))}
-    for name, aggregate in AGGREGATES.items():
-        found[name] = asdict(statistics.with_interval(aggregate, scores, seed=seed))
-    is_binary = all(np.isin(task, (0, 1)).all() for task in scores)
-    if success is not None or is_binary:
-        threshold = 0.5 if success is None else success
-        found["success_rate"] = asdict(statistics.success_rate([sign * task for task in scores], sign * threshold))
-    return found | {"scores": {task: own.tolist() for task, own in zip(tasks, scores, strict=True)}}
-
-
-def _profiles(scores: Mapping[str, Scores]) -> dict[str, list[float]]:
-    every = np.concatenate([task for own in scores.values() for task in own])
-    margin = 0.05 * (np.ptp(every) or 1.0)
-    thresholds = np.linspace(every.min() - margin, every.max() + margin, THRESHOLDS)
-    profiles = {name: statistics.profile(own, thresholds).tolist() for name, own in scores.items()}
-    return {"thresholds": thresholds.tolist(), **profiles}
+    found: dict[str, Any] = {
+        "runs": sum(map(len, scores)),
+        "scores": dict(zip(tasks, map(np.ndarray.tolist, scores), strict=True)),
+    }
+    found |= {name: asdict(interval(aggregate, scores, seed=seed)) for name, aggregate in AGGREGATES.items()}
+    if success is not None or all(np.isin(task, (0, 1)).all() for task in scores):
+        least = sign * (0.5 if success is None else success)
+        found["success_rate"] = asdict(statistics.success_rate([sign * task for task in scores], least))
+    return found
 
 
 def _missed(differences: Mapping[str, Interval], min_improvement: float | None, no_regression: bool) -> Iterator[str]:
-    for name, one in differences.items():
-        if min_improvement is None and not no_regression:
-            continue
+    for name, one in differences.items() if no_regression or min_improvement is not None else ():
         if one.low is None or one.high is None:
             yield f"{name}: a single run gives no interval"
             continue

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,39 +16,25 @@ from offline_cli.checked_keywords import checked
 from offline_cli.choices import Behaviour, Device, Estimator, Positive, Share, Whole
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
-from offline_cli.estimating.estimators import (
-    ALL,
-    MOST,
-    OF_VALUES,
-    OF_WEIGHTS,
-    Episodes,
-    Values,
-    distribution_free,
-    estimates,
-)
-from offline_cli.estimating.figure import draw_estimates
-from offline_cli.estimating.fitting import cloned_logp, fitted_values
-from offline_cli.estimating.intervals import Array, Estimate, as_json, bootstrapped
+from offline_cli.estimating.estimators import ALL, OF_VALUES, OF_WEIGHTS, Episodes, estimated
+from offline_cli.estimating.fitting import Fitting
+from offline_cli.estimating.intervals import Array
 from offline_cli.estimating.likelihood import likelihood
 from offline_cli.estimating.recorded import Recorded, recorded_for
-from offline_cli.modules.distributions import build_head, rows, span_of
+from offline_cli.modules.distributions import ACCURACY, build_head, span_of
 from offline_cli.modules.python_network import choose_device
 from offline_cli.policies.by_name import is_named
+from offline_cli.policies.policy_in_use import discrete_elements
 from offline_cli.policies.run_policy import load_policy
 from offline_cli.progress import OnProgress, no_progress
+from offline_cli.reporting.intervals import draw_estimates
 from offline_cli.spaces import leaf_spaces
 from offline_cli.storage.locations import Location, Sources, open_location
+from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.trees import flatten, leaves, map_leaves
+from offline_cli.trees import map_leaves
 
 __all__ = ["OfflineResult", "evaluate_offline"]
-
-LEAST: Final = 50  # effective episodes
-LEAST_SHARE: Final = 0.01  # of the episodes, unless they are
-ENOUGH: Final = 1000
-UNCORRECTED: Final = ("is", "pdis", "wpdis")  # estimates that weights of the wrong sum shift
-FAR: Final = 0.25  # of the sum of weights from 1, for estimates that divide by it
-BEYOND: Final = 0.05  # share of the policy's actions that the behaviour never takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +55,7 @@ class OfflineResult:
     gamma: float | None = None
     recorded: Mapping[str, float] = field(default_factory=dict)  # mean return of the recorded episodes, with its interval
     estimates: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # by column: steps, episodes that are no numbers
     notes: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -88,6 +75,8 @@ def evaluate_offline(
     min_value: float | None = None,
     plot: str | None = None,
     explore: bool = False,
+    mapping: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    module_id: str | None = None,
     seed: Whole = 0,
     plugins: Sequence[str] = (),
     network: str | None = None,
@@ -99,63 +88,49 @@ def evaluate_offline(
 
     The policy acts greedily, as in `evaluate`, or draws its actions with `explore`. Where the run learned from the same
     recordings and held episodes out, these alone are taken. `estimators`: see `estimators.py`; by default those of weights, or
-    `dm` where there are none: a greedy policy of continuous actions. `behaviour`: what played: "recorded" in `action_logp` or
-    `action_dist_inputs`, a clone that is fitted here ("fit"), or "uniform". `clip`: the largest weight of an episode. An
-    estimate that may mislead says `reliable: false` and why. `plot`: a PNG file.
+    `dm` where there are none: a policy of continuous actions that acts greedily, or has no spread that was learned (td3-bc,
+    rebrac). `behaviour`: what played: "recorded" in `action_logp` or `action_dist_inputs`, a clone that is fitted here ("fit"),
+    or "uniform". `clip`: the largest weight of an episode. `mapping`: what columns of a table mean. `module_id`: whose
+    episodes, of several modules; default: the run's. `plot`: a PNG file.
+
+    An estimate that may mislead says `reliable: false` and why. `dm` always does: a reliable estimate is one whose
+    interval holds the value, and the error of Q is not in that of `dm`.
 
     Raises UsageError for a policy that is no run, what `load_policy` and `recorded_for` raise, BadConfig for estimators without
     what they need; TargetNotMet unless some estimate is reliable, and the low end of each that is reaches `min_value`.
     """
-    name = run.url if isinstance(run, Location) else os.fspath(run)
+    name, place, learner = place_named(run), open_location(run, storage_options), choose_device(device)
     if is_named(name):
         what = f"{name} gives actions, and not how likely recorded ones are"
         raise UsageError(what, where="--offline", fix="name a run folder of train")
-    place, where_to_learn = open_location(run, storage_options), choose_device(device)
     loaded = load_policy(place, storage_options, plugins=plugins, network=network)
-    folder = RunFolder(place)
-    state = folder.load()
-    learned_from = None if state is None else state[0].seen.get("sources")
-    how: dict[str, Any] = {"storage_options": storage_options, "on_progress": on_progress}
-    recorded = recorded_for(
-        loaded, folder.config() or {}, learned_from, offline, run=name, explore=explore, device=where_to_learn, **how
-    )
-    notes, found = [*recorded.notes], likelihood(recorded)
-    described = loaded.description["network"]
-    fitting: dict[str, Any] = {"seed": seed, "device": where_to_learn, "on_progress": on_progress}
-
-    # ---- what the policy is worth ----
-    target = _target(recorded, explore)
-    played, source = None, None
-    if target is not None and recorded.has_rewards:
-        fitted = cloned_logp(recorded, described, **fitting) if behaviour == "fit" else None
-        played, source = (fitted, "fit") if fitted is not None else _behaviour(recorded, behaviour)
-    asked = _asked(estimators, target, played, recorded, notes)
-    batch = recorded.episodes
-    episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
-    values = None
-    if set(asked) & set(OF_VALUES):
-        values = fitted_values(recorded, described, gamma=gamma, explore=explore, **fitting)
-    doubts = ["these recordings were learned from"] if recorded.overlap else []
-    told, returns = _estimated(episodes, asked, values, seed, doubts) if recorded.has_rewards else ({}, {})
-    if told and (cut := int(np.count_nonzero(batch.truncated & ~batch.terminated))):
-        notes.append(f"{cut:,} of {len(batch):,} episodes were cut: weights count rewards up to there, dm, dr and wdr go on")
-    result = OfflineResult(
-        run=name,
-        episodes=len(batch),
-        steps=batch.num_steps,
-        held_out=recorded.held_out,
-        explore=explore,
-        behaviour=source,
-        gamma=gamma if told else None,
-        recorded=returns,
-        estimates=told,
-        notes=notes,
-        **found,
-    )
+    how: dict[str, Any] = {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
+    how |= {"device": learner, "storage_options": storage_options, "on_progress": on_progress}
+    recorded = recorded_for(loaded, RunFolder(place), offline, **how)
+    batch, facts, target, played = recorded.episodes, dict(recorded.facts), None, None
+    if recorded.has_rewards:
+        fitting = Fitting(recorded, loaded, seed, learner, on_progress)
+        if (target := _target(recorded, explore)) is not None:
+            played, facts["behaviour"] = _behaviour(recorded, behaviour, fitting)
+        asked = _asked(estimators, target, played, facts["notes"])
+        values = fitting.values(gamma=gamma, explore=explore) if {*asked} & {*OF_VALUES} else None
+        episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
+        facts["recorded"], facts["estimates"] = estimated(episodes, asked, values, seed, recorded.doubts)
+        facts |= {"gamma": gamma} if asked else {}
+        if asked and (cut := np.count_nonzero(batch.truncated & ~batch.terminated)):
+            what = f"{cut:,} of {len(batch):,} episodes were cut"
+            facts["notes"].append(f"{what}: weights count rewards up to there, dm, dr and wdr go on")
+    facts |= likelihood(recorded)
+    result = OfflineResult(run=name, episodes=len(batch), steps=batch.num_steps, explore=explore, **facts)
     if plot is not None:
-        weights = None if played is None or target is None else episodes.weights[:, -1]
-        draw_estimates(told, returns, weights, open_location(plot, storage_options))
-    _check_gate(result, min_value)
+        draw_estimates(result.as_dict(), None if played is None else episodes.whole, open_location(plot, storage_options))
+    reliable = {one: figures["low"] for one, figures in result.estimates.items() if figures["reliable"]}
+    if min_value is not None and not (reliable and min(reliable.values()) >= min_value):
+        reasons = dict.fromkeys(figures["reason"] for figures in result.estimates.values()) or result.notes
+        why = "; ".join(f"{one} may be as low as {low:.5g}" for one, low in reliable.items() if low < min_value)
+        why = why or f"no estimate is reliable: {'; '.join(reasons)}"
+        fix = "more episodes, a better policy, or one closer to what played"
+        raise TargetNotMet(f"{why}; {min_value:g} wanted", where=name, fix=fix, details=result.as_dict())
     return result
 
 
@@ -163,162 +138,51 @@ def evaluate_offline(
 
 
 def _target(recorded: Recorded, explore: bool) -> Array | None:
-    """(N,) log-probability of each recorded action by the policy; None: one of continuous actions that acts greedily."""
+    """(N,) log-probability of each recorded action by the policy; None: it acts on boxes without a spread that was learned."""
     head, inputs = recorded.module.action_head, recorded.inputs[recorded.acted]
-    with torch.inference_mode():
-        if explore:
-            return head.logp(inputs, recorded.actions).double().numpy()
-        if any(isinstance(leaf, spaces.Box) for leaf in leaf_spaces(recorded.space).values()):
-            return None
-        pairs = zip(leaves(head.greedy(inputs)), _in_order(recorded), strict=True)
-        same = torch.stack([(rows(mine) == rows(theirs)).all(-1) for mine, theirs in pairs]).all(0)
-    return np.where(same.numpy(), 0.0, -np.inf)
+    if any(not explore or form.log_std[0] == form.log_std[1] for form in head.forms()):
+        return None
+    if explore:
+        return np.asarray(head.logp(inputs, recorded.actions).double())
+    return np.where(head.scores(inputs, recorded.actions)[ACCURACY] > 0, 0.0, -np.inf)
 
 
-def _in_order(recorded: Recorded) -> list[Any]:
-    """Recorded actions, leaves in the order of the space."""
-    by_path = dict(flatten(recorded.actions, Columns.ACTIONS))
-    return [by_path[path] for path in leaf_spaces(recorded.space, Columns.ACTIONS)]
-
-
-def _behaviour(recorded: Recorded, behaviour: str) -> tuple[Array | None, str | None]:
+def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Array | None, str | None]:
     """(N,) log-probability of each recorded action by what played, in the units of networks, and what says so."""
-    parts, extra, count = leaf_spaces(recorded.space), recorded.episodes.extra, recorded.episodes.num_steps
+    episodes, parts = recorded.episodes, leaf_spaces(recorded.space, Columns.ACTIONS)
+    boxes = {path: leaf for path, leaf in parts.items() if isinstance(leaf, spaces.Box)}
+    if behaviour == "fit":
+        return fitting.cloned_logp(), behaviour
     if behaviour == "uniform":
-        return np.full(count, -_log_volume(recorded)), "uniform"
-    logp = extra.get(Columns.ACTION_LOGP)
-    if isinstance(logp, np.ndarray) and logp.size == count:
-        spans = [span_of(leaf) for leaf in parts.values() if isinstance(leaf, spaces.Box) and np.dtype(leaf.dtype).kind == "f"]
+        if unbounded := [path for path, leaf in boxes.items() if span_of(leaf) is None]:
+            raise BadConfig(f"{unbounded[0]} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
+        discrete = discrete_elements(recorded.space, recorded.meanings).values()
+        counts = [2] * sum(math.prod(leaf.shape) for leaf in boxes.values())  # their width
+        counts += [element.count for each in discrete for element in each]
+        return np.full(episodes.num_steps, -np.log(counts).sum()), behaviour
+    logp, inputs = (episodes.extra.get(name) for name in (Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS))
+    if isinstance(logp, np.ndarray) and logp.size == episodes.num_steps:
+        spans = [span_of(leaf) for leaf in boxes.values() if np.dtype(leaf.dtype).kind == "f"]
         widths = [np.log(one.width.astype(np.float64) / 2).sum() for one in spans if one is not None]
-        shift = sum(widths) if recorded.action_scale == "env" else 0.0  # a density of other units
-        return logp.reshape(count).astype(np.float64) + shift, Columns.ACTION_LOGP
-    inputs = extra.get(Columns.ACTION_DIST_INPUTS)
-    if isinstance(inputs, np.ndarray):
-        head = build_head(recorded.space, action_scale=recorded.action_scale)
-        actions = map_leaves(torch.as_tensor, recorded.episodes.actions)
-        if inputs.shape == (count, head.size):
-            found = head.logp(torch.as_tensor(inputs, dtype=torch.float64), actions)
-            return found.numpy().astype(np.float64), Columns.ACTION_DIST_INPUTS
+        shift = sum(widths) if recorded.action_scale == "env" else 0.0  # densities of other units
+        return logp.reshape(-1).astype(np.float64) + shift, Columns.ACTION_LOGP
+    head = build_head(recorded.space, action_scale=recorded.action_scale)
+    if isinstance(inputs, np.ndarray) and inputs.shape == (episodes.num_steps, head.size):
+        actions = map_leaves(torch.as_tensor, episodes.actions)
+        return np.asarray(head.logp(torch.as_tensor(inputs, dtype=torch.float64), actions)), Columns.ACTION_DIST_INPUTS
     return None, None
 
 
-def _log_volume(recorded: Recorded) -> float:
-    """Log of how many actions there are, of boxes between -1 and 1. Raises BadConfig for boxes without bounds."""
-    total = 0.0
-    for path, leaf in leaf_spaces(recorded.space, Columns.ACTIONS).items():
-        if isinstance(leaf, spaces.Box):
-            if span_of(leaf) is None:
-                raise BadConfig(f"{path} has no bounds", where="--behaviour uniform", fix="--behaviour fit")
-            total += math.prod(leaf.shape or ()) * math.log(2)
-        elif isinstance(leaf, spaces.MultiDiscrete):
-            total += float(np.log(leaf.nvec).sum())
-        else:
-            total += math.log(leaf.n) if isinstance(leaf, spaces.Discrete) else math.prod(leaf.shape or ()) * math.log(2)
-    return total
-
-
-def _asked(
-    given: Sequence[str] | None, target: Array | None, played: Array | None, recorded: Recorded, notes: list[str]
-) -> tuple[str, ...]:
+def _asked(given: Sequence[str] | None, target: Array | None, played: Array | None, notes: list[str]) -> tuple[str, ...]:
     """The estimators. Raises BadConfig for those that need weights where there are none."""
     asked = tuple(one for one in ALL if one in (given or ()))
-    if not recorded.has_rewards:
-        notes.append("the recording has no rewards: nothing says what the policy is worth")
-        return ()
-    if target is not None and played is not None:
+    if played is not None:
         return asked or OF_WEIGHTS
-    what = "a greedy policy of continuous actions gives recorded ones no probability"
-    fix = "--explore, for the policy that draws its actions; or --estimators dm"
-    if target is not None:
-        what, fix = "the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform"
-    if set(asked) - {"dm"}:
+    what, fix = "the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform"
+    if target is None:
+        what = "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability"
+        fix = "--estimators dm; or --explore, for a policy that learned a spread (not td3-bc, rebrac)"
+    if {*asked} - {"dm"}:
         raise BadConfig(f"{what}, so there are no weights", where=f"--estimators {','.join(asked)}", fix=fix)
     notes.append(f"{what}: there are no weights, and dm alone can be asked for; or {fix}")
     return asked or (("dm",) if target is None else ())
-
-
-# ---- estimates ----
-
-
-def _estimated(
-    episodes: Episodes, asked: Sequence[str], values: Values | None, seed: int, doubts: Sequence[str]
-) -> tuple[dict[str, Any], dict[str, float]]:
-    """Each estimate with its interval and whether it can be relied on; the mean return of the recorded episodes likewise."""
-    made = estimates(episodes, asked, values)
-    own = Estimate(episodes.returns[:, None], lambda means: means[..., 0])
-    members = (
-        []
-        if values is None or "dm" not in asked
-        else [Estimate(one[:, None], lambda means: means[..., 0]) for one in values.first]
-    )
-    limits = bootstrapped([own, *made.values(), *members], seed)
-    returns = {"value": own.value, **as_json(limits[0])}
-    told = dict[str, Any]()
-    for (name, one), interval in zip(made.items(), limits[1:], strict=False):
-        if name == "dm":  # members may disagree by more than episodes do
-            each = [interval, *limits[1 + len(made) :]]
-            interval = min(low for low, _ in each), max(high for _, high in each)
-        support = _support(episodes, name)
-        told[name] = {"value": one.value, **as_json(interval), **support}
-        if support["effective_samples"] == 0:  # no weight is left to average by
-            told[name] |= {"value": math.nan, **as_json((math.nan, math.nan))}
-        if name in ("is", "pdis"):
-            limits_of_any = distribution_free(episodes, name) if len(episodes.lengths) > 1 else (math.nan, math.nan)
-            told[name]["distribution_free"] = as_json(limits_of_any)
-        why = [*doubts, *_doubts(episodes, name, one.value)]
-        told[name] |= {"reliable": not why, "reason": "; ".join(why) or None}
-    return told, returns
-
-
-def _support(episodes: Episodes, name: str) -> dict[str, Any]:
-    if episodes.behaviour is None or episodes.target is None or name == "dm":
-        return {"effective_samples": None, "without_support": None}
-    never = np.add.reduceat(np.isneginf(episodes.target), np.cumsum(episodes.lengths) - episodes.lengths) > 0
-    return {"effective_samples": episodes.effective_samples, "without_support": float(never.mean())}
-
-
-def _doubts(episodes: Episodes, name: str, value: float) -> list[str]:
-    """Why the estimate may mislead."""
-    if name == "dm":  # of 10 intervals of a table's dm none held the value of ICU-Sepsis, where those of dr all did
-        return ["its interval does not hold the error of Q; dr and wdr correct it by weights"]
-    found, count = list[str](), len(episodes.lengths)
-    if not math.isfinite(value):
-        found.append("it is no finite number")
-    if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
-        found.append("it lies beyond all recorded returns")
-    assert episodes.behaviour is not None, "there are weights"
-    if np.isneginf(episodes.behaviour).any():
-        found.append("the behaviour gives recorded actions the probability 0")
-    ratios = np.exp(np.minimum(episodes.ratios, MOST))
-    sums = np.add.reduceat(ratios - 1, np.cumsum(episodes.lengths) - episodes.lengths)
-    mass, spread = 1 + float(sums.sum()) / len(ratios), float(sums.std()) * count**0.5 / len(ratios)
-    if mass < 1 - BEYOND - 3 * spread:
-        found.append(f"the behaviour never takes {1 - mass:.0%} of the policy's actions")
-    elif mass > 1 + BEYOND + 3 * spread:
-        found.append(f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities")
-    last = episodes.weights[:, -1]
-    allowed = BEYOND if name in UNCORRECTED else FAR
-    if abs(float(last.mean()) - 1) > allowed + 3 * float(last.std()) / count**0.5:
-        found.append(
-            f"weights of episodes are {last.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
-        )
-    effective = episodes.effective_samples
-    if count < LEAST:
-        found.append(f"only {count:,} episodes, and estimates need {LEAST} or more")
-    elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
-        found.append(f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played")
-    return found
-
-
-def _check_gate(result: OfflineResult, min_value: float | None) -> None:
-    """Raise TargetNotMet unless the policy is surely worth `min_value`."""
-    if min_value is None:
-        return
-    reliable = {name: one["low"] for name, one in result.estimates.items() if one["reliable"]}
-    below = [f"{name} may be as low as {low:.5g}" for name, low in reliable.items() if not low >= min_value]
-    if reliable and not below:
-        return
-    reasons = dict.fromkeys(one["reason"] for one in result.estimates.values() if not one["reliable"])
-    why = "; ".join(below) or f"no estimate is reliable: {'; '.join(reasons) or '; '.join(result.notes)}"
-    fix = "more episodes, or a policy closer to what played" if not below else "a better policy, or more episodes"
-    raise TargetNotMet(f"{why}; {min_value:g} wanted", where=result.run, fix=fix, details=result.as_dict())

@@ -91,7 +91,7 @@ class WholePolicy(nn.Module):
         super().__init__()
         forms = {name: piece.to_torch() for name, piece in added_pieces(pipeline)}
         if lacking := [f"piece {name} has no torch form" for name, form in forms.items() if form is None]:
-            fix = "define `to_torch` in the piece's class, or train without the piece (docs/howto/export.md)"
+            fix = "define `to_torch` in the piece's class, or train without the piece"
             raise BadConfig.of(lacking, where=where, fix=fix)
         acted = leaf_spaces(module.action_space, Columns.ACTIONS)
         self.policy, self.forms = module, nn.ModuleList(forms.values())

@@ -38,7 +38,8 @@ CLOSE: Final = 1e-4
 WEIGHTED: Final = (nn.Linear, nn.Conv2d, nn.LSTM)
 HOW: Final = """
 RLlib loads it with `RLModule.from_checkpoint("/absolute/path/to/this/folder")`. PPO continues from it with the model config
-`DefaultModelConfig({config})`, see docs/howto/export.md. `offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
+`DefaultModelConfig({config})`, see "Export a policy" in the documentation of offline-cli.
+`offline-cli evaluate rllib:FOLDER --env ENV --trust-pickle` plays it.
 Its value function returns 0 until it is trained. Its files are pickles, like all RLlib checkpoints.
 """
 
@@ -75,7 +76,7 @@ def rllib_export(
             raise ValueError(f"its outputs differ by up to {difference:g}")
     except Exception as err:  # RLlib may raise anything; layers may not fit
         reason = f"{type(err).__name__}: {str(err).strip().partition(chr(10))[0]}"[:300]
-        fix = "use --to onnx, or train a network of RLlib's shapes (see docs/howto/export.md)"
+        fix = "use --to onnx, or train a network of RLlib's shapes"
         raise BadConfig(f"RLlib's default module cannot represent this policy: {reason}", where=where, fix=fix) from err
     with tempfile.TemporaryDirectory() as folder:
         theirs.save_to_path(str(Path(folder).resolve()))

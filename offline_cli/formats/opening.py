@@ -27,7 +27,7 @@ from offline_cli.formats.listing import Listing
 from offline_cli.formats.memory_limits import MEMORY_LIMIT
 from offline_cli.formats.reader import OpenContext, PluginSource, Reader
 from offline_cli.formats.registry import AUTO, OURS, TABLE, reader_for, reader_named
-from offline_cli.formats.source import ROWS, DroppedLeaves, Fragments, ReadOptions, Source, SourceInfo, shares
+from offline_cli.formats.source import DroppedLeaves, Fragments, ReadOptions, Source, SourceInfo, shares
 from offline_cli.formats.tables import TableOptions
 from offline_cli.scopes import Scope
 from offline_cli.storage.locations import Location, Sources, expand
@@ -155,8 +155,8 @@ class OwnSource:
     dataset: Dataset
     info: SourceInfo
     size: int | None
+    unit: str  # of its rows: "episodes" | "steps"
     memory_limit: int = MEMORY_LIMIT
-    unit: str = ROWS
     done: int = 0
     scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)
 
@@ -164,8 +164,9 @@ class OwnSource:
     def open(cls, location: Location, *, memory_limit: int = MEMORY_LIMIT) -> OwnSource:
         """Open the dataset at `location`; `memory_limit`: see `Dataset.batches`. Raises Uncommitted, BadData, StorageError."""
         dataset = Dataset.open(location)
-        info, counts = info_of(dataset.manifest, location.url), dataset.manifest.counts
-        return cls(dataset, info, counts.episodes if info.format == "episodes" else counts.steps, memory_limit)
+        info = info_of(dataset.manifest, location.url)
+        unit = "episodes" if info.format == "episodes" else "steps"
+        return cls(dataset, info, getattr(dataset.manifest.counts, unit), unit, memory_limit)
 
     def prepare(self, options: ReadOptions) -> None:
         """See `Source`."""
@@ -186,11 +187,11 @@ class OwnSource:
 
     def partitions(self, count: int) -> Sequence[OwnSource]:
         """See `Source`. Splits by shards: no episode spans two."""
-        unit, dataset, parts = "episodes" if self.info.format == "episodes" else "steps", self.dataset, []
+        dataset, parts = self.dataset, []
         for part in shares(dataset.shards, count):
             shards = tuple(part)
             manifest = replace(dataset.manifest, shards=shards)  # workers get only the shards they read
-            own, size = replace(dataset, manifest=manifest, part=shards), sum(getattr(shard, unit) for shard in shards)
+            own, size = replace(dataset, manifest=manifest, part=shards), sum(getattr(shard, self.unit) for shard in shards)
             parts.append(replace(self, dataset=own, info=replace(self.info, manifest=manifest), size=size, done=0))
         return parts
 

@@ -82,5 +82,5 @@ class PluginSource(WrappedSource):
             yield fragments
 
     def _bad(self, what: str) -> BadData:
-        fix = "correct the reader: see docs/howto/extend.md for an example, episodes/batch.py for the arrays"
+        fix = 'correct the reader; see "A reader" in the documentation'
         return BadData(f"the reader {self.name!r} yields {what}", where=self.source.info.location, fix=fix)

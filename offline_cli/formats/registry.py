@@ -42,8 +42,8 @@ TABLES: Final = {
     "json-array": "json",
 }
 """Kinds that can be read as tables, with `TableSource`'s name for them."""
-RECIPES: Final = {"npy": "numpy-arrays", "rlds": "rlds-datasets"}
-"""Sections of docs/howto/formats.md with Python recipes."""
+RECIPES: Final = {"npy": "NumPy arrays", "rlds": "RLDS datasets"}
+"""Sections of the documentation with Python recipes."""
 
 _log = logging.getLogger(__name__)
 
@@ -139,8 +139,8 @@ def no_reader(listing: Listing) -> NoData:
     what = f"no data in {len(listing.files)} files" if listing.kind == NO_DATA else f"found {KINDS[listing.kind]}"
     readers = [f"{reader.words} (--from {name})" for name, reader in OURS.items()]
     readers += [f"{one.distribution} (--from {one.name})" for one in plugins(READERS)]
-    fix = "record in one of these formats, or write a table with one row per step (docs/howto/tables.md)"
+    fix = "record in one of these formats, or write a table with one row per step"
     if recipe := RECIPES.get(listing.kind):
-        fix = f"convert it in Python (docs/howto/formats.md#{recipe}), or write a table (docs/howto/tables.md)"
+        fix = f'convert it in Python (see "{recipe}" in the documentation), or write a table with one row per step'
     what = f"{what}; there are readers for {', '.join(readers)}, and for our own datasets"
     return NoData(what, where=listing.location, fix=fix)

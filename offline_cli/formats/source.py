@@ -180,7 +180,7 @@ class Source(Protocol):
 
     @property
     def unit(self) -> str:
-        """Unit of `size` and `done`, for progress: `ROWS` or `BYTES`."""
+        """Unit of `size` and `done`, for progress: `ROWS`, `BYTES`, "episodes" or "steps"."""
 
     @property
     def size(self) -> int | None:

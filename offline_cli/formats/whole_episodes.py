@@ -61,6 +61,7 @@ class StoredArray:
 
 TOGETHER: Final = 16 << 20  # bytes of arrays in one batch
 MOST: Final = 4096  # episodes in one batch
+EPISODES_LOST: Final = "episodes_lost"  # in an error's details: how many are lost, if known; else it counts as one
 FIX: Final = "write the episode again, or skip it with --on-error skip"
 
 Reads = Iterable[tuple[Sequence[int], Callable[[], EpisodeBatch]]]
@@ -133,7 +134,7 @@ def _until_damage(episodes: Reads, rejects: Rejects) -> Reads:
 
 def _reject(error: BadData, rejects: Rejects) -> None:
     rejects.add(error)
-    rejects.lose_episodes(Lost.UNREADABLE)
+    rejects.lose_episodes(Lost.UNREADABLE, error.details.get(EPISODES_LOST, 1))
 
 
 def why_left_out(values: NDArray[Any] | list[str], rows: int) -> str:
@@ -222,12 +223,16 @@ class FlatArrays(Protocol):
 def blocks(flat: FlatArrays, prefix: str) -> Reads:
     """The episodes of a file, in blocks of up to `BLOCK` bytes, at least one; `prefix`: of their ids.
 
-    A bad block ends the file, because arrays are read sequentially.
+    A bad block ends the file, because arrays are read sequentially; its error has the number of `episodes_lost`.
     """
     starts, rows, begin = flat.starts, max(1, BLOCK // max(1, flat.row_bytes)), 0
     while begin < len(starts) - 1:
         stop = max(begin + 1, int(np.searchsorted(starts, starts[begin] + rows, side="right")) - 1)
-        batch = flat.episodes(begin, stop, tuple(f"{prefix}{at}" for at in range(begin, stop)))
+        try:
+            batch = flat.episodes(begin, stop, tuple(f"{prefix}{at}" for at in range(begin, stop)))
+        except BadData as error:
+            error.details[EPISODES_LOST] = len(starts) - 1 - begin
+            raise
         yield starts[begin:stop].tolist(), partial(EpisodeBatch.concat, [batch])
         begin = stop
 

@@ -38,6 +38,7 @@ from offline_cli.spaces import Space, check_supported, leaf_spaces, map_space
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, unflatten_like
 
 __all__ = [
+    "ACCURACY",
     "CLONING",
     "HITS",
     "LOG_STD_RANGE",
@@ -167,7 +168,6 @@ EDGE: Final = 2.0**-24  # 1 - EDGE is the float32 below 1; a uniform number of e
 
 # Experts are nearly deterministic: maximum likelihood alone would shrink σ without limit, and a few steps would dominate the
 # loss. A floor of 0.05 (the bounds are 2 apart) clones Pendulum in 800 updates; with 0.007, 1200 are not enough.
-# docs/howto/train.md states both limits.
 LOG_STD_RANGE: Final = (-3.0, 2.0)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.wrappers import RenderCollection
 
@@ -87,6 +89,9 @@ def _frames(plan: Plan, environment: Environment, policy: Policy) -> list[Any]:
     return frames
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluateResult:
     """Result over whole episodes of one policy; for several agents, over games, whose return is the sum over agents."""
@@ -106,14 +111,15 @@ class EvaluateResult:
     checkpoint: int | None = None  # update of the checkpoint, for an unfinished run
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of connector pieces by pipeline
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
+    notes: Sequence[str] = ()
     videos: Sequence[str] = ()  # written files
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # with several runs: the result of each
     differences: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each run from the first: see `_paired`
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON values; `return_by_agent`, `videos`, `runs` and `differences` only if not empty."""
-        values = {**asdict(self), "videos": list(self.videos)}
-        rare = ("return_by_agent", "videos", "runs", "differences")
+        """JSON values; `return_by_agent`, `notes`, `videos`, `runs` and `differences` only if not empty."""
+        values = {**asdict(self), "notes": list(self.notes), "videos": list(self.videos)}
+        rare = ("return_by_agent", "notes", "videos", "runs", "differences")
         return {name: value for name, value in values.items() if value or name not in rare}
 
 
@@ -154,9 +160,10 @@ def evaluate(
     `python:module:attribute`, `random`. `env` None: the gymnasium id of the run's training. The same command gives the same
     result; training never plays these episodes.
 
-    In a multi-agent environment the policy plays every agent; `policy` overrides it for some. A return is then the sum over
-    agents of a game, and `return_by_agent` has each agent's. `min_return`: a number for the mean return, or strings: "3", or
-    "hunter=3" for one agent. `video`: a folder for videos of the episodes `video_episodes`.
+    In a multi-agent environment the policy plays every agent; `policy` overrides it for some. If a run learned from one agent
+    alone, `notes` says so. A return is then the sum over agents of a game, and `return_by_agent` has each agent's.
+    `min_return`: a number for the mean return, or strings: "3", or "hunter=3" for one agent. `video`: a folder for videos of
+    the episodes `video_episodes`.
 
     Of several runs each plays episodes with the same seeds. `runs` of the result has each, `differences` those of returns from
     the first run, episode by episode: their mean with its 95% interval (Student's t), and the share of episodes with a higher
@@ -248,6 +255,9 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
             num_envs=num_envs,
         )
         opened = opened_policy(plan, environment)
+        notes = [] if loaded is None or others else _notes_on_agents(loaded.description, environment, name)
+        for note in notes:
+            _log.warning("note: %s", note)
         with played_on(engine, engines.workers, plan, environment, opened, Returns) as outcomes:
             found = played_of(outcomes, environment, report)
         videos = [] if video is None else film(plan, opened, video, given["video_episodes"])
@@ -267,9 +277,20 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
         checkpoint=None if loaded is None else loaded.checkpoint,
         pieces=opened.piece_names() if isinstance(opened, PolicyForPieces) else {},
         return_by_agent=found.return_by_agent,
+        notes=notes,
         videos=videos,
     )
     return _Evaluated(result, found, gates)
+
+
+def _notes_on_agents(description: Mapping[str, Any], environment: Environment, run: str) -> list[str]:
+    """A note if the run learned from one agent, but plays all agents of a game."""
+    agents, learned = environment.agents or {}, description.get("agent") or description.get("module")
+    if learned not in agents or len(agents) < 2:
+        return []
+    return [
+        f"{run} learned from agent {learned} alone, and plays all of {', '.join(agents)}; --policy AGENT=P gives one another"
+    ]
 
 
 def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run: str) -> EnvironmentSpec:
@@ -281,7 +302,7 @@ def _environment(options: Mapping[str, Any], description: Mapping[str, Any], run
     if name is None:
         name = description["environment"]
         if name is None or ":" in name:
-            likely = name or (known[0].id if known else None)
+            likely = name or next((one.id for one in known if ":" in one.id or one.id in gym.registry), None)  # else free text
             fix = f"--env {shlex.quote(likely)}" if likely else "name the environment: --env ENV"
             raise BadConfig("no environment is given", where=run, fix=fix)
     asked = AskedEnvironment.of({**options, "env": name})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,8 +24,6 @@ from offline_cli.spaces import Space, same_space
 from offline_cli.trees import Tree, flatten, map_leaves, rows_of, with_rows
 
 __all__ = ["AgentsPolicy", "open_agents"]
-
-_log = logging.getLogger(__name__)
 
 Spaces = tuple[Space, Space]
 
@@ -62,7 +59,10 @@ def open_agents(
         outputs[agent] = policies[agent].tried(observation, explore=explore, where=f"--policy {named.get(agent, agent)}")
     for_all = not given and len(texts) == 1 and set(named.values()) == {texts[0]}
     modules = {agent: DEFAULT_MODULE_ID if for_all else agent for agent in agents}
-    return AgentsPolicy(environment, {agent: policies[agent] for agent in agents}, modules, _in_one_form(outputs, agents))
+    alike = _in_one_form(outputs, agents)
+    opened_all = AgentsPolicy(environment, {agent: policies[agent] for agent in agents}, modules, alike)
+    opened_all.outputs_left_out = sorted({name for agent, own in outputs.items() for name in own.keys() - alike[agent].keys()})
+    return opened_all
 
 
 def _assigned(texts: Sequence[str], agents: Sequence[str]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def _assigned(texts: Sequence[str], agents: Sequence[str]) -> dict[str, str]:
 
 
 def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Spaces]) -> dict[str, dict[str, Tree]]:
-    """By agent, outputs whose dtypes and shapes agree for all agents of equal spaces, which share a dataset; log the rest."""
+    """By agent, outputs whose dtypes and shapes agree for all agents of equal spaces, which share a dataset."""
 
     def forms(agent: str) -> set[tuple[str, str]]:
         specs = {
@@ -106,13 +106,13 @@ def _in_one_form(outputs: Mapping[str, dict[str, Tree]], spaces: Mapping[str, Sp
             for name, _ in set.intersection(*(forms(one) for one in spaces if all(map(same_space, spaces[one], spaces[agent]))))
         }
         kept[agent] = {name: zero for name, zero in own.items() if name in shared}
-    if left := sorted({name for agent, own in outputs.items() for name in own.keys() - kept[agent].keys()}):
-        _log.warning("note: outputs not recorded, because their dtype or shape differs between policies: %s", ", ".join(left))
     return kept
 
 
 class AgentsPolicy(Policy):
     """A policy for all agents; observations and actions are those of a `Game`."""
+
+    outputs_left_out: Sequence[str] = ()  # not recorded, because agents of equal spaces have them in different forms
 
     def __init__(
         self,

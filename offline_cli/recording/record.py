@@ -148,7 +148,7 @@ def record(
         result = replace(result, games=recording.episodes or None) if environment.agents else result
         if result.assumptions:
             counts = ", ".join(f"{kind} {times:,}" for kind, times in result.assumptions.items())
-            _log.warning("note: assumptions counted in the recording (docs/reference/assumptions.md): %s", counts)
+            _log.warning('note: assumptions counted in the recording (see "Assumptions" in the documentation): %s', counts)
     if len(kept) < len(recording.parts) or not result.complete:
         whole = result if len(kept) == len(recording.parts) else None
         raise ended_early(target.url, whole, recording.failure, recording.stopped_by)
@@ -266,6 +266,9 @@ class _Recording:
             kinds = AgentEpisodes.kinds(environment.agents, policy.module_of)
             if plan.steps is not None:
                 raise UsageError("--steps is not supported for several agents", where="--steps", fix="use --episodes N")
+            if left := policy.outputs_left_out:
+                what = "note: outputs not recorded, because their dtype or shape differs between policies: %s"
+                _log.warning(what, ", ".join(left))
         provenance = _provenance(plan, policy, environment, options["command"])
         places = [target if one is None or len(kinds) == 1 else target.join(next(iter(one.module_of))) for one in kinds]
         self.parts = [self._part(place, one, provenance, options) for place, one in zip(places, kinds, strict=True)]

@@ -1,136 +1,175 @@
-"""The training curve of a run as PNG; matplotlib is imported only for drawing, because that takes half a second."""
+"""Learning curves: one or several runs over their updates, drawn by matplotlib into a file or by plotly on a page.
+
+Both draw the same panels. A run keeps its colour in all of them; of several seeds the line is their mean, and the band its 95%
+interval (Student's t); of two seeds, of which that says nothing, from one to the other. Each loss of an algorithm with several
+has a panel.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
-__all__ = ["draw_curve", "draw_curves", "mean_curve"]
+import numpy as np
+from numpy.typing import NDArray
 
-LOSSES = (("loss", "training", "-"), ("val_loss", "held out", "o-"))
-RETURNS = (("eval_return_mean", "check", "o-"), ("confirm_return_mean", "confirmation", "s"))
-OTHERS = (
-    ("val_accuracy", "held-out accuracy", "o-"),
-    ("val_accuracy_majority", "of the most frequent action", ":"),
-    ("val_mse", "held-out squared error", "o-"),
+from offline_cli.mean_interval import mean_interval
+from offline_cli.reporting.drawing import Json, colour, figure, label, packed, save
+
+__all__ = ["Panel", "draw_curves", "mean_curve", "panels", "plotly_curves"]
+
+Floats = NDArray[np.float64]
+Seeds = Sequence[Sequence[Mapping[str, Any]]]  # of each seed the rows of metrics.jsonl
+LOSS: Final = "_loss"  # suffix of the losses of an algorithm with several
+MAJORITY: Final = "val_accuracy_majority"  # of the data, not the run
+PANELS: Final = (  # title, and metrics with what they are called beside each other
+    ("loss (nats per action)", (("loss", "training"), ("val_loss", "held out"))),
+    ("return", (("eval_return_mean", "check"), ("confirm_return_mean", "confirmation"))),
+    ("held-out accuracy", (("val_accuracy", "policy"), (MAJORITY, "the most frequent action"))),
+    ("held-out squared error", (("val_mse", ""),)),
 )
-PANELS = (("loss (nats per action)", LOSSES), ("return", RETURNS), ("score", OTHERS))
-SPREADS = {f"{played}_return_mean": f"{played}_return_ci95" for played in ("eval", "confirm")}
-LOSS = "_loss"  # suffix of the losses of an algorithm with several
-NAMES = {name for _, lines in PANELS for name, _, _ in lines}
-FEW = 30  # lines of at most so many points get markers: a single point would be invisible
-SCALES = 100  # ratio of the largest to the smallest loss from which the axis is logarithmic
+INTERVALS: Final = {f"{played}_return_mean": f"{played}_return_ci95" for played in ("eval", "confirm")}  # of one check
+DASHES: Final = (("-", "solid"), ("--", "dash"))  # matplotlib's name and plotly's, of the metrics of a panel
+FEW: Final = 30  # lines of at most so many points get markers: a single point would be invisible
+SCALES: Final = 100  # largest loss over the median of the lowest line, from which the axis is logarithmic
 
 
-def draw_curve(
-    rows: Sequence[Mapping[str, Any]], target: str | PathLike[str] | BinaryIO, *, until_return: float | None = None
-) -> None:
-    """Draw rows of metrics.jsonl over `update`: losses, and below them returns and held-out scores, if any.
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One metric of a run, or its mean over seeds."""
 
-    Bands are 95% confidence intervals of mean returns; `until_return` is a dashed line. Equal rows give equal bytes with the
-    same version of matplotlib.
+    number: int  # of the run: its colour
+    name: str
+    dash: int
+    x: Floats  # (K,) updates
+    mean: Floats
+    half: Floats  # half the width of the band; 0: there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Lines on one axis; `scale` is "linear"; or "log", "symlog" with negative values, of losses that would flatten others."""
+
+    title: str
+    lines: list[Line]
+    scale: str
+    unit: float  # of a symlog axis, the largest value that it shows linearly
+    limits: tuple[float, float] | None  # of the axis, which cut bands that are wider than all means are apart
+
+
+def mean_curve(seeds: Seeds, metric: str) -> tuple[Floats, Floats, Floats] | None:
+    """(K,) updates that all seeds have reached, the mean there, and half the width of the band; None: none has the metric.
+
+    Between two rows of a seed the line is straight. Of one seed the band is the interval of each check, over its episodes.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    measured = {name for row in rows for name, value in row.items() if value is not None}
-    own = sorted(name for name in measured if name.endswith(LOSS) and name not in NAMES)
-    several = [("losses", tuple((name, name.removesuffix(LOSS), "-") for name in own))] if own else []
-    panels = [(title, lines) for title, lines in (*PANELS, *several) if measured & {name for name, _, _ in lines}]
-    if own:  # then `loss` is their sum, not a likelihood
-        panels[0] = "sum of losses", panels[0][1]
-    height = 1 + 2.4 * max(1, len(panels))
-    figure = Figure(figsize=(7, height), dpi=100)
-    edges = {"left": 0.12, "right": 0.98, "top": 1 - 0.15 / height, "bottom": 0.55 / height}  # inches over inches
-    figure.subplots_adjust(**edges, hspace=0.08)
-    panes: Any = figure.subplots(max(1, len(panels)), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, (title, lines) in zip(panes, panels, strict=False):
-        for name, label, style in lines:
-            _line(axes, rows, name, label, style)
-        if until_return is not None and lines is RETURNS:
-            axes.axhline(until_return, color="0.3", linestyle="--", linewidth=1, label=f"target {until_return:g}")
-        axes.margins(y=0.08)
-        axes.set_ylabel(title)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="best", frameon=False)
-    panes[-1].set_xlabel("updates")
-    FigureCanvasAgg(figure)
-    figure.savefig(target, format="png", metadata={"Software": None})
-
-
-def _line(axes: Any, rows: Sequence[Mapping[str, Any]], name: str, label: str, style: str) -> None:
-    points = [(row["update"], row[name], row.get(SPREADS.get(name, "")) or 0.0) for row in rows if row.get(name) is not None]
-    if not points:
-        return
-    updates, values, spread = zip(*points, strict=True)
-    marked = style if "o" in style or "s" in style or len(points) > FEW else f"{style}o"
-    axes.plot(updates, values, marked, markersize=4, label=label)
-    if any(spread):
-        low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(updates, low, high, alpha=0.15, linewidth=0)
-
-
-# ---- several runs ----
-
-SEVERAL = (
-    ("return", ("eval_return_mean",)),
-    ("loss", ("loss",)),
-    ("held-out loss", ("val_loss",)),
-    ("held-out accuracy", ("val_accuracy",)),
-    ("held-out squared error", ("val_mse",)),
-)
-
-
-def draw_curves(runs: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], target: str | PathLike[str] | BinaryIO) -> None:
-    """Draw runs over their updates, a panel for each figure that any has: by label, the rows of metrics.jsonl of each seed.
-
-    Of several seeds the line is their mean at the updates that all have, and the band its 95% interval (Student's t). A label
-    keeps its colour in all panels, and losses that vary by orders of magnitude are drawn to a logarithm.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    drawn = {
-        title: {label: curve for label, seeds in runs.items() if (curve := mean_curve(seeds, names[0])) is not None}
-        for title, names in SEVERAL
-    }
-    panels = {title: curves for title, curves in drawn.items() if curves}
-    height = 1 + 2.4 * max(1, len(panels))
-    figure = Figure(figsize=(7, height), dpi=100, layout="constrained")
-    panes: Any = figure.subplots(max(1, len(panels)), 1, squeeze=False, sharex=True)[:, 0]
-    colours = {label: f"C{number % 10}" for number, label in enumerate(runs)}
-    for axes, (title, curves) in zip(panes, panels.items(), strict=False):
-        for label, (updates, mean, half) in curves.items():
-            seeds = len(runs[label])
-            name = f"{label} ({seeds} seeds)" if seeds > 1 else label
-            axes.plot(updates, mean, "-o" if len(updates) <= FEW else "-", markersize=3, color=colours[label], label=name)
-            if len(updates) == 1:  # of which a band would be nothing
-                axes.errorbar(updates, mean, half, capsize=3, color=colours[label])
-            axes.fill_between(updates, mean - half, mean + half, color=colours[label], alpha=0.15, linewidth=0)
-        values = [value for _, mean, _ in curves.values() for value in mean]
-        if "loss" in title and min(values) > 0 and max(values) > SCALES * min(values):
-            axes.set_yscale("log")
-        axes.set_ylabel(title)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="best", frameon=False)
-    panes[-1].set_xlabel("updates")
-    FigureCanvasAgg(figure)
-    figure.savefig(target, format="png", metadata={"Software": None})
-
-
-def mean_curve(seeds: Sequence[Sequence[Mapping[str, Any]]], name: str) -> tuple[Any, Any, Any] | None:
-    """Updates that all seeds have a figure at, its mean there, and half the width of the mean's interval (0 of one seed).
-
-    None: they have none.
-    """
-    import numpy as np
-
-    from offline_cli.mean_interval import mean_interval
-
-    found = [{row["update"]: row[name] for row in rows if row.get(name) is not None} for rows in seeds]
-    updates = sorted(set.intersection(*map(set, found))) if found else []
-    if not updates:
+    width = INTERVALS.get(metric, "")
+    found = [
+        np.array([(row["update"], row[metric], row.get(width) or 0.0) for row in rows if row.get(metric) is not None], float)
+        for rows in seeds
+    ]
+    known = [one for one in found if len(one)]
+    if not known:
         return None
-    mean, half = mean_interval([[one[update] for update in updates] for one in found])
-    return np.array(updates), mean, np.nan_to_num(half)
+    if len(seeds) == 1:
+        x, mean, half = known[0].T
+        return x, mean, half
+    first, last = max(one[0, 0] for one in known), min(one[-1, 0] for one in known)
+    x = np.unique(np.concatenate([one[:, 0] for one in known]))
+    x = x[(x >= first) & (x <= last)] if first <= last else x
+    values = np.stack([np.interp(x, one[:, 0], one[:, 1]) for one in known])
+    mean, half = mean_interval(values)
+    return x, mean, np.ptp(values, axis=0) / 2 if len(values) == 2 else np.nan_to_num(half)
+
+
+def panels(runs: Sequence[tuple[str, Seeds]]) -> list[Panel]:
+    """What is measured in any of `runs`, each with its name and the rows of its seeds; an empty name is left out."""
+    measured = {name for _, seeds in runs for rows in seeds for row in rows for name in row if row[name] is not None}
+    known = {metric for _, metrics in PANELS for metric, _ in metrics}
+    own = sorted(name for name in measured if name.endswith(LOSS) and name not in known)
+    measured -= {MAJORITY} if len(runs) > 1 else set()
+    every = [(title.partition(" (")[0] if own else title, metrics) for title, metrics in PANELS]  # a sum is no likelihood
+    every += [(f"{name.removesuffix(LOSS)} loss", ((name, ""),)) for name in own]
+    found = [(title, list(_lines(runs, [one for one in metrics if one[0] in measured]))) for title, metrics in every]
+    return [_panel(title, lines) for title, lines in found if lines]
+
+
+def _lines(runs: Sequence[tuple[str, Seeds]], metrics: Sequence[tuple[str, str]]) -> Iterator[Line]:
+    for number, (name, seeds) in enumerate(runs):
+        for dash, (metric, text) in enumerate(metrics):
+            if (curve := mean_curve(seeds, metric)) is not None:
+                parts = (name, text if len(metrics) > 1 or not name else "")
+                yield Line(number, ", ".join(filter(None, parts)), dash, *curve)
+
+
+def _panel(title: str, lines: list[Line]) -> Panel:
+    means = [line.mean[np.isfinite(line.mean)] for line in lines]
+    whole = np.concatenate(means)
+    if len(whole) < 2 or not (span := float(np.ptp(whole))):
+        return Panel(title, lines, "linear", 1.0, None)
+    unit = min(float(np.median(np.abs(one))) for one in means if len(one))
+    if title.partition(" (")[0].endswith(("loss", "error")) and np.abs(whole).max() > SCALES * unit > 0:
+        is_positive = whole.min() > 0
+        limits = (float(whole.min()) / 1.5, float(whole.max()) * 1.5) if is_positive else None
+        return Panel(title, lines, "log" if is_positive else "symlog", unit, limits)
+    bands = [line.mean + sign * np.minimum(line.half, span) for line in lines for sign in (-1, 1)]
+    low, high = (float(end(np.concatenate(bands))) for end in (np.nanmin, np.nanmax))
+    return Panel(title, lines, "linear", unit, (low - 0.05 * span, high + 0.05 * span))
+
+
+def draw_curves(
+    runs: Sequence[tuple[str, Seeds]],
+    target: str | PathLike[str] | BinaryIO,
+    *,
+    kind: str = "png",
+    until_return: float | None = None,
+) -> None:
+    """Draw the panels of `runs` below each other; `until_return` is a dashed line among the returns."""
+    from matplotlib.figure import Figure
+
+    found = panels(runs)
+    drawn = Figure(figsize=(7, 1 + 2.4 * max(1, len(found))), dpi=100, layout="constrained")
+    panes: Any = drawn.subplots(max(1, len(found)), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, panel in zip(panes, found, strict=False):
+        for line in panel.lines:
+            shade, marker = colour(line.number), "." if len(line.x) <= FEW else ""
+            text = line.name.replace("$", r"\$").lstrip("_")  # neither mathematics nor hidden
+            axes.plot(line.x, line.mean, DASHES[line.dash][0], color=shade, label=text, marker=marker)
+            if len(line.x) == 1:  # of which a band would be nothing
+                axes.errorbar(line.x, line.mean, line.half, capsize=3, color=shade)
+            axes.fill_between(line.x, line.mean - line.half, line.mean + line.half, color=shade, alpha=0.15, linewidth=0)
+        if panel.scale != "linear":
+            axes.set_yscale(panel.scale, **({"linthresh": panel.unit} if panel.scale == "symlog" else {}))
+        if panel.limits:
+            axes.set_ylim(*panel.limits)
+        if until_return is not None and panel.title == "return":
+            axes.axhline(until_return, color="0.3", linestyle="--", linewidth=1, label=f"target {until_return:g}")
+        axes.set_ylabel(panel.title)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", frameon=False, fontsize="small")
+    panes[-1].set_xlabel("updates")
+    save(drawn, target, kind)
+
+
+def plotly_curves(runs: Sequence[tuple[str, Seeds]]) -> list[tuple[str, Json]]:
+    """Title and document of each panel, for a page."""
+    found = []
+    for panel in panels(runs):
+        traces: list[Json] = []
+        for line in panel.lines:
+            style = {"type": "scatter", "x": packed(line.x), "legendgroup": label(line.name)}
+            if line.half.any():
+                edge = {**style, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+                fill = {"fill": "tonexty", "fillcolor": f"{colour(line.number)}33"}
+                traces += [{**edge, "y": packed(line.mean - line.half)}, {**edge, "y": packed(line.mean + line.half), **fill}]
+            look = {"color": colour(line.number), "dash": DASHES[line.dash][1]}
+            mode = "lines+markers" if len(line.x) <= FEW else "lines"
+            traces.append({**style, "mode": mode, "y": packed(line.mean), "line": look, "name": label(line.name)})
+        drawn = figure(traces, "updates", panel.title, 320, showlegend=True)
+        if panel.limits:
+            is_log = panel.scale == "log"
+            drawn["layout"]["yaxis"]["range"] = np.log10(panel.limits).tolist() if is_log else list(panel.limits)
+        drawn["layout"]["yaxis"]["type"] = "log" if panel.scale == "log" else "linear"
+        found.append((panel.title, drawn))
+    return found

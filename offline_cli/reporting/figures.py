@@ -1,51 +1,20 @@
-"""Plots of a report: figures as plotly's JSON documents, and small ones as paths of SVG, which need no script.
-
-Documents are plain dicts: plotly's Python classes take a second to load and check what is not in doubt here. Texts of data are
-escaped, because plotly reads tags and entities in them.
-"""
+"""Plots of a report: figures as plotly's JSON documents, and small ones as paths of SVG, which need no script."""
 
 from __future__ import annotations
 
-import base64
-import html
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.printable_text import printable
+from offline_cli.reporting.drawing import Json, colour, figure, label, packed
 from offline_cli.reporting.survey import Survey
 
-COLOURS: Final = ("#1f83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#777777")
 POINTS: Final = 2_000  # of a dataset in a cloud
 BINS: Final = 32
 STRETCHES: Final = 24  # of time
 SIZE: Final = (150, 36)  # of a small plot, pixels
-Json = dict[str, Any]
-
-
-def colour(number: int) -> str:
-    """Of dataset or run `number`."""
-    return COLOURS[number % len(COLOURS)]
-
-
-def label(text: str) -> str:
-    """Text of data as plotly shows it, letter for letter."""
-    return html.escape(printable(text), quote=False)
-
-
-def packed(values: NDArray[Any]) -> Json:
-    """An array as plotly reads it, in four bytes a number."""
-    numbers = np.ascontiguousarray(values, np.float32)
-    shape = {} if numbers.ndim == 1 else {"shape": ", ".join(map(str, numbers.shape))}
-    return {"dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode(), **shape}
-
-
-def figure(traces: list[Json], x: str, y: str, height: int = 300, **layout: Any) -> Json:
-    """A document of plotly's."""
-    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    return {"data": traces, "layout": {"height": height, "showlegend": len(traces) > 1, **axes, **layout}}
 
 
 def binned(values: NDArray[Any], bins: int, low: float, high: float) -> NDArray[np.int64]:
@@ -134,7 +103,7 @@ def actions_by_episode(survey: Survey) -> Json | None:
     groups = np.array_split(np.arange(len(table)), min(240, len(table)))
     cells = np.stack([table[rows].mean(0) for rows in groups], 1)[:64]
     shown = [label(name) for name in names[:64]]
-    scale = "Blues" if survey.choices else "RdBu"
+    scale = "Viridis" if survey.choices else "RdBu"
     trace = {
         "type": "heatmap",
         "z": packed(cells),

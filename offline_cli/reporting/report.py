@@ -10,6 +10,7 @@ import base64
 import hashlib
 import math
 import os
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,17 +19,21 @@ from typing import Any, Final
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate import validate
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, EpisodeEnds
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.mean_interval import mean_interval
 from offline_cli.meanings import NO_MEANINGS
 from offline_cli.printable_text import printable
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.reporting import figures as draw
 from offline_cli.reporting import runs as of_runs
+from offline_cli.reporting.curves import plotly_curves
+from offline_cli.reporting.drawing import COLOURS, Json, colour, label, packed
 from offline_cli.reporting.signs import Sign, of_problem, repeated, signs
 from offline_cli.reporting.survey import Survey
 from offline_cli.spaces import describe
@@ -42,7 +47,6 @@ BROWSED: Final = 40  # channels of an episode that are drawn
 BUDGET: Final = 5 << 20  # bytes of the episodes that are drawn
 LISTED: Final = 12  # episodes that a sign names on the page
 MOST_SIGNS: Final = 60
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ def report(
         raise UsageError("nothing is given to report on", where="report", fix="name datasets, or runs with --run RUN")
     _packages()
     places = [one if isinstance(one, Location) else open_location(one, storage_options) for one in given]
-    names = _names(places)
+    names = of_runs.names_of([one.url for one in places])
     surveys, found = [], list[Sign]()
     for name, place, source in zip(names, places, given, strict=True):
         survey, told, wrong = _surveyed(name, place, source, options, max(1, DRAWN // len(given)))
@@ -104,12 +108,14 @@ def report(
         raise (BadData if found else NoData)(
             what, where=", ".join(one.url for one in places), fix="see what offline-cli validate says"
         )
-    found += repeated([survey for survey, _ in surveys], [one.url for one in places])
+    found += repeated([survey for survey, _ in surveys], [_as_words(place, options) for place in places])
     for (survey, _), place in zip(surveys, places, strict=True):
-        flagged = [name for one in found if one.source == survey.name for name in one.episodes[:LISTED]]
+        flagged = [number for one in found if one.source == survey.name for number in one.numbers[:LISTED]]
         dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
         survey.draw_flagged(flagged, dataset, DRAWN // 5)
     found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
+    for number, one in enumerate((one for one in found if one.command), 1):
+        one.command += f"-{number}"  # a folder for each
     groups = of_runs.grouped(of_runs.read_runs(runs, storage_options))
     page = _page(surveys, found, groups, short)
     content = page.encode("utf-8", "replace")
@@ -121,7 +127,7 @@ def report(
         runs=sum(len(group.runs) for group in groups),
         episodes=sum(len(survey.episodes) for survey, _ in surveys),
         steps=sum(survey.steps for survey, _ in surveys),
-        problems=[asdict(one) for one in found],
+        problems=[one.as_dict() for one in found],
         seconds=round(time.monotonic() - began, 3),
     )
 
@@ -147,7 +153,8 @@ def _surveyed(
     reading = {key: options[key] for key in ("from_", "storage_options", "on_progress")}
     tables = {key: options[key] for key in ("mapping", "rows_as_episodes", "episode_ends", "temp_dir", "memory_limit")}
     checked_too = validate(source, **reading, **tables)
-    wrong = [of_problem(one, name, place.url) for one in checked_too.problems]
+    at = _as_words(place, options)
+    wrong = [of_problem(one, name, at) for one in checked_too.problems]
     survey = Survey(name, None, None, "unknown", NO_MEANINGS)
     facts: Json = {"place": place.url}
     try:
@@ -166,18 +173,25 @@ def _surveyed(
         if error.exit_code != BadData.exit_code:
             raise
         wrong.insert(0, Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", name))
-    for one in wrong:  # nothing would be left
-        one.command = one.command if len(one.episodes) < len(survey.episodes) else ""
-    return survey, facts, [*wrong, *signs(survey, place.url)]
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(survey.episodes.ids):
+        numbers.setdefault(name, []).append(number)
+    for one in wrong:
+        one.numbers = [number for name in one.episodes for number in numbers.get(name, ())]
+        if len(one.episodes) >= len(survey.episodes):  # nothing would be left
+            one.command = ""
+    return survey, facts, [*wrong, *signs(survey, at)]
 
 
-def _names(places: Sequence[Location]) -> list[str]:
-    """The last part of each path where these differ, else more of it; always different ones."""
-    for parts in (1, 2, 3):
-        names = [printable("/".join(one.url.rstrip("/").split("/")[-parts:])) for one in places]
-        if len(set(names)) == len(names):
-            return names
-    return [f"{number} {printable(one.url)}" for number, one in enumerate(places, 1)]
+def _as_words(place: Location, options: Mapping[str, Any]) -> str:
+    """A source and how it is read, as a shell takes it; empty where none does."""
+    names = {"from_": SOURCE_FORMAT, "mapping": None, "rows_as_episodes": False, "episode_ends": None}  # and their defaults
+    given = {key: options[key] for key, default in names.items() if options[key] != default}
+    words = [place.url]
+    for key, value in given.items():
+        words += [f"--{key.rstrip('_').replace('_', '-')}", *([] if value is True else [value])]
+    is_said = all(isinstance(one, str | os.PathLike) and os.fspath(one).isprintable() for one in words)
+    return shlex.join(map(os.fspath, words)) if is_said else ""
 
 
 def _packages() -> None:
@@ -199,9 +213,9 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
     browsed: list[Json] = []
     datasets = []
     for number, (survey, facts) in enumerate(surveys):
-        datasets.append({"name": survey.name, "shade": draw.colour(number), "facts": facts | _counts(survey)})
+        datasets.append({"name": survey.name, "shade": colour(number), "facts": facts | _counts(survey)})
     if kept and not short:
-        parts = _parts(kept)
+        parts = (_agents(kept[0][1]) if len(kept) == 1 else []) or _datasets(kept)
         returns = [(name, shade, survey.episodes["return"][numbers]) for name, shade, survey, numbers in parts]
         lengths = [(name, shade, survey.episodes["length"][numbers]) for name, shade, survey, numbers in parts]
         plots = [("Returns", draw.histogram(returns, "return")), ("Lengths", draw.histogram(lengths, "steps"))]
@@ -212,16 +226,20 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
             if (drawn := draw.actions_by_episode(survey)) is not None:
                 plots.append((f"Actions by episode: {survey.name}", drawn))
         browsed = _browsed(kept)
-    curves = [(one["layout"]["yaxis"]["title"]["text"], one) for one in of_runs.plotly_curves(groups)]
-    flagged = {(one.source, name) for one in found for name in one.episodes}
+    curves = plotly_curves([group.as_seeds() for group in groups])
+    flagged = {(one.source, number) for one in found for number in one.numbers}
     for shown in browsed:
-        shown["label"] += " ⚠" if (shown["dataset"], shown["id"]) in flagged else ""
-    places = {(one["dataset"], one["id"]): number for number, one in enumerate(browsed)}
+        shown["label"] += " ⚠" if (shown["dataset"], shown["number"]) in flagged else ""
+    places = {(one["dataset"], one["number"]): place for place, one in enumerate(browsed)}
+    episodes_of = {survey.name: survey.episodes for survey, _ in surveys}
     problems = []
     for one in found[:MOST_SIGNS]:
-        named = [(name, places.get((one.source, name))) for name in one.episodes[:LISTED]]
-        problems.append(asdict(one) | {"more": len(one.episodes) - len(named), "episodes": named})
+        episodes = episodes_of[one.source]
+        named = [(episodes.name(at), places.get((one.source, at))) for at in one.numbers[:LISTED]]
+        named = named or [(name, None) for name in one.episodes[:LISTED]]
+        problems.append(one.as_dict() | {"more": len(one.episodes) - len(named), "episodes": named})
     title = ", ".join([*(survey.name for survey, _ in surveys), *(group.name for group in groups)])
+    headings, rows = _results(groups)
     return _rendered(
         title=title,
         datasets=datasets,
@@ -231,14 +249,15 @@ def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups:
         channels=_channels(kept),
         plots=[name for name, _ in plots],
         browsed=[(one["dataset"], one["label"]) for one in browsed],
-        runs=[(group.name, draw.colour(number), len(group.runs), _results(group)) for number, group in enumerate(groups)],
+        runs=[(group.name, colour(number), row) for number, (group, row) in enumerate(zip(groups, rows, strict=True))],
+        results=headings,
         curves=[name for name, _ in curves],
         differences=of_runs.differences(groups),
         is_short=short,
         data={
             "plots": [one for _, one in (*plots, *curves)],
             "episodes": browsed,
-            "names": [[draw.label(one.name) for one in survey.channels[:BROWSED]] for _, survey in kept],
+            "names": [[label(one.name) for one in survey.channels[:BROWSED]] for _, survey in kept],
         },
     )
 
@@ -287,34 +306,44 @@ def _counts(survey: Survey) -> Json:
     return {**counts, **spreads, "ends": ", ".join(told) or "no end flag"}
 
 
-def _parts(kept: Sequence[tuple[int, Survey]]) -> list[tuple[str, str, Survey, Any]]:
-    """What is compared: datasets; or the agents or modules of one. Name, colour, survey and numbers of the episodes."""
-    if len(kept) == 1:
-        survey = kept[0][1]
-        agents = np.array(survey.episodes.agents)
-        names = sorted(set(survey.episodes.agents))
-        if 1 < len(names) <= len(draw.COLOURS):
-            return [(name or "-", draw.colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
-    return [(survey.name, draw.colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
+Part = tuple[str, str, Survey, NDArray[np.int64]]
+"""Name, colour, survey, and numbers of the episodes of what is compared."""
 
 
-def _better(kept: Sequence[tuple[int, Survey]]) -> str:
-    """Which part has the highest mean return, in a sentence; empty where there is one part."""
+def _datasets(kept: Sequence[tuple[int, Survey]]) -> list[Part]:
+    return [(survey.name, colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
+
+
+def _agents(survey: Survey) -> list[Part]:
+    """The agents or modules of one dataset; empty where there is one, or more than there are colours."""
+    agents, names = np.array(survey.episodes.agents), sorted(set(survey.episodes.agents))
+    if not 1 < len(names) <= len(COLOURS):
+        return []
+    return [(name or "-", colour(number), survey, np.flatnonzero(agents == name)) for number, name in enumerate(names)]
+
+
+def _better(kept: Sequence[tuple[int, Survey]]) -> list[str]:
+    """Which dataset has the highest mean return, and which agent or module in each, a sentence each."""
+    several = len(kept) > 1
+    compared = [("", _datasets(kept)), *((f" in {survey.name}" if several else "", _agents(survey)) for _, survey in kept)]
+    return [sentence for where, parts in compared if (sentence := _highest(parts, where))]
+
+
+def _highest(parts: Sequence[Part], where: str) -> str:
     told = []
-    for name, _, survey, numbers in _parts(kept):
+    for name, _, survey, numbers in parts:
         gained = survey.episodes["return"][numbers]
         gained = gained[np.isfinite(gained)]
-        if not len(gained):
-            continue
-        half = 1.96 * float(gained.std(ddof=1)) / len(gained) ** 0.5 if len(gained) > 1 else math.inf
-        told.append((float(gained.mean()), half, name))
+        if len(gained):
+            mean, half = mean_interval(gained)
+            told.append((float(mean), float(half) if len(gained) > 1 else math.inf, name))
     told.sort(key=lambda one: -one[0])
     if len(told) < 2:
         return ""
     (mean, half, name), (other, other_half, _) = told[:2]
     words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in told)
     sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
-    return f"Mean return with its 95% interval: {words}. The highest is that of {name}, {sure}."
+    return f"Mean return{where} with its 95% interval: {words}. The highest is that of {name}, {sure}."
 
 
 def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
@@ -327,7 +356,7 @@ def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
             one = figures[channel.path]
             picked = {key: _element(one[key], channel.at) for key in ("min", "mean", "max", "std", "nan", "infinite")}
             row = rows.setdefault(f"{channel.path} {channel.at}", {"name": channel.name, "unit": channel.unit, "cells": []})
-            row["cells"].append({"shade": draw.colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
+            row["cells"].append({"shade": colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
     for row in rows.values():
         known = [value for cell in row["cells"] for value in (cell["min"], cell["max"]) if isinstance(value, int | float)]
         low, high = min(known, default=0.0), max(known, default=1.0)
@@ -374,24 +403,27 @@ def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
             used += course.values[:, :BROWSED].size * 6 + sum(map(len, course.frames))
             if used > BUDGET * (place + 1) / len(kept):
                 break
-            text = f"{episodes.ids[at]} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
+            text = f"{episodes.name(at)} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
             drawn = {
-                "y": [draw.packed(one) for one in course.values.T[:BROWSED]],
+                "y": [packed(one) for one in course.values.T[:BROWSED]],
                 "frames": course.frames,
                 "every": course.every,
             }
-            found.append({"dataset": survey.name, "id": episodes.ids[at], "label": text, "set": place, **drawn})
-            found[-1] |= {"shade": draw.colour(number), "start": 0}
+            found.append({"dataset": survey.name, "number": at, "id": episodes.ids[at], "label": text, "set": place, **drawn})
+            found[-1] |= {"shade": colour(number), "start": 0}
     return found
 
 
-def _results(group: of_runs.Group) -> list[tuple[str, str]]:
-    """Figures of finished runs, over seeds their mean and range."""
-    found = []
-    for key in of_runs.SHOWN:
-        values = [run.result.get(key) for run in group.runs]
-        known = [value for value in values if isinstance(value, int | float)]
-        words = str(values[0] or "") if not known else _number(sum(known) / len(known))
-        more = f" ({_number(min(known))} to {_number(max(known))})" if len(known) > 1 else ""
-        found.append((key.replace("_", " "), f"{words}{more}"))
-    return found
+def _results(groups: Sequence[of_runs.Group]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the figures that finished runs have, over seeds their mean and range."""
+    keys = [key for key in of_runs.SHOWN if any(run.result.get(key) is not None for group in groups for run in group.runs)]
+    return [key.replace("_", " ") for key in keys], [[_over_seeds(group, key) for key in keys] for group in groups]
+
+
+def _over_seeds(group: of_runs.Group, key: str) -> str:
+    values = [run.result.get(key) for run in group.runs]
+    known = [value for value in values if isinstance(value, int | float)]
+    if not known:
+        return str(values[0] or "")
+    more = f" ({_number(min(known))} to {_number(max(known))})" if min(known) < max(known) else ""
+    return f"{_number(sum(known) / len(known))}{more}"

@@ -1,4 +1,4 @@
-"""Runs side by side: their rows of metrics, what they were configured with, and one figure of all, seeds as mean and range.
+"""Runs side by side: their rows of metrics, what they were configured with, and one figure of all.
 
 A folder of seeds (`RUN/seed-0`, ...) stands for the runs in it. Runs that differ in the seed alone are one group.
 """
@@ -9,19 +9,17 @@ import io
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.datasets.file_names import RUN_CONFIG
 from offline_cli.errors import BadData, NoData, OutputExists, UsageError
-from offline_cli.reporting.curves import FEW, LOSS, NAMES, PANELS
-from offline_cli.reporting.figures import colour, figure, label, packed
+from offline_cli.printable_text import printable
+from offline_cli.reporting.curves import Seeds, draw_curves
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
 
@@ -50,20 +48,9 @@ class Group:
     name: str
     runs: list[Run] = field(default_factory=list)
 
-    def line(self, metric: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """(K,) updates that all runs have, and mean, least and largest of the metric; empty: none has it."""
-        lines = [
-            np.array([(row["update"], row[metric]) for row in run.rows if row.get(metric) is not None], np.float64)
-            for run in self.runs
-        ]
-        lines = [one for one in lines if len(one)]
-        if not lines:
-            return (np.zeros(0),) * 4
-        first, last = max(one[0, 0] for one in lines), min(one[-1, 0] for one in lines)
-        x = np.unique(np.concatenate([one[:, 0] for one in lines]))
-        x = x[(x >= first) & (x <= last)] if last >= first else x
-        values = np.stack([np.interp(x, one[:, 0], one[:, 1]) for one in lines])
-        return x, values.mean(0), values.min(0), values.max(0)
+    def as_seeds(self) -> tuple[str, Seeds]:
+        """As curves are drawn of it."""
+        return self.name, [run.rows for run in self.runs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +67,42 @@ class CurvesResult:
 
 
 def read_runs(places: Sequence[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None = None) -> list[Run]:
-    """The runs in these folders. Raises StorageNotFound, NoData for a folder without metrics.jsonl, BadData."""
+    """The runs in these folders, or in their folders (`RUN/hunter`, `RUN/seed-0`); of `AGENT=RUN`, by the name of the agent.
+
+    Raises StorageNotFound, NoData for a folder without metrics.jsonl, BadData.
+    """
+    given = [places] if isinstance(places, str | os.PathLike) else places
+    opened = [_named_place(one, storage_options) for one in given]
     found = []
-    for given in [places] if isinstance(places, str | os.PathLike) else places:
-        place = open_location(given, storage_options)
+    for (agent, place), name in zip(opened, names_of([agent or place.url for agent, place in opened]), strict=True):
         if not place.exists():
             raise place.missing()
-        parts = [("", place)] if place.join(METRICS).exists() else []
-        if not parts:
-            parts = [(one.name, one) for one in place.children() if one.join(METRICS).exists()]
+        parts = [place] if place.join(METRICS).exists() else [one for one in place.children() if one.join(METRICS).exists()]
         if not parts:
             fix = "name the folder that train wrote, the one with metrics.jsonl in it, or a folder of such folders"
             raise NoData("no run is here: there is no metrics.jsonl", where=place.url, fix=fix)
-        found += [_run(f"{place.name}/{name}" if name else place.name, one) for name, one in parts]
+        found += [_run(name if one == place else f"{name}/{one.name}", one, agent) for one in parts]
     return found
 
 
-def _run(name: str, place: Location) -> Run:
+def _named_place(given: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> tuple[str, Location]:
+    """AGENT and RUN of `AGENT=RUN`; the agent is empty where there is none."""
+    place = open_location(given, storage_options)
+    agent, _, text = os.fspath(given).partition("=")
+    is_named = bool(text) and not {"/", "\\", ":"} & {*agent} and not place.exists()
+    return (agent, open_location(text, storage_options)) if is_named else ("", place)
+
+
+def names_of(urls: Sequence[str]) -> list[str]:
+    """The last part of each path where these differ, else more of it; always different ones."""
+    for parts in (1, 2, 3):
+        names = [printable("/".join(one.rstrip("/").split("/")[-parts:])) for one in urls]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{number} {printable(one)}" for number, one in enumerate(urls, 1)]
+
+
+def _run(name: str, place: Location, agent: str) -> Run:
     def text(file: str) -> bytes:
         return whole_file(place.join(file)) or b""
 
@@ -106,6 +112,7 @@ def _run(name: str, place: Location) -> Run:
         result = orjson.loads(text(RESULT) or b"{}")
         if data := orjson.loads(text(STATE) or b"{}").get("seen", {}).get("sources"):
             config["data"] = data  # runs on other data are no seeds of each other
+        config |= {"agent": agent} if agent else {}
         rows = [row for row in rows if isinstance(row.get("update"), int)]
         rows = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
         return Run(name, rows, config, dict(result))
@@ -143,45 +150,6 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
     return [row for row in rows if len(set(row[1])) > 1]
 
 
-def panels(groups: Sequence[Group]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What is measured in any of the runs: title of a panel, and its metrics with their labels."""
-    measured = {name for group in groups for run in group.runs for row in run.rows for name in row}
-    own = sorted(name for name in measured if name.endswith(LOSS) and name not in NAMES)
-    every = [*((title, [(name, text) for name, text, _ in lines]) for title, lines in PANELS)]
-    every += [(name.removesuffix(LOSS) + " loss", [(name, "")]) for name in own]
-    kept = [(title, [one for one in lines if one[0] in measured]) for title, lines in every]
-    return [one for one in kept if one[1]]
-
-
-DASHES: Final = (("solid", "-"), ("dash", "--"), ("dot", ":"))
-
-
-def _lines(groups: Sequence[Group], metrics: Sequence[tuple[str, str]]) -> Iterator[tuple[int, str, tuple[str, str], Any]]:
-    """Of each line of a panel the number of its group, name, dashes, and (updates, mean, least, largest)."""
-    for number, group in enumerate(groups):
-        for (metric, text), dashes in zip(metrics, DASHES, strict=False):
-            if len((line := group.line(metric))[0]):
-                yield number, f"{group.name}, {text}" if len(metrics) > 1 else group.name, dashes, line
-
-
-def plotly_curves(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """A figure for each panel; a group has the same colour in all."""
-    found = []
-    for title, metrics in panels(groups):
-        traces: list[dict[str, Any]] = []
-        for number, name, (dash, _), (x, mean, low, high) in _lines(groups, metrics):
-            style = {"type": "scatter", "x": packed(x), "legendgroup": label(name)}
-            if len(groups[number].runs) > 1:
-                edge = {**style, "mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-                fill = {"fill": "tonexty", "fillcolor": f"{colour(number)}33"}
-                traces += [{**edge, "y": packed(low)}, {**edge, "y": packed(high), **fill}]
-            line = {"color": colour(number), "dash": dash}
-            mode = "lines+markers" if len(x) < FEW else "lines"
-            traces.append({**style, "mode": mode, "y": packed(mean), "line": line, "name": label(name)})
-        found.append(figure(traces, "updates", title, 320, showlegend=True))
-    return found
-
-
 @checked
 def curves(
     runs: Sequence[str | os.PathLike[str]],
@@ -192,7 +160,7 @@ def curves(
 ) -> CurvesResult:
     """Draw the curves of `runs` into one PNG, SVG or PDF: losses, returns and held-out scores over updates.
 
-    Runs that differ in the seed alone are one line, their mean, within the band from the least to the largest of them.
+    Runs that differ in the seed alone are one line: their mean, in the band of its 95% interval. `AGENT=RUN` names a run.
     Raises UsageError for a file of another kind, OutputExists, and what `read_runs` raises.
     """
     target = open_location(out, storage_options)
@@ -202,7 +170,7 @@ def curves(
     check_free(target, overwrite, SUFFIXES[kind])
     groups = grouped(read_runs(runs, storage_options))
     content = io.BytesIO()
-    _draw(groups, content, kind)
+    draw_curves([group.as_seeds() for group in groups], content, kind=kind)
     write_whole(target, content.getvalue(), folder=target.parent() or target)
     return CurvesResult(target.url, sum(len(group.runs) for group in groups), [group.name for group in groups])
 
@@ -214,24 +182,3 @@ def check_free(target: Location, overwrite: bool, magic: bytes) -> None:
         raise OutputExists("a file is there already", where=target.url, fix=fix)
     if target.exists() and (target.is_dir() or target.start(len(magic))[0].lower() != magic.lower()):
         raise OutputExists("another kind of file is there", where=target.url, fix="choose another name")
-
-
-def _draw(groups: Sequence[Group], target: BinaryIO, kind: str) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    found = panels(groups)
-    drawn = Figure(figsize=(7.5, 1 + 2.4 * max(1, len(found))), dpi=110, layout="constrained")
-    panes: Any = drawn.subplots(max(1, len(found)), 1, squeeze=False, sharex=True)[:, 0]
-    for axes, (title, metrics) in zip(panes, found, strict=False):
-        for number, name, (_, dash), (x, mean, low, high) in _lines(groups, metrics):
-            text, marker = name.replace("$", r"\$").lstrip("_"), "." if len(x) < FEW else ""
-            axes.plot(x, mean, dash, color=colour(number), label=text, marker=marker)
-            if len(groups[number].runs) > 1:
-                axes.fill_between(x, low, high, color=colour(number), alpha=0.18, linewidth=0)
-        axes.set_ylabel(title)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="best", frameon=False, fontsize="small")
-    panes[-1].set_xlabel("updates")
-    FigureCanvasAgg(drawn)
-    drawn.savefig(target, format=kind)

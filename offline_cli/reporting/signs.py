@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
@@ -36,48 +36,56 @@ class Sign:
     source: str  # name of the dataset
     episodes: list[str] = field(default_factory=list)  # ids, worst first
     command: str = ""
+    numbers: list[int] = field(default_factory=list)  # of the episodes in its survey: an id alone may not tell agents apart
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `report --json` has it."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "numbers"}
 
 
-def of_problem(problem: Problem, name: str, place: str) -> Sign:
-    """A finding of `validate`."""
+def of_problem(problem: Problem, name: str, at: str) -> Sign:
+    """A finding of `validate`; `at`: see `without`."""
     ids = list(problem.episodes)
     text = f"{problem.what}. To do: {problem.fix}."
     places = "; ".join(
         one.removeprefix(f"{problem.source}, ") for one in problem.places[:5] if not ids and one != problem.source
     )
-    command = without(place, ids)
-    if ids and not command and place.isprintable():
-        at = shlex.quote(place)
+    command = without(at, ids)
+    if ids and not command and at:
         listed = f"offline-cli validate {at} --json > problems.json"
         command = f"{listed}; offline-cli filter {at} --drop-problems problems.json --out kept"
     command = "" if problem.severity == "note" else command
     return Sign(problem.severity, problem.code, f"{text} {places}".strip(), name, ids, command)
 
 
-def without(place: str, ids: Sequence[str]) -> str:
-    """The command that writes a dataset without these episodes; empty where there are too many, or ids that no shell takes."""
-    if not ids or len(ids) > NAMED or not all(one.isprintable() for one in (place, *ids)):
+def without(at: str, ids: Sequence[str]) -> str:
+    """The command that writes a source without these episodes, which ends with the name of the folder that it makes.
+
+    `at`: the source and its options, as a shell takes them; empty where none does. Empty also where there are too many, or ids
+    that no shell takes.
+    """
+    if not at or not ids or len(ids) > NAMED or not all(one.isprintable() for one in ids):
         return ""
     listed = ", ".join("'" + one.replace("'", "''") + "'" for one in ids)
     if len(condition := f"eps_id not in ({listed})") > LONGEST:
         return ""
-    quoted = (
-        shlex.quote(condition) if set('"$`\\!') & set(condition) else f'"{condition}"'
-    )  # easier to read, and for cmd.exe too
-    return f"offline-cli filter {shlex.quote(place)} --where {quoted} --out kept"
+    is_plain = not set('"$`\\!') & set(condition)  # then easier to read, and for cmd.exe too
+    quoted = f'"{condition}"' if is_plain else shlex.quote(condition)
+    return f"offline-cli filter {at} --where {quoted} --out kept"
 
 
-def signs(survey: Survey, place: str) -> Iterator[Sign]:
-    """Those of one dataset; `place`: how commands name it."""
+def signs(survey: Survey, at: str) -> Iterator[Sign]:
+    """Those of one dataset; `at`: see `without`."""
     if not len(survey.episodes):
         return
     for one in (*_stuck(survey), *_motion(survey), *_conflicts(survey)):
-        one.command = without(place, one.episodes) if one.severity == "warning" else ""
+        one.command = without(at, one.episodes) if one.severity == "warning" else ""
         yield one
 
 
-def _named(survey: Survey, numbers: NDArray[Any]) -> list[str]:
-    return [survey.episodes.ids[number] for number in numbers.tolist()]
+def _sign(severity: str, title: str, text: str, survey: Survey, numbers: NDArray[Any], command: str = "") -> Sign:
+    known = numbers.tolist()
+    return Sign(severity, title, text, survey.name, [survey.episodes.ids[one] for one in known], command, known)
 
 
 def _stuck(survey: Survey) -> Iterator[Sign]:
@@ -102,22 +110,20 @@ def _stuck(survey: Survey) -> Iterator[Sign]:
             f"{name} usually changes from step to step. In {many} it holds one value for long while others go on: in the worst"
             f" for {longest[worst, channel]:,} of {length[worst]:,} steps, from step {episodes['since'][worst, channel]:,}."
         )
-        yield Sign("warning", f"Stuck sensor: {name}", text, survey.name, _named(survey, found))
+        yield _sign("warning", f"Stuck sensor: {name}", text, survey, found)
 
 
 def _motion(survey: Survey) -> Iterator[Sign]:
     kinds = (
-        ("jerk", "Jerky actions", 0.02, "actions change direction far more than in the others"),
+        ("Jerky actions", 0.02, "actions change direction far more than in the others"),
         (
-            "still",
             "Actions stand still",
             0.3,
             "actions do not change for a far larger share of the steps than in the others",
         ),
     )
     long = survey.episodes["length"] >= 10
-    for name, title, least, words in kinds:
-        values = survey.episodes[name]
+    for (title, least, words), values in zip(kinds, survey.motion(), strict=True):
         if long.sum() < 5:
             continue
         middle = np.median(values[long])
@@ -127,7 +133,7 @@ def _motion(survey: Survey) -> Iterator[Sign]:
             found = found[np.argsort(-values[found], kind="stable")]
             many = f"{len(found):,} episode{'s' * (len(found) > 1)}"
             text = f"In {many} {words}: {values[found[0]]:.3g} against a median of {middle:.3g}."
-            yield Sign("warning", title, text, survey.name, _named(survey, found))
+            yield _sign("warning", title, text, survey, found)
 
 
 def _conflicts(survey: Survey) -> Iterator[Sign]:
@@ -161,7 +167,7 @@ def _conflicts(survey: Survey) -> Iterator[Sign]:
             f"{several.mean():.0%} of the steps have an observation that others have too, and at {share:.0%} {words}. Exploring"
             " policies and several experts do that, and cloning them gives a mixture; else an observation is missing."
         )
-        yield Sign("note", "Conflicting actions at equal observations", text, survey.name, _named(survey, worst))
+        yield _sign("note", "Conflicting actions at equal observations", text, survey, worst)
 
 
 # ---- episodes that are nearly the same ----
@@ -192,18 +198,22 @@ def repeated(surveys: Sequence[Survey], places: Sequence[str]) -> Iterator[Sign]
 
 
 def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, places: dict[str, str]) -> Sign:
-    ids, count = _named(other, numbers), len(numbers)
-    same = "are the same, value for value" if exact == 1 else f"are alike at {SLICES} steps, and {exact:.0%} of them the same"
+    count = len(numbers)
+    same = "the same, value for value," if exact == 1 else f"alike at {SLICES} steps, and {exact:.0%} of them the same,"
     are_small = all(channel.is_category for channel in other.channels if channel.kind == "obs")
     small = " In a small discrete environment episodes come to be equal by themselves." if are_small else ""
     severity = "note" if are_small else "warning"
-    command = without(places[other.name], ids) if exact == 1 and not are_small else ""
-    what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name}"
+    command = (
+        without(places[other.name], [other.episodes.ids[one] for one in numbers.tolist()])
+        if exact == 1 and not are_small
+        else ""
+    )
+    what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name} {'is' if count == 1 else 'are'}"
     if one is other:
         text = f"{what} {same} as an earlier one.{small}"
-        return Sign(severity, "Repeated episodes", text, other.name, ids, command)
+        return _sign(severity, "Repeated episodes", text, other, numbers, command)
     text = f"{what} {same} as one of {one.name}: with one for training and the other held out, scores are too good.{small}"
-    return Sign(severity, f"Leakage between {one.name} and {other.name}", text, other.name, ids, command)
+    return _sign(severity, f"Leakage between {one.name} and {other.name}", text, other, numbers, command)
 
 
 @np.errstate(all="ignore")

@@ -37,6 +37,8 @@ CRITERIA: Final = ("shortest", "longest", "best", "worst", "random")
 FRAMES: Final = 8  # thumbnails of an episode
 PIXELS: Final = 72  # of their longer side
 STILL: Final = 1e-3  # of an action's range: less is no motion
+LEAST: Final = -40  # power of 2 of the smallest motion that is told from none
+MAGNITUDES: Final = 64  # powers of 2 from there
 Floats = NDArray[np.float64]
 
 
@@ -78,6 +80,11 @@ class Episodes:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def name(self, number: int) -> str:
+        """The id of an episode, with its agent where there are several."""
+        agent = self.agents[number]
+        return f"{self.ids[number]} ({agent})" if agent and len(set(self.agents)) > 1 else self.ids[number]
+
     def __getitem__(self, name: str) -> NDArray[Any]:
         """(E, ...) one of the figures of `Survey._add_figures`."""
         found = self.parts.get(name, [])
@@ -98,7 +105,8 @@ class Survey:
         self.choices = 0  # of the first discrete action; 0: there is none
         self.steps = 0
         self.flagged: list[int] = []  # numbers of episodes that are drawn before others
-        self._random = np.random.default_rng(0)
+        self._range: tuple[Floats, Floats] | None = None  # (A,) least and largest of the continuous actions
+        self._of_steps, self._of_episodes = map(np.random.default_rng, (0, 1))  # by which batches come makes no difference
         self._sample: list[tuple[NDArray[Any], ...]] = []
 
     def add(self, batch: EpisodeBatch, most: int) -> None:
@@ -164,7 +172,6 @@ class Survey:
             is_top = np.flatnonzero(runs == np.repeat(top, np.diff(of_episode, append=len(begins))))
             since[:, channel] = begins[is_top[np.searchsorted(is_top, of_episode)]] - starts
         moments = starts[:, None] + ((lengths[:, None] - 1) * np.linspace(0, 1, SLICES)).astype(np.int64)
-        jerk, still = self._motion(values, starts, lengths)
         found = {
             "length": lengths,
             "return": batch.returns,
@@ -174,32 +181,54 @@ class Survey:
             "changes": changes / np.maximum(lengths - 1, 1)[:, None],
             "longest": longest,
             "since": since,
-            "jerk": jerk,
-            "still": still,
             "moments": _projected(values[moments.ravel()]).reshape(len(batch), -1).astype(np.float32),
             "print": fingerprints(batch),
-            "chance": self._random.random(len(batch)),
+            "chance": self._of_episodes.random(len(batch)),
         }
+        self._add_motion(found, values, starts, lengths)
         self._add_shares(found, batch, leaves)
         for name, one in found.items():
             self.episodes.parts.setdefault(name, []).append(one)
 
-    def _motion(self, values: Floats, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """(E,) mean second difference of continuous actions, in ranges of theirs, and share of steps without motion."""
-        chosen = [i for i, one in enumerate(self.channels) if one.kind == Columns.ACTIONS and not one.is_category]
-        if not chosen:
-            return np.zeros(len(starts)), np.zeros(len(starts))
-        actions = values[:, chosen]
+    def _add_motion(self, found: dict[str, Any], values: Floats, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
+        """Figures of continuous actions in their own units, for `motion`: (E, A) mean absolute second difference, and
+        (E, A, MAGNITUDES) share of the steps that change by less than each power of 2.
+        """
+        actions = values[:, self._moving()]
+        if not actions.size:
+            return
+        lows, highs = np.fmin.reduce(actions), np.fmax.reduce(actions)
+        self._range = (lows, highs) if self._range is None else (np.fmin(self._range[0], lows), np.fmax(self._range[1], highs))
+        moved = np.diff(actions, axis=0, prepend=actions[:1])
+        bent = np.abs(np.diff(moved, axis=0, prepend=moved[:1]))
+        bent[starts] = bent[np.minimum(starts + 1, len(bent) - 1)] = 0
+        found["bent"] = np.add.reduceat(bent, starts) / np.maximum(lengths - 2, 1)[:, None]
+        moved[starts] = np.inf  # the first step of an episode is no rest
+        exponent = np.frexp(np.where(np.isfinite(moved), np.abs(moved), np.finfo(float).max))[1]
+        magnitude = np.where(moved == 0, 0, np.clip(exponent - LEAST, 0, MAGNITUDES - 1))
+        episode = np.repeat(np.arange(len(starts)), lengths)[:, None]
+        cell = (episode * actions.shape[1] + np.arange(actions.shape[1])) * MAGNITUDES + magnitude
+        counts = np.bincount(cell.ravel(), minlength=actions.shape[1] * MAGNITUDES * len(starts))
+        shares = counts.reshape(len(starts), -1, MAGNITUDES).cumsum(2) / lengths[:, None, None]
+        found["rests"] = shares.astype(np.float16)
+
+    def _moving(self) -> list[int]:
+        return [i for i, one in enumerate(self.channels) if one.kind == Columns.ACTIONS and not one.is_category]
+
+    @np.errstate(all="ignore")
+    def motion(self) -> tuple[Floats, Floats]:
+        """(E,) jerk: mean absolute second difference of continuous actions over their range; and share of the steps at which
+        none changes by more than STILL of its range. A range is the declared one, else that of all the data.
+        """
+        chosen = self._moving()
+        if not chosen or self._range is None:
+            return np.zeros(len(self.episodes)), np.zeros(len(self.episodes))
         low, high = (np.array([getattr(self.channels[i], end) for i in chosen]) for end in ("low", "high"))
-        span = np.where(np.isfinite(high - low), high - low, np.fmax.reduce(actions) - np.fmin.reduce(actions))
-        moved = np.diff(actions, axis=0, prepend=actions[:1]) / np.where(span > 0, span, 1)
-        bent = np.abs(np.diff(moved, axis=0, prepend=moved[:1])).mean(1)
-        moves = np.abs(moved).max(1) > STILL
-        moves[starts] = True
-        bent[starts] = 0
-        bent[np.minimum(starts + 1, len(bent) - 1)] = 0
-        jerk = np.add.reduceat(bent, starts) / np.maximum(lengths - 2, 1)
-        return jerk, 1 - np.add.reduceat(moves.astype(np.float64), starts) / lengths
+        span = np.where(np.isfinite(high - low), high - low, self._range[1] - self._range[0])
+        span = np.where(span > 0, span, 1)
+        below = np.clip(np.floor(np.log2(STILL * span)).astype(np.int64) - LEAST, 0, MAGNITUDES - 1)
+        rests = self.episodes["rests"][:, np.arange(len(chosen)), below]
+        return (self.episodes["bent"] / span).mean(1), rests.min(1).astype(np.float64)
 
     def _add_shares(self, found: dict[str, Any], batch: EpisodeBatch, leaves: dict[str, NDArray[Any]]) -> None:
         """(E, A) share of each choice of a discrete action."""
@@ -215,8 +244,9 @@ class Survey:
     # ---- a sample of steps ----
 
     def _add_sample(self, batch: EpisodeBatch, values: Floats, first: int) -> None:
-        chance = self._random.random(len(values))
-        rows = np.argpartition(chance, self._size)[: self._size] if len(chance) > self._size else np.arange(len(chance))
+        chance = self._of_steps.random(len(values))
+        most = min(self._size, len(chance))
+        rows = np.sort(np.argpartition(chance, most - 1)[:most])
         episode = np.repeat(np.arange(first, first + len(batch)), batch.lengths)
         self._sample.append((chance[rows], episode[rows], batch.timesteps()[rows], values[rows]))
         if sum(len(one[0]) for one in self._sample) > 2 * self._size:
@@ -256,10 +286,9 @@ class Survey:
                     found.setdefault(order[place], name)
         return found
 
-    def draw_flagged(self, ids: Sequence[str], dataset: Dataset | None, most: int) -> None:
+    def draw_flagged(self, numbers: Sequence[int], dataset: Dataset | None, most: int) -> None:
         """Draw these episodes too; those that are not there already are read from `dataset`, up to `most`."""
-        number_of = {name: number for number, name in enumerate(self.episodes.ids)}
-        numbers = list(dict.fromkeys(number_of[name] for name in ids if name in number_of))
+        numbers = list(dict.fromkeys(numbers))
         more = [number for number in numbers if number not in self.courses][:most]
         if more and dataset is not None and len(dataset) == len(self.episodes):
             batch = dataset[more]

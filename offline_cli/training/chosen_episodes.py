@@ -3,6 +3,7 @@
 * `Weights`: the share of each source, by its name as given.
 * `best_episodes`: the episodes with the highest returns, selected before the held-out split.
 * `HeldOut`: whole held-out episodes, selected by a hash of seed and id, independent of their order.
+* `content_hashes`, `held_out_of_run`: how a run recognises its episodes wherever they are stored.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -21,10 +23,13 @@ from offline_cli.converting.operations.selecting import top
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.storage.locations import Location, expand
+from offline_cli.trees import leaves
 
-__all__ = ["HeldOut", "Weights", "best_episodes", "place_named"]
+__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run", "place_named"]
 
 OPTION: Final = "--weight"
+REMEMBERED: Final = 1024  # content hashes that a run keeps of its episodes, the smallest: each large part of the data has some
+BY_CHANCE: Final = 0.05  # share of short episodes that may be those of a run with the same ids and be others
 TOLERANCE: Final = 1e-9  # floating-point sums: 0.7 + 0.2 + 0.1 is not 1
 
 Given = Mapping[str, float] | Sequence[str]
@@ -123,6 +128,20 @@ def best_episodes(
     return {name for name, is_best in zip(names, chosen, strict=True) if is_best}, figures, notes
 
 
+def content_hashes(episodes: EpisodeBatch) -> NDArray[np.uint64]:
+    """(E,) of the id, agent, first observation, actions and rewards of each episode, as recorded; numbers as float32."""
+    named = zip(episodes.ids, episodes.agent_ids or ("",) * len(episodes), strict=True)
+    digests = [hashlib.blake2b(f"{id_}\n{agent or ''}".encode("utf-8", "surrogatepass"), digest_size=8) for id_, agent in named]
+    of_steps = [*leaves(episodes.actions), episodes.rewards]
+    parts = [(leaf[episodes.obs_starts[:-1]], np.arange(len(episodes) + 1)) for leaf in leaves(episodes.obs)]
+    for leaf, starts in (*parts, *((leaf, episodes.starts) for leaf in of_steps)):
+        content = leaf.astype(np.float32).tobytes()
+        bounds = (starts * (len(content) // max(1, len(leaf)))).tolist()
+        for digest, (first, last) in zip(digests, pairwise(bounds), strict=True):
+            digest.update(content[first:last])
+    return np.array([int.from_bytes(digest.digest(), "big") for digest in digests], np.uint64)
+
+
 class HeldOut:
     """Episodes held out for validation: at least one, and never all. Ids with equal 64-bit hashes are treated alike."""
 
@@ -145,3 +164,31 @@ class HeldOut:
         names, key = (id_.encode("utf-8", "surrogatepass") for id_ in episodes.ids), str(self._seed).encode()[:64]
         digests = (hashlib.blake2b(name, digest_size=8, key=key).digest() for name in names)
         return np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+
+
+def held_out_of_run(
+    episodes: EpisodeBatch, config: Mapping[str, Any], remembered: Sequence[int], count: int, where: str
+) -> tuple[bool | None, NDArray[np.bool_] | None, list[str]]:
+    """Whether `episodes` are held out of a run's training; which of them (E,), None: all; why that is in doubt.
+
+    The run has that `config`, and learned from `count` episodes with the `remembered` hashes. Where `episodes` are all of them,
+    those that it held out are known (of those that --top-fraction left out, as large a share). None: it learned from others.
+    """
+    if not remembered:
+        return False, None, ["the run's checkpoint is missing, so nothing tells whether it learned from these recordings"]
+    chosen, hashes, known = np.ones(len(episodes), np.bool_), content_hashes(episodes), np.array(remembered, np.uint64)
+    if config.get("top_fraction") is not None and not np.isnan(episodes.returns).all():
+        names, _, _ = best_episodes([episodes], config["top_fraction"], where)
+        pairs = zip(episodes.ids, episodes.agent_ids or (None,) * len(episodes), strict=True)
+        chosen = np.array([name in names for name in pairs])
+    if chosen.sum() == count and np.array_equal(np.sort(hashes[chosen])[: len(known)], known):
+        if config.get("val_fraction") is None:
+            return False, None, []
+        held = HeldOut([episodes.select(chosen)], config["val_fraction"], config.get("seed", 0), where)
+        return True, held.among(episodes), []
+    if len(known) == REMEMBERED:  # of more episodes, those with the smallest hashes
+        hashes = hashes[hashes <= known[-1]]
+    share = float(np.isin(hashes, known).mean()) if len(hashes) else 0.0
+    if share <= BY_CHANCE:
+        return None, None, []
+    return False, None, [f"the run learned from {share:.0%} of these episodes, or from ones like them with the same ids"]

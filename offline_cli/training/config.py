@@ -225,7 +225,7 @@ def config_schema() -> dict[str, Any]:
 # ---- resolving ----
 
 HELP: Final = (
-    "see `offline-cli train --help` for options (with --algorithm NAME for its own), docs/reference/config.md for keys"
+    'see `offline-cli train --help` (with --algorithm NAME for its options), or "Configuration of train" in the documentation'
 )
 KINDS: Final[dict[str, Callable[..., Any]]] = {"algorithm": algorithm_kind, "network": network_kind}
 NEEDS: Final = (

@@ -125,6 +125,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         state = TrainState(
             data=data.facts.digest,
             seen=data.facts.figures(),
+            remembered=data.facts.remembered.tolist(),
             device=device.type,
             pipeline=data.pipeline,
             init_from={} if setup.start is None else setup.start.told(learner),

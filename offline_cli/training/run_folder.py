@@ -59,7 +59,7 @@ from offline_cli.policies.run_policy import (
     VERSION,
     described_form,
 )
-from offline_cli.reporting.curves import draw_curve
+from offline_cli.reporting.curves import draw_curves
 from offline_cli.spaces import space_to_json
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
@@ -104,9 +104,10 @@ class TrainState:
     stale_checks: int = 0  # checks since the held-out loss last improved
     stopped_by: str | None = None  # "target", "patience", "bound"; None: still training
     metrics_bytes: int = 0  # length of metrics.jsonl at this state
-    # Besides the configuration, a resumed run must match these:
+    # Besides the configuration, a resumed run must match these, but for `remembered`:
     data: str = ""  # DataFacts.digest
     seen: dict[str, Any] = field(default_factory=dict)  # DataFacts.figures
+    remembered: list[int] = field(default_factory=list)  # DataFacts.remembered
     threads: int = 1
     device: str = "cpu"
     pipeline: str = ""  # name of the user's pipeline; empty: the default
@@ -205,7 +206,9 @@ def describe_policy(data: TrainingData, config: BCConfig, played_in: Environment
         kept = filter(None, map(EnvironmentRecord.of, known.values()))
         told[ENVIRONMENTS] = [{**one.as_json(), WRAPPERS: list(one.wrappers)} for one in kept]
     if data.facts.module not in (None, DEFAULT_MODULE_ID):
-        told["module"] = data.facts.module  # for information
+        told["module"] = data.facts.module  # for information, like the agent
+    if config.agent is not None:
+        told["agent"] = config.agent
     if data.trained is None:
         return told
     return told | {GIVEN_SPACE: space_to_json(data.spaces[0]), "pipeline": data.trained.to_json()}
@@ -372,7 +375,7 @@ class RunFolder:
             self._flush_rows()
             self.keep_policy(weights)
             curve = io.BytesIO()
-            draw_curve(self.metrics(), curve, until_return=until_return)
+            draw_curves([("", [self.metrics()])], curve, until_return=until_return)
             self._write(files.CURVE, curve.getvalue())
             self._write(files.RESULT, files.json_bytes(result))
 

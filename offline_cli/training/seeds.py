@@ -35,7 +35,7 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.run_folder import RunFolder, TrainResult
 
-__all__ = ["SEEDS", "SeedsResult", "seeds_of", "train_seeds", "wanted_seeds"]
+__all__ = ["SEEDS", "SeedsResult", "runs_in", "train_seeds", "wanted_seeds"]
 
 SEEDS: Final = "seeds.json"
 MEANS: Final = ("loss", "val_loss", "val_accuracy", "val_mse", "eval_return_mean")
@@ -84,10 +84,21 @@ def wanted_seeds(seeds: int | str | Sequence[int] | None, out: Any, options: Map
     return (*known, *(one for one in numbers if one not in known))
 
 
-def seeds_of(place: Location) -> list[Location] | None:
-    """The run folders of a training of several seeds; None: it is none."""
-    told = _told(place)
-    return None if told is None else [place.join(f"seed-{seed}") for seed in told["seeds"]]
+def runs_in(place: Location, depth: int = 2) -> list[Location]:
+    """The run at `place`, or those in its folders, or in theirs; of a training of several seeds its own.
+
+    Raises BadData for seeds whose run is missing.
+    """
+    if place.join(files.POLICY).exists():
+        return [place]
+    told = _told(place) or {}
+    listed = [place.join(f"seed-{seed}") for seed in told.get("seeds", ())]
+    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
+        fix = "train it to its end with --resume"
+        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
+    below = [one for one in place.children() if one.is_dir()] if depth else []
+    own = listed or [one for one in below if one.join(files.POLICY).exists()]
+    return own or [run for one in below for run in runs_in(one, depth - 1)]
 
 
 def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, options: Mapping[str, Any]) -> SeedsResult:
@@ -97,14 +108,17 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     """
     began, on_progress = time.perf_counter(), options["on_progress"]
     place = open_location(out, options["storage_options"])
-    _claim(place, resume=options["resume"], overwrite=options["overwrite"])
+    _claim(place, seeds, resume=options["resume"], overwrite=options["overwrite"])
     given = {name: value for name, value in options.items() if name not in ("on_progress", "seeds", "command")}
     calls = [(train, sources, place.join(f"seed-{seed}").url, {**given, "seed": seed}) for seed in seeds]
-    if options["resume"] and options["config"] is None:  # those that had not begun are as the others
+    if options["resume"]:  # those that had not begun are as the others
         begun = [place.join(f"seed-{seed}", files.CONFIG) for seed in seeds]
         known = next((one.url for one in begun if one.exists()), None)
+        if known is None and options["seeds"] is None:
+            fix = "repeat all options of the command, --seeds too, with --resume"
+            raise UsageError("no run has begun there, so its options are unknown", where=place.url, fix=fix)
         for call, own in zip(calls, begun, strict=True):
-            call[3]["config"] = None if own.exists() else known
+            call[3]["config"] = options["config"] or (None if own.exists() else known)
     if options["dry_run"]:
         return replace(_together(place, {seeds[0]: train(sources, calls[0][2], **calls[0][3])}, began), run=place.url)
     write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds)}), folder=_made(place))
@@ -128,7 +142,7 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     for note in result.notes if not alone else ():
         _log.warning("note: %s", note)
     rows, picture = [RunFolder(place.join(f"seed-{seed}")).metrics() for seed in seeds], io.BytesIO()
-    draw_curves({place.name or "runs": rows}, picture)
+    draw_curves([(f"{place.name or 'runs'} ({len(seeds)} seeds)", rows)], picture)
     write_whole(place.join(files.CURVE), picture.getvalue(), folder=place)
     result = replace(result, figure=place.join(files.CURVE).url)
     write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds), "intervals": result.intervals}), folder=place)
@@ -168,14 +182,18 @@ def _engines(calls: Sequence[Any], device: str) -> EngineSpec:
     return EngineSpec(PROCESSES, workers)
 
 
-def _claim(place: Location, *, resume: bool, overwrite: bool) -> None:
-    """Raise OutputExists unless RUN is new, or runs of several seeds that are resumed or replaced."""
+def _claim(place: Location, seeds: Sequence[int], *, resume: bool, overwrite: bool) -> None:
+    """Raise OutputExists unless RUN is new, or holds runs of several seeds that are resumed, or all replaced."""
     if resume and overwrite:
         raise exclusive(place.url, "run")
     told = _told(place)
     if told is not None and not (resume or overwrite):
         fix = "--resume to continue those runs, --overwrite to replace them, or another --out"
         raise OutputExists("runs of several seeds are there already", where=place.url, fix=fix)
+    others = [seed for seed in told["seeds"] if seed not in seeds] if told else []
+    if stale := [name for seed in others if place.join(name := f"seed-{seed}").exists()]:
+        fix = f"remove {' and '.join(stale)} first, train those seeds too, or choose another --out"
+        raise OutputExists(f"earlier runs would stay: {', '.join(stale)}", where=place.url, fix=fix)
     if told is None and (place.is_file() or place.children()):
         raise OutputExists("something else is there already", where=place.url, fix="choose another --out")
 

@@ -103,7 +103,7 @@ def train(
     """Learn a policy from `sources` and save it in the run folder `out`, a path or a URL.
 
     `algorithm` names the learning algorithm and `set` its options, as in `[algorithm]` of the file `config`; see
-    docs/howto/algorithms.md.
+    "Choose an algorithm" in the documentation.
 
     An option that is None takes its value from the TOML file `config`, else its default; so do algorithm and network.
     `pipeline`: a file, pieces, or a builder `lambda obs_space, act_space: pieces`. Its pieces learn from training episodes

@@ -61,9 +61,10 @@ from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, check_supported
 from offline_cli.storage.locations import Sources
 from offline_cli.training.algorithms.algorithm import bootstraps, uses_rewards
-from offline_cli.training.chosen_episodes import HeldOut, Weights, best_episodes
+from offline_cli.training.chosen_episodes import REMEMBERED, HeldOut, Weights, best_episodes, content_hashes
 from offline_cli.training.config import BCConfig
 from offline_cli.training.learner import Setup
+from offline_cli.training.observation_scale import ObservationScale
 from offline_cli.training.steps import Steps
 from offline_cli.trees import Tree, flatten, leaves
 
@@ -158,10 +159,11 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
     Raises NoData if no step is left, and what reading and the pieces raise.
     """
     stores = [store for store in (data.train, None if held_out is None else data.val) if store is not None]
-    counts, of_rows = [0] * len(stores), list[Tensor]()
+    counts, of_rows, scale = [0] * len(stores), list[Tensor](), ObservationScale(data.observation_space)
     for batch in recorded.parts():
         episodes = data.checked(batch)
         data.facts.see(episodes)
+        data.facts.remember(batch)
         parts = [episodes]
         if held_out is not None:
             is_held = held_out.among(episodes)
@@ -173,6 +175,7 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
             columns = data.columns(part)
             if columns:
                 store.add(columns)
+                scale.see(columns.get(Columns.OBS, ()))
             if columns and weights is not None and store is data.train:
                 rows = len(leaves(next(iter(columns.values())))[0])
                 of_rows.append(_sources_of_rows(rows, part, recorded.sources_of(part)))
@@ -183,6 +186,7 @@ def _fill(data: TrainingData, recorded: Recorded, held_out: HeldOut | None, weig
         raise NoData(what, where=data.where, fix="record new_obs, or use --keep-invented to learn from copies of obs")
     if not all(map(len, stores)):
         raise BadConfig(f"{Columns.LOSS_MASK!r} masks all rows", where=PLACE, fix="mask fewer rows")
+    data.facts.notes += scale.notes(data.meanings)
     if weights is not None:
         data.train.sources = torch.cat(of_rows)
         steps = data.train.sources.bincount(minlength=len(weights.names)).tolist()
@@ -429,6 +433,7 @@ class DataFacts:
     chosen: Mapping[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, total, and lowest selected return
     weights: Mapping[str, Any] = field(default_factory=dict)  # by source: weight, steps, and expected steps per epoch
     notes: list[str] = field(default_factory=list)
+    remembered: Any = field(default_factory=lambda: np.zeros(0, np.uint64))  # the smallest of all `content_hashes`, sorted
     _first_fault: str = ""  # episode and step of the first non-finite reward
     _agents: Counter[str] = field(default_factory=Counter)  # episodes by agent
     _hashes: dict[str, Any] = field(default_factory=dict)  # running hash of ids and of each leaf, independent of batches
@@ -450,6 +455,10 @@ class DataFacts:
             trees |= {"extra": dict(episodes.extra)}
         for path, leaf in flatten(trees):
             self._hash(f"{path} {leaf.dtype}{leaf.shape[1:]}", np.ascontiguousarray(leaf).data.cast("B") if leaf.size else b"")
+
+    def remember(self, episodes: EpisodeBatch) -> None:
+        """Add episodes as recorded, each once."""
+        self.remembered = np.sort(np.concatenate([self.remembered, content_hashes(episodes)]))[:REMEMBERED]
 
     def _hash(self, name: str, data: Any) -> None:
         self._hashes.setdefault(name, hashlib.blake2b(digest_size=16)).update(data)

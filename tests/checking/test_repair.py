@@ -204,6 +204,13 @@ class TestOfADamagedDataset:
         assert folder.manifest()["statistics"] == statistics
         folder.assert_holds([f"e{i}" for i in range(6)])
 
+    @pytest.mark.parametrize("codec", ["snappy", "none"])
+    def test_the_compression_of_a_lost_manifest_is_that_of_the_shards(self, codec: str, folder: Folder) -> None:
+        folder.write(compression=codec)
+        folder.place.join("manifest.json").remove()
+        folder.repair()
+        assert folder.manifest()["compression"] == codec
+
     @pytest.mark.parametrize("data", [b"{", b"\xff\xfe"])
     def test_a_manifest_that_is_no_json_is_set_aside_and_built_anew(self, folder: Folder, data: bytes) -> None:
         folder.write()

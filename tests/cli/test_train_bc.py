@@ -55,3 +55,10 @@ def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
     (note,) = json.loads(done.stdout)["notes"]
     assert note.startswith("observations.camera, Box(32x32x3, uint8), is flattened to 3072 numbers for the MLP")
     assert f"note: {note}" in caplog.messages  # on stderr, as all that is logged
+
+
+@pytest.mark.parametrize(("option", "has_it"), [("--weight", True), ("--top-fraction", True), ("--no-such-option", False)])
+def test_an_option_that_only_train_has_points_to_it(option: str, has_it: bool, call_json: Callable[..., Any]) -> None:
+    code, told = call_json("train-bc", "D", "--out", "run", option, "1")
+    assert (code, told["error"]["code"]) == (2, "usage-error")
+    assert ("offline-cli train " in told["error"]["fix"]) == has_it

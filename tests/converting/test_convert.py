@@ -185,6 +185,14 @@ def test_progress_of_files_is_told_in_kilobytes_up_to_their_size(tmp_path: Path)
     assert max(one.done for one in reports if one.unit == "kB") == total
 
 
+@pytest.mark.parametrize(("to", "unit", "total"), [("episodes", "episodes", 6), ("columns", "steps", 30)])
+def test_progress_of_a_dataset_is_told_in_what_its_rows_are(to: str, unit: str, total: int, tmp_path: Path) -> None:
+    reports = list[Progress]()
+    convert(recording(tmp_path / "r"), str(tmp_path / "D"), to=to)
+    convert(str(tmp_path / "D"), str(tmp_path / "E"), on_progress=reports.append)
+    assert (reports[-1].done, reports[-1].total, reports[-1].unit) == (total, total, unit)
+
+
 def interrupt_after(reports: int) -> Callable[[Progress], None]:
     seen: list[Progress] = []
 

@@ -65,7 +65,7 @@ def test_formats_without_a_manifest_take_no_reference(recorded: Path, tmp_path: 
 def test_scores_of_runs_are_normalised_by_the_reference_of_their_data(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr("offline_cli.training.run_folder.draw_curve", lambda rows, target, **options: None)
+    monkeypatch.setattr("offline_cli.training.run_folder.draw_curves", lambda runs, target, **options: None)
     run = str(tmp_path / "run")
     found = train_bc(recorded, run, env="CartPole-v1", updates=2, eval_episodes=2, hidden=[8])
     assert found.reference == KNOWN

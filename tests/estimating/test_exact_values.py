@@ -1,11 +1,19 @@
-"""Estimates against values that are known exactly: ModelWin (Thomas and Brunskill 2016), and one state with a table of Q."""
+"""Estimates against values that are known exactly: ModelWin (Thomas and Brunskill 2016), and a gridworld as a table."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+import gymnasium as gym
 import numpy as np
 import pytest
+from scipy import stats
+from tables import Array, Table, run_of
 
+from offline_cli import write_dataset
 from offline_cli.estimating.estimators import OF_WEIGHTS, Episodes, Values, distribution_free, estimates, kish
+from offline_cli.estimating.evaluate_offline import evaluate_offline
 from offline_cli.estimating.intervals import Estimate, bootstrapped
 
 L = 20
@@ -56,12 +64,20 @@ def test_intervals_hold_the_value_in_95_of_100_data_sets() -> None:
     assert all(count >= 57 for count in free.values()), free
 
 
-@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("sets", "count", "draws", "least", "most", "least_free"),
+    [
+        pytest.param(60, 25_000, 200, 50, 60, 57, marks=pytest.mark.integration),
+        pytest.param(400, 40_000, 1000, 364, 393, 380, marks=pytest.mark.nightly),
+    ],
+)
 @pytest.mark.parametrize("target", [0.27, 0.73])
-def test_intervals_hold_the_value_at_500_effective_samples(target: float) -> None:
-    usual, free = covered(400, 40_000, target)
-    assert all(364 <= count <= 393 for count in usual.values()), usual
-    assert all(count >= 380 for count in free.values()), free
+def test_intervals_hold_the_value_at_500_effective_samples(
+    target: float, sets: int, count: int, draws: int, least: int, most: int, least_free: int
+) -> None:
+    usual, free = covered(sets, count, target, draws)
+    assert all(least <= count <= most for count in usual.values()), usual
+    assert all(count >= least_free for count in free.values()), free
 
 
 @pytest.mark.parametrize(("target", "wanted"), [(0.27, 0.92), (0.73, -0.92)])
@@ -73,25 +89,78 @@ def test_values_of_model_win_are_found(target: float, wanted: float) -> None:
     assert episodes.effective_samples == pytest.approx(20_000 / 1.2116**20, rel=0.5)
 
 
-def test_policies_far_apart_have_few_effective_samples() -> None:
-    episodes, _ = model_win(np.random.default_rng(0), 20_000, 0.27, 0.73)
-    assert episodes.effective_samples < 50
+def test_policies_far_apart_have_about_9_effective_samples_in_100_000() -> None:
+    episodes, _ = model_win(np.random.default_rng(0), 100_000, 0.27, 0.73)
+    assert 2 < episodes.effective_samples < 30
 
 
-def test_the_true_q_makes_doubly_robust_vary_less() -> None:
-    episodes, values = model_win(np.random.default_rng(1), 4000, 0.5, 0.4)
-    spread = {name: float(one.features.std()) for name, one in estimates(episodes, ("is", "pdis", "dr"), values).items()}
-    assert spread["dr"] < spread["pdis"] < spread["is"]
+def rounds() -> Table:
+    """ModelWin as a table: three states in each round."""
+    moves = np.zeros((31, 2, 31))
+    for first in range(0, 30, 3):
+        moves[first, :, first + 1 : first + 3] = [[0.4, 0.6], [0.6, 0.4]]
+        moves[first + 1 : first + 3, :, first + 3] = 1
+    moves[30, :, 30] = 1
+    rewards = np.zeros_like(moves)
+    rewards[:30:3] = np.tile([0.0, 1.0, -1.0], 11)[:31]
+    return Table(moves, rewards, np.eye(31)[0], living=30)
 
 
-def test_per_decision_is_whole_episodes_where_one_reward_comes_at_the_end() -> None:
-    chance = np.random.default_rng(2)
-    lengths = chance.integers(1, 9, 300)
-    rewards = np.zeros(lengths.sum())
-    rewards[np.cumsum(lengths) - 1] = chance.normal(size=300)
-    target, behaviour = np.log(chance.uniform(0.1, 1, (2, lengths.sum())))
-    found = estimates(Episodes(lengths, rewards, target, behaviour), OF_WEIGHTS)
+def always(chance: float) -> Array:
+    """(S, A) the first action has that probability in all states of `rounds`."""
+    return np.tile([chance, 1 - chance], (31, 1))
+
+
+@pytest.mark.parametrize("target", [0.27, 0.73])
+def test_the_direct_method_is_near_the_value_of_model_win(target: float, tmp_path: Path) -> None:
+    walks = rounds().recorded(always(0.5), 2000, 0)
+    write_dataset(walks, tmp_path / "walks")
+    found = evaluate_offline(run_of(always(target), walks, tmp_path), tmp_path / "walks", explore=True, estimators=("dm",))
+    assert rounds().value(always(target)) == pytest.approx(value(target))
+    assert found.estimates["dm"]["value"] == pytest.approx(value(target), abs=0.2)
+
+
+def test_policies_far_apart_are_refused(tmp_path: Path) -> None:
+    walks = rounds().recorded(always(0.27), 2000, 0)
+    write_dataset(walks, tmp_path / "walks")
+    found = evaluate_offline(run_of(always(0.73), walks, tmp_path), tmp_path / "walks", explore=True)
+    assert {name: one["reliable"] for name, one in found.estimates.items()} == dict.fromkeys(OF_WEIGHTS, False)
+    assert found.estimates["wis"]["effective_samples"] < 50
+
+
+@pytest.fixture(scope="module")
+def lake() -> tuple[float, Episodes, Values]:
+    """A slippery gridworld with 1 at its goal alone: the value of a policy, recordings of another one, and the exact Q."""
+    moves, rewards = np.zeros((17, 4, 17)), np.zeros((17, 4, 17))
+    moves[16, :, 16] = 1
+    for state, actions in gym.make("FrozenLake-v1").unwrapped.P.items():  # type: ignore[attr-defined]
+        for action, reached in actions.items():
+            for chance, after, reward, ends in reached:
+                moves[state, action, 16 if ends else after] += chance
+                rewards[state, action, 16 if ends else after] += reward
+    table, played = Table(moves, rewards, np.eye(17)[0], living=16), np.full((17, 4), 0.25)
+    target = 0.8 * played + 0.2 * table.optimal()
+    found = table.recorded(played, 4000, 0)
+    states, after = np.delete(found.obs, found.obs_starts[1:] - 1), np.delete(found.obs, found.obs_starts[:-1])
+    logp = (np.log(one[states, found.actions]) for one in (target, played))
+    q = table.q(target)
+    v = (q * target).sum(1)
+    values = Values(np.full((1, 4000), v[0]), np.zeros(4000, np.int64), q[states, found.actions], v[after])
+    return table.value(target), Episodes(found.lengths, found.rewards, *logp), values
+
+
+def test_the_true_q_makes_doubly_robust_vary_less_than_importance_sampling(lake: tuple[float, Episodes, Values]) -> None:
+    exact, episodes, values = lake
+    found = estimates(episodes, ("is", "dr"), values)
+    spread = {name: float(one.features.std()) for name, one in found.items()}
+    assert spread["dr"] < spread["is"]
+    assert found["dr"].value == pytest.approx(exact, abs=4 * spread["dr"] / 4000**0.5)
+
+
+def test_per_decision_is_whole_episodes_where_one_reward_comes_at_the_end(lake: tuple[float, Episodes, Values]) -> None:
+    found = estimates(lake[1], OF_WEIGHTS)
     assert found["pdis"].value == pytest.approx(found["is"].value, abs=1e-12)
+    assert found["is"].value > 0
 
 
 def test_an_ended_episode_keeps_its_weight_in_later_steps() -> None:
@@ -121,3 +190,23 @@ def test_an_interval_of_a_mean_is_that_of_the_normal_distribution(count: int) ->
     ((low, high),) = bootstrapped([Estimate(values[:, None], lambda means: means[..., 0])], 0)
     half = 1.96 * values.std() / count**0.5
     assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
+
+
+def test_the_interval_of_few_skewed_values_is_the_bca_of_scipy() -> None:
+    values = np.random.default_rng(0).exponential(size=50)
+    ((low, high),) = bootstrapped([Estimate(values[:, None], lambda means: means[..., 0])], 0, 20_000)
+    theirs = stats.bootstrap((values,), np.mean, n_resamples=20_000, method="BCa", rng=1).confidence_interval
+    assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=0.08 * values.std() / 50**0.5)
+
+
+@pytest.mark.nightly
+def test_estimates_of_100_000_episodes_of_20_steps_take_at_most_10_s(tmp_path: Path) -> None:
+    """With reading and 1,000 bootstrap draws."""
+    walks = rounds().recorded(always(0.5), 100_000, 0)
+    write_dataset(walks, tmp_path / "walks")
+    run = run_of(always(0.4), walks, tmp_path)
+    start = time.perf_counter()
+    found = evaluate_offline(run, tmp_path / "walks", explore=True, estimators=OF_WEIGHTS)
+    assert time.perf_counter() - start <= 10
+    assert (found.episodes, found.steps) == (100_000, 2_000_000)
+    assert all(one["low"] < value(0.4) < one["high"] for one in found.estimates.values())

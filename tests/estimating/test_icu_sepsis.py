@@ -2,68 +2,83 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tables import Array, Table, run_of
 
-from offline_cli.estimating.estimators import Episodes, estimates
+from offline_cli import write_dataset
+from offline_cli.estimating.evaluate_offline import evaluate_offline
 
-pytestmark = pytest.mark.nightly
-LIVING = 713  # states before the three final ones
+PATIENTS = 10_000
+NAMES = ("wis", "dm", "dr")
 
 
 @pytest.fixture(scope="module")
-def care() -> Any:
-    """Transitions (S, A, S), rewards, chances of the first state; the clinicians' and the optimal policy (S, A)."""
+def care() -> Table:
     sepsis = pytest.importorskip("icu_sepsis.envs.sepsis").ICUSepsisEnv()
-    moves, rewards, first = sepsis._tx_mat, sepsis._r_mat, sepsis._d_0
-    clinicians = np.where(sepsis._expert_policy.sum(1, keepdims=True) == 0, 1 / 25, sepsis._expert_policy)
-    gains, value = (moves * rewards).sum(-1), np.zeros(len(moves))
-    for _ in range(2000):
-        q = gains + moves @ value
-        q[LIVING:] = 0
-        value = q.max(1)
-    return moves, rewards, first, clinicians, np.eye(25)[q.argmax(1)]
+    return Table(sepsis._tx_mat, sepsis._r_mat, sepsis._d_0, living=713)
 
 
-def value(care: Any, policy: Any) -> float:
-    """By linear solve, at gamma 1."""
-    moves, rewards, first = care[:3]
-    chances = np.einsum("sa,sat->st", policy, moves)[:LIVING, :LIVING]
-    gains = np.einsum("sa,sat,sat->s", policy, moves, rewards)[:LIVING]
-    return float(first[:LIVING] @ np.linalg.solve(np.eye(LIVING) - chances, gains))
+@pytest.fixture(scope="module")
+def clinicians() -> Array:
+    """(S, A); states that no patient was in have all doses."""
+    known = pytest.importorskip("icu_sepsis.envs.sepsis").ICUSepsisEnv()._expert_policy
+    return np.where(known.sum(1, keepdims=True) == 0, 1 / 25, known)
 
 
-def patients(care: Any, target: Any, seed: int, count: int = 10_000) -> Episodes:
-    """Treated by the clinicians."""
-    moves, rewards, first, clinicians = care[:4]
-    chance, rows = np.random.default_rng(seed), []
-    state, who = chance.choice(len(first), count, p=first), np.arange(count)
-    while len(state):
-        dose = (chance.random((len(state), 1)) > clinicians[state].cumsum(1)).sum(1).clip(max=24)
-        after = (chance.random((len(state), 1)) > moves[state, dose].cumsum(1)).sum(1).clip(max=len(first) - 1)
-        rows.append(np.stack([who, state, dose, rewards[state, dose, after]], 1))
-        state, who = after[after < LIVING], who[after < LIVING]
-    steps = np.concatenate(rows)
-    steps = steps[np.argsort(steps[:, 0], kind="stable")]
-    state, dose = steps[:, 1].astype(int), steps[:, 2].astype(int)
-    lengths = np.bincount(steps[:, 0].astype(int))
-    return Episodes(lengths, steps[:, 3], np.log(target[state, dose]), np.log(clinicians[state, dose]))
+def estimated(care: Table, played: Array, target: Array, seeds: int, folder: Path) -> list[dict[str, Any]]:
+    """Of each seed the estimates, with their `error`."""
+    found = []
+    for seed in range(seeds):
+        patients = care.recorded(played, PATIENTS, seed)
+        run = run_of(target, patients, folder) if seed == 0 else folder / "run"
+        write_dataset(patients, folder / f"patients-{seed}")
+        told = evaluate_offline(run, folder / f"patients-{seed}", explore=True, estimators=NAMES).estimates
+        found.append({name: {**one, "error": abs(one["value"] - care.value(target))} for name, one in told.items()})
+        assert told["wis"]["effective_samples"] >= 50 or not (told["wis"]["reliable"] or told["dr"]["reliable"])
+    return found
 
 
-def test_exact_values_are_the_published_ones(care: Any) -> None:
-    uniform = np.full_like(care[3], 1 / 25)
-    assert [value(care, one) for one in (uniform, care[3], care[4])] == pytest.approx([0.7801, 0.7818, 0.8751], abs=1e-4)
+def medians(found: list[dict[str, Any]], key: str) -> dict[str, float]:
+    return {name: float(np.median([one[name][key] for one in found])) for name in NAMES if found[0][name][key] is not None}
 
 
-@pytest.mark.parametrize(("share", "error", "least"), [(0.05, 0.015, 1000), (0.2, 0.06, 100)])
-def test_weighted_importance_sampling_is_near_the_value(care: Any, share: float, error: float, least: int) -> None:
-    target = (1 - share) * care[3] + share * care[4]
-    errors, effective = [], []
-    for seed in range(20):
-        episodes = patients(care, target, seed)
-        errors.append(abs(estimates(episodes, ("wis",))["wis"].value - value(care, target)))
-        effective.append(episodes.effective_samples)
-    assert np.median(errors) <= error
-    assert np.median(effective) >= least
+@pytest.mark.integration
+def test_exact_values_are_the_published_ones(care: Table, clinicians: Array) -> None:
+    policies = np.full_like(clinicians, 1 / 25), clinicians, care.optimal()
+    assert [care.value(one) for one in policies] == pytest.approx([0.7801, 0.7818, 0.8751], abs=1e-4)
+
+
+@pytest.mark.integration
+def test_one_set_of_patients_tells_a_policy_5_percent_of_the_way_to_the_optimal_one(
+    care: Table, clinicians: Array, tmp_path: Path
+) -> None:
+    (found,) = estimated(care, clinicians, 0.95 * clinicians + 0.05 * care.optimal(), 1, tmp_path)
+    assert max(one["error"] for one in found.values()) <= 0.015
+    assert found["wis"]["effective_samples"] >= 1000
+    assert found["wis"]["reliable"]
+    assert found["dr"]["reliable"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("share", "of_wis", "least", "most"), [(0.05, 0.015, 1000, 10_000), (0.2, 0.06, 100, 1000)])
+def test_median_errors_are_small_where_the_policy_is_near_the_clinicians(
+    care: Table, clinicians: Array, tmp_path: Path, share: float, of_wis: float, least: int, most: int
+) -> None:
+    found = estimated(care, clinicians, (1 - share) * clinicians + share * care.optimal(), 20, tmp_path)
+    errors = medians(found, "error")
+    assert errors["wis"] <= of_wis
+    assert max(errors["dm"], errors["dr"]) <= 0.02
+    assert least <= medians(found, "effective_samples")["wis"] < most
+
+
+@pytest.mark.nightly
+def test_the_optimal_policy_is_refused_or_has_a_wide_interval_beside_clinicians_who_are_half_at_random(
+    care: Table, clinicians: Array, tmp_path: Path
+) -> None:
+    found = estimated(care, (clinicians + 1 / 25) / 2, care.optimal(), 20, tmp_path)
+    for one in (each[name] for each in found for name in NAMES):
+        assert not one["reliable"] or one["high"] - one["low"] > 0.1

@@ -230,17 +230,46 @@ def test_a_policy_with_memory_sees_whole_episodes(made: Path, tmp_path: Path) ->
     assert found.estimates["wis"]["low"] < found.estimates["wis"]["high"]
 
 
+@pytest.mark.parametrize("piece", ["mean_std_filter", "frame_stacking"])
+def test_a_policy_with_pieces_sees_what_it_saw_in_training(tmp_path: Path, piece: str) -> None:
+    from offline_cli.training.run_folder import RunFolder
+
+    (tmp_path / "pieces.toml").write_text(f'kind = "learner"\n[[pieces]]\nname = "{piece}"\n')
+    write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
+    trained: dict[str, Any] = {"pipeline": tmp_path / "pieces.toml", "val_fraction": 0.3, "hidden": [8], "updates": 50}
+    train_bc(tmp_path / "data", tmp_path / "run", **trained)
+    found, result = evaluate_offline(tmp_path / "run", tmp_path / "data", explore=True), RunFolder(tmp_path / "run").result()
+    assert result is not None
+    assert (found.log_likelihood, found.mse) == pytest.approx((-result.val_loss, result.val_mse), abs=1e-5)  # type: ignore[operator]
+    assert found.estimates["wis"]["effective_samples"] > 10
+
+
+def test_recordings_without_rewards_have_no_estimates(made: Path, tmp_path: Path) -> None:
+    rows = "\n".join(f"{who},{step},{step % 4},1,{int(step == 5)}" for who in range(60) for step in range(6))
+    (tmp_path / "walks.csv").write_text(f"eps_id,t,obs,actions,terminateds\n{rows}\n")
+    mapping = {
+        "columns": {name: name for name in ("eps_id", "t", "obs", "actions", "terminateds")},
+        "spaces": {"observation": {"type": "Discrete", "n": 4}, "action": {"type": "Discrete", "n": 2}},
+    }
+    found = evaluate_offline(made / "run", tmp_path / "walks.csv", mapping=mapping, behaviour="uniform")
+    assert (found.episodes, found.estimates, found.recorded) == (60, {}, {})
+    assert found.accuracy is not None
+    assert any("rewards" in note for note in found.notes)
+    with pytest.raises(TargetNotMet):
+        evaluate_offline(made / "run", tmp_path / "walks.csv", mapping=mapping, behaviour="uniform", min_value=-1e9)
+
+
 def test_part_of_the_recordings_that_the_run_learned_from(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
     train_bc(["half", "right"], tmp_path / "run", val_fraction=0.3, hidden=[8], updates=5)
-    for sources in ("half", ["right", "half"], [made / "right"]):
+    for sources in ("half", [made / "right"]):
         found = evaluate_offline(tmp_path / "run", sources, explore=True)
         assert found.held_out is False
         assert {one["reliable"] for one in found.estimates.values()} == {False}
         assert "learned from" in found.estimates["wis"]["reason"]
-    found = evaluate_offline(tmp_path / "run", ["./half", made / "right"], explore=True)
-    assert (found.held_out, found.episodes) == (True, 210)
-    assert evaluate_offline(tmp_path / "run", "bare").held_out is None
+    for both in (["./half", made / "right"], ["right", "half"]):
+        found = evaluate_offline(tmp_path / "run", both, explore=True)
+        assert (found.held_out, found.episodes) == (True, 210)
 
 
 def test_recordings_of_another_action_scale(call: Command, tmp_path: Path) -> None:
@@ -266,12 +295,22 @@ def test_one_episode_has_no_spread_and_no_clone(tmp_path: Path) -> None:
     assert caught.value.where == "--behaviour fit"
 
 
-def test_weights_that_are_all_0_give_no_value(tmp_path: Path) -> None:
+def test_weights_that_are_all_0_give_no_value(made: Path) -> None:
+    places = np.delete(walks(400, right=0.5).obs, np.arange(6, 2800, 7))
+    batch = walks(400, right=0.5)
+    batch.actions[places == 0] = 0  # the policy goes to the right
+    write_dataset(batch, made / "away")
+    found = evaluate_offline(made / "run", made / "away").estimates["wis"]
+    assert np.isnan(found["value"])
+    assert not found["reliable"]
+
+
+def test_probabilities_that_are_all_missing_give_no_estimate(tmp_path: Path) -> None:
     write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
     train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
     batch = continuous(30, logp=True)
     batch.extra["action_logp"][:] = np.nan
     write_dataset(batch, tmp_path / "unknown", action_scale="env")
-    found = evaluate_offline(tmp_path / "run", tmp_path / "unknown", explore=True).estimates["wis"]
-    assert np.isnan(found["value"])
-    assert not found["reliable"]
+    found = evaluate_offline(tmp_path / "run", tmp_path / "unknown", explore=True)
+    assert found.estimates == {}
+    assert found.left_out["action_logp"]["episodes"] == 30

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -66,6 +67,20 @@ def test_what_has_another_number_of_rows_is_left_out_by_name_or_refused(tmp_path
     assert set(stream.tally.dropped_columns) == set(odd)
     with pytest.raises(BadData):
         read(write(tmp_path / "b.hdf5", {**d4rl(100), "actions": d4rl(99)["actions"]}))
+
+
+def test_all_episodes_of_a_damaged_block_are_counted_as_lost(tmp_path: Path) -> None:
+    arrays = d4rl(100)
+    good = write(tmp_path / "a.hdf5", arrays)
+    bad = write(tmp_path / "b.hdf5", {name: array for name, array in arrays.items() if name != "rewards"})
+    with h5py.File(bad, "a") as file:
+        at = file.create_dataset("rewards", data=arrays["rewards"], chunks=(100,), fletcher32=True).id.get_chunk_info(0)
+    content = bytearray(bad.read_bytes())
+    content[at.byte_offset] ^= 1
+    bad.write_bytes(content)
+    result = convert([good, bad], tmp_path / "D", on_error="skip")
+    assert result.episodes_lost == result.episodes > 1
+    assert result.assumptions["lost-episode-unreadable"] == result.episodes
 
 
 @pytest.mark.parametrize("action_scale", ["env", "normalized"])

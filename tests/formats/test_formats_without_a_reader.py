@@ -40,5 +40,5 @@ def test_the_error_names_the_format_and_its_recipe(
     assert code == 3
     text = json.dumps(told)
     assert words in text
-    assert f"formats.md#{heading.lower().replace(' ', '-')}" in text
+    assert heading in told["error"]["fix"]
     assert f"\n## {heading}\n" in PAGE.read_text(encoding="utf-8")

@@ -44,6 +44,15 @@ def test_code_that_a_run_folder_names_is_not_imported(run: Path) -> None:
         evaluate(run)
 
 
+@pytest.mark.parametrize(("recorded_in", "is_offered"), [("Sign-v0", True), ("plant 4, night shift", False)])
+def test_only_an_environment_that_can_be_made_is_offered(recorded_in: str, is_offered: bool, run: Path) -> None:
+    environments = [{"id": recorded_in, "kwargs": {}, "wrappers": []}]
+    tell(run / "policy.json", {**told_in(run / "policy.json"), "environment": None, "environments": environments})
+    with pytest.raises(BadConfig) as caught:
+        evaluate(run)
+    assert (recorded_in in caught.value.fix, caught.value.where) == (is_offered, str(run))
+
+
 def test_exploring_differs_from_greedy_and_repeats_with_its_seed(run: Path) -> None:
     greedy, one, two = (evaluate(run, episodes=30, explore=explore) for explore in (False, True, True))
     assert one.as_dict() == two.as_dict()

@@ -55,6 +55,22 @@ def test_each_agent_may_play_by_a_run_of_its_own(runs: dict[str, Path]) -> None:
     assert told["return_by_agent"]["helper"] != alone["return_by_agent"]["helper"]
 
 
+def test_a_run_of_one_agent_that_plays_all_of_them_is_noted(run: Path) -> None:
+    (note,) = found(run, episodes=2)["notes"]
+    assert all(one in note for one in (str(run), "left", "right", "helper", "--policy"))
+    assert "notes" not in found(run, episodes=2, policy=["*=random", f"left={run}"])
+
+
+def test_outputs_that_policies_do_not_share_are_noted_only_where_they_would_be_recorded(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    policies = ["*=random", f"left={run}"]
+    evaluate(run, env=WALKERS, policy=policies, episodes=2, device="cpu")
+    assert not caplog.records
+    record(WALKERS, tmp_path / "games", policy=policies, episodes=2, device="cpu")
+    assert ["action_logp" in one.getMessage() for one in caplog.records] == [True]
+
+
 def test_a_return_is_the_sum_over_agents_of_a_game(run: Path) -> None:
     told = found(run, episodes=40)
     assert set(told["return_by_agent"]) == {"left", "right", "helper"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offline_cli.reporting.curves import draw_curve, draw_curves, mean_curve
+from offline_cli.reporting.curves import draw_curves, mean_curve, panels, plotly_curves
 
 ROWS = [
     {"update": 10, "loss": 0.7},
@@ -23,14 +23,14 @@ ROWS = [
 
 
 def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    draw_curve(ROWS, tmp_path / "a.png")
-    draw_curve(ROWS, tmp_path / "b.png")
+    draw_curves([("", [ROWS])], tmp_path / "a.png", until_return=50)
+    draw_curves([("", [ROWS])], tmp_path / "b.png", until_return=50)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_without_rows_still_has_a_figure(tmp_path: Path) -> None:
-    draw_curve([], tmp_path / "a.png")
+    draw_curves([("", [[]])], tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 0
 
 
@@ -46,5 +46,49 @@ def test_the_curve_of_several_seeds_is_their_mean_with_the_interval_of_students_
 
 
 def test_runs_of_other_figures_are_drawn_together(tmp_path: Path) -> None:
-    draw_curves({"one": [ROWS, ROWS], "other": [[{"update": 5, "loss": 100.0}]], "none": [[]]}, tmp_path / "c.png")
+    draw_curves([("one", [ROWS, ROWS]), ("other", [[{"update": 5, "loss": 100.0}]]), ("none", [[]])], tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_band_of_one_run_is_the_interval_of_its_checks() -> None:
+    found = mean_curve([ROWS], "eval_return_mean")
+    assert found is not None
+    assert [one.tolist() for one in found] == [[20, 30], [30.0, 60.0], [4.0, 3.0]]
+
+
+def test_a_run_keeps_its_colour_in_every_panel() -> None:
+    runs = [("no return", [[{"update": 1, "loss": 1.0}]]), ("both", [ROWS]), ("none", [[]]), ("last", [ROWS])]
+    shades: dict[str, set[str]] = {}
+    for _, drawn in plotly_curves(runs):
+        for trace in drawn["data"]:
+            if "name" in trace:
+                shades.setdefault(trace["name"].partition(",")[0], set()).add(trace["line"]["color"])
+    assert all(len(one) == 1 for one in shades.values())
+    assert len(set.union(*shades.values())) == len(shades) == 3
+
+
+def test_one_loss_in_the_thousands_flattens_no_other() -> None:
+    def rows(**losses: float) -> list[dict[str, float]]:
+        return [{"update": update, **{name: value / update for name, value in losses.items()}} for update in (1, 2, 3)]
+
+    (loss,) = panels([("small", [rows(loss=0.5)]), ("large", [rows(loss=5000.0)])])
+    assert loss.scale == "log"
+    (mixed,) = panels([("small", [rows(loss=-0.5)]), ("large", [rows(loss=5000.0)])])
+    assert mixed.scale == "symlog"
+    of_one = panels([("cql", [rows(loss=5000.1, critic_loss=5000.0, actor_loss=0.1)])])
+    assert [(panel.title, panel.scale) for panel in of_one] == [
+        ("loss", "linear"), ("actor loss", "linear"), ("critic loss", "linear"),
+    ]  # fmt: skip
+
+
+def test_a_wide_interval_of_few_seeds_does_not_flatten_their_mean() -> None:
+    seeds = [[{"update": update, "eval_return_mean": update + apart} for update in (1, 2, 3)] for apart in (0, 2, 4)]
+    (panel,) = panels([("three", seeds)])
+    assert panel.lines[0].half.min() > 4
+    assert panel.limits == pytest.approx((0.9, 7.1))  # the means, 3 to 5, and as much again
+
+
+def test_the_band_of_two_seeds_is_from_one_to_the_other() -> None:
+    found = mean_curve([[{"update": 1, "loss": loss}] for loss in (1.0, 2.0)], "loss")
+    assert found is not None
+    assert [one.tolist() for one in found] == [[1], [1.5], [0.5]]

@@ -31,6 +31,30 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(run: Run, tmp_path: Pat
     assert (told["runs"], told["groups"]) == (4, ["bc (2 seeds)", "iql", "other"])
 
 
+def test_runs_of_several_agents_have_a_line_each(run: Run, tmp_path: Path) -> None:
+    for agent in ("hunter", "runner"):
+        for seed in (0, 1):
+            run(f"game/{agent}-{seed}", [3, 2], seed=seed, agent=agent)
+    for given, names in (
+        ([str(tmp_path / "game")], ["game/hunter (2 seeds)", "game/runner (2 seeds)"]),
+        ([f"{name}={tmp_path / 'game' / name}-0" for name in ("hunter", "runner")], ["hunter", "runner"]),
+    ):
+        done = CliRunner().invoke(app, ["curves", *given, "-o", str(tmp_path / "f.svg"), "--overwrite", "--json"])
+        assert json.loads(done.stdout)["groups"] == names
+
+
+def test_one_run_for_two_agents_has_two_names(run: Run, tmp_path: Path) -> None:
+    place = run("shared", [3, 2], lr=1)
+    done = CliRunner().invoke(app, ["curves", f"a={place}", f"b={place}", "-o", str(tmp_path / "f.svg"), "--json"])
+    assert json.loads(done.stdout)["groups"] == ["a", "b"]
+
+
+def test_runs_of_one_name_are_told_apart(run: Run, tmp_path: Path) -> None:
+    places = [run("bc/run", [3, 2], lr=1), run("iql/run", [3, 2], lr=2)]
+    done = CliRunner().invoke(app, ["curves", *places, "-o", str(tmp_path / "f.svg"), "--json"])
+    assert json.loads(done.stdout)["groups"] == ["bc/run", "iql/run"]
+
+
 def test_runs_on_other_data_are_no_seeds_of_each_other(run: Run, tmp_path: Path) -> None:
     runs = [run(f"r{number}", [2, 1], seed=number, lr=1) for number in range(3)]
     for place, data in zip(runs, ("good", "good", "bad"), strict=True):

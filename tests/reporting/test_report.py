@@ -7,6 +7,7 @@ import hashlib
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from typer.testing import CliRunner
 from offline_cli import OfflineCliError, SingleAgentEpisode, open_dataset, report
 from offline_cli.cli.app import app
 from offline_cli.errors import OutputExists
+
+TESTDATA = Path(__file__).resolve().parents[1] / "testdata"
 
 
 def page_of(sources: str | list[str], tmp_path: Path, **given: object) -> Page:
@@ -172,6 +175,36 @@ def test_values_that_are_not_finite_or_huge_give_a_page(made: Made, tmp_path: Pa
         found = page_of(made("odd", each), tmp_path)
     assert "nan-in-observations" in found.text
     assert len(found.data["episodes"]) == 5
+
+
+RECORDED = (
+    "rllib_columns_cartpole_expert", "rllib_columns_cartpole_plain", "rllib_columns_dict_flattened",
+    "rllib_columns_pendulum_plain", "rllib_episodes_cartpole_lstm", "rllib_episodes_dict_flattened",
+    "rllib_episodes_frozenlake", "rllib_episodes_pendulum", "sample_batch_cartpole_plain", "sample_batch_pendulum_lz4",
+)  # fmt: skip
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_recording_by_rllib_gives_a_page_without_a_warning(real_data: Path, name: str, tmp_path: Path) -> None:
+    assert pages_quietly(real_data / name, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["foreign/minari_parquet", "lerobot/v30", "tables/robot_log.csv"])
+def test_minari_lerobot_and_a_table_give_a_page_without_a_warning(name: str, tmp_path: Path) -> None:
+    place = TESTDATA / name
+    given = {"mapping": place.with_suffix(".toml")} if place.suffix else {}
+    assert pages_quietly(place, tmp_path, **given)
+
+
+def pages_quietly(source: Path, tmp_path: Path, **given: Any) -> bool:
+    """Whether every episode of `source` is counted on a page, and nothing in Python warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = report(source, tmp_path / "page.html", **given)
+    found = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    is_drawn = len(found.data["episodes"]) == min(200, result.episodes) > 0
+    return is_drawn and not [one for one in result.problems if one["severity"] == "error"]
 
 
 @pytest.mark.nightly

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from rides import Made, episode
+from html_pages import Page
+from rides import Made, changed, episode, held
 from typer.testing import CliRunner
 
 from offline_cli import SingleAgentEpisode, open_dataset, report
 from offline_cli.cli.app import app
-
-
-def changed(name: str, seed: int, **arrays: Any) -> SingleAgentEpisode:
-    """An episode with `obs` or `actions` passed through a function."""
-    state = episode(name, seed)
-    if "obs" in arrays:
-        state.set_observations(new_data=list(arrays["obs"](np.stack(state.get_observations()))))
-    if "actions" in arrays:
-        state.set_actions(new_data=list(arrays["actions"](np.stack(state.get_actions()))))
-    return state
 
 
 def found(sources: str | list[str], tmp_path: Path) -> dict[str, dict[str, Any]]:
@@ -31,22 +23,13 @@ def found(sources: str | list[str], tmp_path: Path) -> dict[str, dict[str, Any]]
     return {one["title"]: one for one in problems if one["title"] not in ("constant-dimension", "action-scale-unknown")}
 
 
-def held(channel: int, since: int) -> Any:
-    def hold(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        obs = obs.copy()
-        obs[since:, channel] = obs[since, channel]
-        return obs
-
-    return hold
-
-
 def test_nothing_is_wrong_with_good_episodes(made: Made, tmp_path: Path) -> None:
     assert not found(made("good", [episode(f"e{i}", i) for i in range(30)]), tmp_path)
 
 
 def test_two_stuck_sensors_are_found_each_in_its_episode(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i) for i in range(20)]
-    each[3], each[8] = changed("e3", 3, obs=held(0, 40)), changed("e8", 8, obs=held(1, 20))
+    each[3], each[8] = changed(episode("e3", 3), obs=held(0, 40)), changed(episode("e8", 8), obs=held(1, 20))
     signs = found(made("rides", each), tmp_path)
     assert {title: one["episodes"] for title, one in signs.items()} == {
         "Stuck sensor: obs[0]": ["e3"],
@@ -57,16 +40,16 @@ def test_two_stuck_sensors_are_found_each_in_its_episode(made: Made, tmp_path: P
 
 def test_the_command_of_a_sign_leaves_its_episodes_out(made: Made, tmp_path: Path, monkeypatch: Any) -> None:
     each = [episode(f"e{i}", i) for i in range(6)]
-    each[3] = changed("it's $HOME", 3, obs=held(0, 40))
+    each[3] = changed(episode("it's $HOME", 3), obs=held(0, 40))
     sign = found(made("rides", each), tmp_path)["Stuck sensor: obs[0]"]
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, shlex.split(sign["command"])[1:]).exit_code == 0
-    assert sorted(one.id_ for one in open_dataset("kept")) == ["e0", "e1", "e2", "e4", "e5"]
+    assert sorted(one.id_ for one in open_dataset("kept-1")) == ["e0", "e1", "e2", "e4", "e5"]
 
 
 def test_a_robot_that_rests_is_no_stuck_sensor(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i) for i in range(20)]
-    each[3] = changed("e3", 3, obs=lambda obs: np.concatenate([obs[:40], np.repeat(obs[40:41], 81, 0)]))
+    each[3] = changed(episode("e3", 3), obs=lambda obs: np.concatenate([obs[:40], np.repeat(obs[40:41], 81, 0)]))
     assert not any("Stuck" in title for title in found(made("rides", each), tmp_path))
 
 
@@ -77,7 +60,7 @@ def test_an_episode_of_train_in_val_is_leakage(made: Made, tmp_path: Path) -> No
         "near",
         [
             *(episode(f"n{i}", 200 + i) for i in range(5)),
-            changed("nearly", 7, obs=lambda obs: obs + np.array([1e-3, -1e-3, 0], np.float32)),
+            changed(episode("nearly", 7), obs=lambda obs: obs + np.array([1e-3, -1e-3, 0], np.float32)),
         ],
     )
     leak = found([train, val], tmp_path)["Leakage between train and val"]
@@ -102,7 +85,7 @@ def test_episodes_that_differ_where_nobody_looked_are_not_called_the_same_and_no
     def pulse(at: int) -> Any:
         return lambda obs: obs * 0 + (np.arange(len(obs)) == at)[:, None].astype(np.float32)
 
-    rides = [changed(f"e{i}", 1, obs=pulse(30 + i)) for i in range(6)]
+    rides = [changed(episode(f"e{i}", 1), obs=pulse(30 + i)) for i in range(6)]
     sign = found(made("pulses", rides), tmp_path)["Repeated episodes"]
     assert "value for value" not in sign["text"]
     assert not sign["command"]
@@ -115,11 +98,59 @@ def test_an_episode_that_comes_twice_is_found(made: Made, tmp_path: Path) -> Non
 
 def test_jerk_and_stillness_of_actions_are_found(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i) for i in range(20)]
-    each[3] = changed("e3", 3, actions=lambda actions: np.where(np.arange(120)[:, None] % 2, actions, -actions))
-    each[8] = changed("e8", 8, actions=lambda actions: np.concatenate([actions[:20], np.repeat(actions[20:21], 100, 0)]))
+    each[3] = changed(episode("e3", 3), actions=lambda actions: np.where(np.arange(120)[:, None] % 2, actions, -actions))
+    each[8] = changed(
+        episode("e8", 8), actions=lambda actions: np.concatenate([actions[:20], np.repeat(actions[20:21], 100, 0)])
+    )
     signs = found(made("rides", each), tmp_path)
     assert signs["Jerky actions"]["episodes"] == ["e3"]
     assert signs["Actions stand still"]["episodes"] == ["e8"]
+
+
+def test_the_size_of_batches_changes_no_finding(made: Made, tmp_path: Path) -> None:
+    def unbounded(name: str, seed: int, change: Any = lambda actions: actions) -> SingleAgentEpisode:
+        state = episode(name, seed)
+        size = 1000.0 if seed else 1.0  # the first episode alone has another range than all
+        actions = list(np.float32(size) * change(np.stack(state.get_actions())))
+        return SingleAgentEpisode(
+            id_=name, observations=state.get_observations(), actions=actions, rewards=state.get_rewards(), terminated=True,
+            observation_space=state.observation_space, action_space=spaces.Box(-np.inf, np.inf, (2,), np.float32),
+            len_lookback_buffer=0,
+        )  # fmt: skip
+
+    each = [unbounded(f"e{i}", i) for i in range(20)]
+    each[3] = unbounded("e3", 3, lambda actions: np.where(np.arange(120)[:, None] % 2, actions, -actions))
+    each[8] = unbounded("e8", 8, lambda actions: np.concatenate([actions[:20], actions[20] + actions[20:] * 1e-5]))
+    first, second = (
+        report(made(name, each, max_rows_per_file=rows), tmp_path / f"{name}.html").problems
+        for name, rows in (("small", 1), ("large", 10_000))
+    )
+    for one in (*first, *second):
+        one["source"] = one["command"] = ""
+    assert first == second
+    signs = {one["title"]: one["episodes"] for one in first}
+    assert signs["Jerky actions"] == ["e3"]
+    assert sorted(signs["Actions stand still"]) == ["e0", "e8"]
+
+
+def test_agents_that_share_an_episode_are_told_apart(tmp_path: Path) -> None:
+    rows = ["eps_id,agent,t,x,y,action,reward"]
+    for number in range(6):
+        for agent in ("left", "right"):
+            x, y = np.random.default_rng([number, agent == "left"]).normal(size=(2, 60)).cumsum(1)
+            x[10:] = x[10] if (number, agent) == (4, "right") else x[10:]
+            rows += [f"{number},{agent},{t},{x[t]},{y[t]},{t % 3},1" for t in range(60)]
+    (tmp_path / "game.csv").write_text("\n".join(rows), encoding="utf-8")
+    columns = {"eps_id": "eps_id", "agent_id": "agent", "t": "t", "obs": ["x", "y"], "actions": "action", "rewards": "reward"}
+    result = report(tmp_path / "game.csv", tmp_path / "page.html", mapping={"columns": columns})
+    (name,) = next(one for one in result.problems if one["title"] == "Stuck sensor: x")["episodes"]
+    page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
+    chips = {int(attrs["data-episode"] or "") for tag, attrs in page.elements if "data-episode" in attrs}
+    (shown,) = (one for one in page.data["episodes"] if one["id"] == name)
+    assert page.data["episodes"].index(shown) in chips
+    assert f"{name} (right)" in shown["label"]
+    assert len({*np.frombuffer(base64.b64decode(shown["y"][0]["bdata"]), np.float32)[10:].tolist()}) == 1
+    assert len({one["label"] for one in page.data["episodes"]}) == 12
 
 
 def test_conflicting_actions_at_equal_observations_are_found(made: Made, tmp_path: Path) -> None:

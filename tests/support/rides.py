@@ -31,3 +31,23 @@ def episode(name: str, seed: int, *, steps: int = 120, reward: float = 1.0, **gi
         len_lookback_buffer=0,
         **given,
     )
+
+
+def changed(state: SingleAgentEpisode, **arrays: Any) -> SingleAgentEpisode:
+    """`state`, with `obs` or `actions` passed through a function."""
+    if "obs" in arrays:
+        state.set_observations(new_data=list(arrays["obs"](np.stack(state.get_observations()))))
+    if "actions" in arrays:
+        state.set_actions(new_data=list(arrays["actions"](np.stack(state.get_actions()))))
+    return state
+
+
+def held(channel: int, since: int) -> Any:
+    """A function that lets a channel of observations keep its value from a step on."""
+
+    def hold(obs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        obs = obs.copy()
+        obs[since:, channel] = obs[since, channel]
+        return obs
+
+    return hold

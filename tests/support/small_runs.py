@@ -60,7 +60,7 @@ def filmed(lengths: Sequence[int] = (9, 7, 6)) -> EpisodeBatch:
 def no_picture() -> Iterator[None]:
     """A curve takes longer than the small runs whose folders it lies in; tests/report and tests/acceptance look at curves."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("offline_cli.training.run_folder.draw_curve", lambda rows, target, **options: None)
+        patch.setattr("offline_cli.training.run_folder.draw_curves", lambda runs, target, **options: None)
         yield
 
 

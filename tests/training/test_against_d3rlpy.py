@@ -6,27 +6,24 @@ and the answers are of its own policy class with the other choice, which ours is
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import d3rlpy_answers as asked
 import numpy as np
 import pytest
+import rival_answers
 import torch
 from gymnasium import spaces
+from rival_answers import LANES, TESTDATA, ask
 from torch import Tensor, nn
 
-from benchmarks import rival_environments
 from offline_cli.modules.network import Mlp
 from offline_cli.training.algorithms import Task
 from offline_cli.training.algorithms.algorithm import own_algorithms, td_targets
 from offline_cli.training.learner import Learner, Update
 
-STORED = Path(__file__).resolve().parents[1] / "testdata" / "d3rlpy_answers"
-LANES = [pytest.param("d3rlpy", marks=pytest.mark.nightly), "stored"]
+STORED = TESTDATA / "d3rlpy_answers"
 TASK = Task(
     spaces.Box(-np.inf, np.inf, (asked.OBS,)),
     spaces.Box(-1.0, 1.0, (asked.ACTIONS,)),
@@ -39,35 +36,18 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 @pytest.fixture(scope="module")
 def answered_anew(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of fresh answers by the d3rlpy of OFFLINE_CLI_RIVALS, a Python, or of an environment that is made for it."""
-    python = os.environ.get("OFFLINE_CLI_RIVALS")
-    if python is None:
-        if not rival_environments.install("d3rlpy", rival_environments.REQUIREMENTS / "d3rlpy.txt"):
-            pytest.skip("d3rlpy cannot be installed here; name a Python that has it: OFFLINE_CLI_RIVALS=/path/to/python")
-        python = rival_environments.interpreter("d3rlpy")
-    folder = tmp_path_factory.mktemp("d3rlpy")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([python, asked.__file__, str(folder)], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return folder
+    return ask("d3rlpy", asked.__file__, tmp_path_factory.mktemp("d3rlpy"))
 
 
 @pytest.fixture(params=LANES)
-def lane(request: pytest.FixtureRequest) -> Iterator[Path]:
+def lane(request: pytest.FixtureRequest) -> Path:
     """The folder of answers: d3rlpy's own of today, which must still be the stored ones, or these."""
-    if request.param == "stored":
-        yield STORED
-        return
-    yield request.getfixturevalue("answered_anew")
+    found: Path = STORED if request.param == "stored" else request.getfixturevalue("answered_anew")
+    return found
 
 
 def answer(folder: Path, name: str) -> dict[str, Any]:
-    """What d3rlpy said; what it says today is what it said then."""
-    with np.load(folder / f"{name}.npz") as held, np.load(STORED / f"{name}.npz") as stored:
-        assert held.files == stored.files
-        for part in held.files:
-            np.testing.assert_allclose(held[part], stored[part], rtol=1e-5, atol=1e-6, err_msg=part)
-        return dict(held)
+    return rival_answers.answer(folder, STORED, name)
 
 
 def learner(name: str) -> Learner:

@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 from offline_cli import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
@@ -46,3 +48,19 @@ def test_one_policy_of_several_agents_is_noted_with_the_agents(opponents: Path, 
     found = told("train-bc", opponents, "--out", tmp_path / "run", *SHORT)
     (note,) = found["notes"]
     assert all(text in note for text in ("hunter", "prey"))
+
+
+def test_observations_of_very_different_scale_are_noted_with_the_columns_and_their_remedy(
+    make_batch: Make, write_dataset: Write, tmp_path: Path, told: Told
+) -> None:
+    batch = make_batch()
+    obs = np.asarray(batch.obs)
+    scales = np.array([30.0, 0.001, *[1.0] * (obs.shape[1] - 2)], obs.dtype)
+    space = spaces.Box(-np.inf, np.inf, obs.shape[1:], obs.dtype.type)
+    data = write_dataset(replace(batch, obs=obs * scales, observation_space=space))
+    (note,) = told("train-bc", data, "--out", tmp_path / "run", *SHORT)["notes"]
+    assert [f"obs[{number}]" in note for number in range(3)] == [True, True, False]
+    assert "mean_std_filter" in note
+    (tmp_path / "p.toml").write_text('kind = "learner"\n[[pieces]]\nname = "mean_std_filter"\n')
+    scaled = told("train-bc", data, "--out", tmp_path / "scaled", "--pipeline", tmp_path / "p.toml", *SHORT)
+    assert scaled["notes"] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,33 @@ def test_more_seeds_are_added_by_resuming(write_dataset: Write, config: Path, tm
     assert list(found.seeds) == ["0", "1", "2"]
 
 
+def test_resuming_runs_of_which_none_has_begun_needs_the_options_again(
+    write_dataset: Write, config: Path, tmp_path: Path
+) -> None:
+    data, out = write_dataset(), tmp_path / "runs"
+    out.mkdir()
+    (out / "seeds.json").write_text('{"seeds": [4]}')
+    with pytest.raises(UsageError) as caught:
+        train_bc(data, out, resume=True)
+    assert caught.value.where == str(out)
+    assert not (out / "seed-4").exists()
+    found = train_bc(data, out, config=config, seeds=[4], updates=3, resume=True)
+    assert isinstance(found, SeedsResult)
+    assert list(found.seeds) == ["4"]
+
+
+def test_overwriting_with_fewer_seeds_leaves_no_run_of_another_seed(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data, out = write_dataset(), tmp_path / "runs"
+    train_bc(data, out, config=config, seeds=2, updates=3)
+    with pytest.raises(OutputExists) as caught:
+        train_bc(data, out, config=config, seeds=1, updates=3, overwrite=True)
+    assert caught.value.where == str(out)
+    assert json.loads((out / "seeds.json").read_text())["seeds"] == [0, 1]
+    shutil.rmtree(out / "seed-1")
+    train_bc(data, out, config=config, seeds=1, updates=3, overwrite=True)
+    assert json.loads((out / "seeds.json").read_text())["seeds"] == [0]
+
+
 def test_a_seed_that_misses_its_gate_does_not_stop_the_others(write_dataset: Write, config: Path, tmp_path: Path) -> None:
     with pytest.raises(TargetNotMet) as caught:
         train_bc(write_dataset(), tmp_path / "runs", config=config, seeds=2, max_val_loss=1e-9, **SHORT)
@@ -100,8 +128,8 @@ def test_runs_of_several_seeds_are_replaced_only_when_asked(write_dataset: Write
     train_bc(data, tmp_path / "runs", config=config, seeds=2, updates=3)
     with pytest.raises(OutputExists):
         train_bc(data, tmp_path / "runs", config=config, seeds=2, updates=3)
-    train_bc(data, tmp_path / "runs", config=config, seeds=[5], updates=3, overwrite=True)
-    assert json.loads((tmp_path / "runs/seeds.json").read_text())["seeds"] == [5]
+    train_bc(data, tmp_path / "runs", config=config, seeds=3, updates=3, overwrite=True)
+    assert json.loads((tmp_path / "runs/seeds.json").read_text())["seeds"] == [0, 1, 2]
     (tmp_path / "runs/seeds.json").write_text("{")
     with pytest.raises(BadData):
         train_bc(data, tmp_path / "runs", config=config, seeds=2, updates=3, resume=True)

@@ -103,7 +103,7 @@ CODES: Final[dict[str, Code]] = {
     "spaces-inferred": Code("note", "source", "without declared spaces, so that nothing lies outside them", "give --env"),
     "action-scale-unknown": Code("note", "source", "whose Box actions are of unknown scale", "give --action-scale"),
     "assumption": Code(
-        "note", "assumption", "made in reading or writing it (docs/reference/assumptions.md)", "check that they hold"
+        "note", "assumption", "made in reading or writing it", 'check that they hold; see "Assumptions" in the documentation'
     ),
     # ---- dataset folders ----
     "uncommitted": Code("error", "dataset", "whose writer has not finished", "the same command with --resume, or repair"),

@@ -62,10 +62,14 @@ def plain_custom_data(values: Mapping[Any, Any], *, where: str, tally: Tally) ->
 
 def plain_mapping(values: Mapping[Any, Any], *, tally: Tally, where: str) -> dict[str, Any]:
     """`values` with every part of it plain. `where` names episode and step; the error adds the key. Raises BadData."""
-    if all(type(key) is type(item) is str and key.isascii() and item.isascii() for key, item in values.items()):
-        return dict(values)  # ids of sources, by the thousand
+    if all(type(key) is str and key.isascii() and _is_simple(item) for key, item in values.items()):
+        return dict(values)  # ids of sources and assumptions, for each of many short episodes
     plain: dict[str, Any] = _plain(values, (), tally, where)
     return plain
+
+
+def _is_simple(value: Any) -> bool:
+    return (type(value) is str and value.isascii()) or type(value) is bool
 
 
 def _plain(value: Any, path: tuple[str, ...], tally: Tally, where: str) -> Any:

@@ -212,7 +212,7 @@ RESERVED: Final = frozenset({*STEP_COLUMNS, *END_FLAGS, Columns.INFOS, Columns.R
 FIX: Final = "write the dataset again with LeRobot, or copy it again; or skip the episode with --on-error skip"
 SAY_ROLES: Final = (
     'give --mapping FILE, which maps them: [columns] eps_id = "episode_index", t = "frame_index", obs = "state",'
-    ' actions = "actions" (docs/howto/formats.md#lerobot)'
+    ' actions = "actions"'
 )
 
 

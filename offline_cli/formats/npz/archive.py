@@ -157,7 +157,7 @@ def column_names(archive: NpzArchive) -> tuple[list[str], int]:
     """
     read = [one for one in archive.arrays.values() if one.shape and (one.dtype is not None or one.said == "text")]
     if not read:
-        raise BadData("no array has rows", where=archive.url, fix="write arrays with one row per step (docs/howto/formats.md)")
+        raise BadData("no array has rows", where=archive.url, fix="write arrays with one row per step")
     sizes = Counter(one.shape[0] for one in read)
     rows = max(sizes, key=lambda size: (sizes[size], size))
     whole = [one for one in read if one.shape[0] == rows and 0 not in one.shape[1:]]

@@ -31,8 +31,8 @@ from offline_cli.storage.staging import StagedFile
 from offline_cli.tally import Rejects, Tally
 
 HOW: Final = (
-    "give --mapping FILE, which maps the arrays to columns (docs/howto/tables.md), or name the arrays observations, actions,"
-    " rewards, terminals and timeouts (docs/howto/formats.md#numpy-arrays)"
+    "give --mapping FILE, which maps the arrays to columns, or name the arrays observations, actions,"
+    " rewards, terminals and timeouts"
 )
 
 

@@ -38,7 +38,7 @@ FILLED_ROLES: Final = (*TREES, Columns.REWARDS, EXTRA)
 DURATION: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|ms|s|min|m|h|d|w)\s*")
 UNITS: Final = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "min": 60e9, "m": 60e9, "h": 3600e9, "d": 86400e9, "w": 604800e9}
 MAX_DEPTH: Final = 64  # of nested tables and lists; a space is nested at most 16 deep
-FIX: Final = "correct the mapping; see docs/howto/tables.md and schemas/mapping.v1.json"
+FIX: Final = 'correct the mapping; see "Turn a table into episodes" in the documentation'
 OF_PYTHON: Final = "(dict)"  # the name of a mapping given as a dict
 PREVIOUS: Final = "previous"
 

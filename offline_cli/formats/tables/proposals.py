@@ -106,7 +106,7 @@ def default_mapping(files: TableFiles, tried: Tried) -> TableMapping:
     raise BadMapping(
         f"the table's columns need a mapping: {listed(columns)}",
         where=first_url(files.columns),
-        fix=f"give --mapping FILE (docs/howto/tables.md). To start from:\n\n{proposed}",
+        fix=f"give --mapping FILE. To start from:\n\n{proposed}",
         details={"columns": [name[:LONGEST_NAME] for name in columns[:1000]], "starting_mapping": proposed},
     )
 
@@ -287,7 +287,7 @@ class _Draft:
             filled = {name: values.get(self._cells(name), "") for name, n in gaps.items() if n}
             yield from ("[fill]", *(f"{toml_key(name)} = {value}" for name, value in filled.items() if value))
         elif any(gaps.values()):
-            yield from ("", "# An empty cell costs its episode, unless it is filled (docs/howto/tables.md):", "# [fill]")
+            yield from ("", "# An empty cell costs its episode, unless it is filled:", "# [fill]")
             yield from (
                 f'# {toml_key(name)} = "previous"  # {n:,} of the cells seen are empty' for name, n in gaps.items() if n
             )

@@ -350,11 +350,11 @@ class TableSource(FileSource):
 
         inner, values = self._inner(t)
         known, before = pl.Series(dtype=pl.UInt64), pl.DataFrame()  # hashes of the keys of all runs; the last row
-        sql = f"SELECT key, {'v0' if t else 'NULL'} AS t FROM {inner} WHERE key IS NOT NULL{limit}"
+        sql = f"SELECT hash(key) AS key, {'v0' if t else 'NULL'} AS t FROM {inner} WHERE key IS NOT NULL{limit}"
         for batch in self.rows.query(sql, values):
             rows = pl.concat([before, pl.DataFrame(batch)])
             begins = (rows["key"] != rows["key"].shift()).fill_null(before.is_empty())
-            falls, runs = rows["t"] < rows["t"].shift(), rows["key"].filter(begins).hash()
+            falls, runs = rows["t"] < rows["t"].shift(), rows["key"].filter(begins)
             if (falls & ~begins).any() or runs.n_unique() < len(runs):
                 return False
             known.extend(runs)

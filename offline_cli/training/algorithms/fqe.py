@@ -5,12 +5,15 @@ copy's mean over the policy's actions at s': over all of them where actions are 
 action, drawn, or the likeliest. What the policy does at s' is a column of its own, computed once: so it may have connector
 pieces and a memory, of which the critics see the observations alone. Source: Le et al. 2019 (arXiv 1903.08738); temporal
 differences with slow copies in place of separate regressions, as in d3rlpy 2.8.1.
+
+It is an `Algorithm` of `evaluate --offline` alone, and not one of `train --algorithm`: its columns NEXT_POLICY and FOLD come
+from the policy of a run, and what it learns plays nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -37,12 +40,15 @@ from offline_cli.training.algorithms.algorithm import (
 from offline_cli.training.steps import WEIGHTS
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
-__all__ = ["CRITICS", "FOLD", "FQE", "NEXT_POLICY", "TARGETS", "Choices", "policy_column", "taken_values", "values_of"]
+__all__ = ["CRITICS", "FOLD", "FQE", "NEXT_POLICY", "TARGETS", "Choices", "policy_column", "tables"]
+__all__ += ["taken_values", "values_of"]
 
 CRITICS, TARGETS = "critics", "target_critics"  # modules
 NEXT_POLICY: Final = "next_policy"  # see `policy_column`, at the observations that steps led to
 FOLD: Final = "fold"  # (N,) the critic that does not learn from a step, by its number: what it says of it is no memory
 MOST_CHOICES: Final = 256
+SWEEPS: Final = 2000  # of a table at most
+SETTLED: Final = 1e-6  # change of a table from which on it stays
 Q: Final = "q"
 
 
@@ -168,3 +174,30 @@ class FQE(Algorithm):
             move_towards(modules[TARGETS], modules[CRITICS], self.options["tau"])
 
         return [Group((CRITICS,), (Q,), loss, then=follow)]
+
+
+def tables(
+    space: spaces.Discrete[Any], choices: Choices, columns: Batch, gamma: float, members: int
+) -> list[Callable[[Tensor], Tensor]]:
+    """The critics of numbered observations without a network: functions of observations (N,) that give Q (N, A).
+
+    `columns`: those of FQE, all steps. Their regression is a mean: an action that was never taken in a state has the mean of
+    those that were; a state without any that of all.
+    """
+    pairs = (columns[Columns.OBS].long() - int(space.start)) * choices.count + choices.numbers(columns[Columns.ACTIONS])
+    size, after, found = int(space.n) * choices.count, columns[Columns.NEXT_OBS].long() - int(space.start), list[Any]()
+    gains, goes_on = columns[Columns.REWARDS].double(), gamma * (~columns[Columns.TERMINATEDS]).double()
+    for fold in range(members):
+        mine = columns[FOLD] != fold
+        pair, rewards, to, more, chances = (one[mine] for one in (pairs, gains, after, goes_on, columns[NEXT_POLICY].double()))
+        counts = pair.bincount(minlength=size).double().view(-1, choices.count)
+        table = torch.zeros_like(counts)
+        for _ in range(SWEEPS):
+            wanted = rewards + more * (table[to] * chances).sum(-1)
+            sums = pair.bincount(wanted, minlength=size).view_as(counts)
+            of_state = sums.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True)  # NaN: it has none
+            before, table = table, torch.where(counts > 0, sums / counts, of_state).nan_to_num(float(wanted.mean()))
+            if float((table - before).abs().max()) < SETTLED:
+                break
+        found.append(lambda observations, table=table: table[observations.long() - int(space.start)])
+    return found

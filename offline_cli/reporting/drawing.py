@@ -1,0 +1,64 @@
+"""What all figures share: the colours, plotly's JSON documents, and files of matplotlib's.
+
+Plotly's documents are plain dicts: its Python classes take a second to load and check what is not in doubt here. Texts of data
+are escaped, because plotly reads tags and entities in them.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+from os import PathLike
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offline_cli.printable_text import printable
+
+COLOURS: Final = (
+    "#1f83c6",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#e69f00",
+    "#56b4e9",
+    "#8c6bb1",
+    "#777777",
+    "#b8860b",
+    "#003f8c",
+    "#7fbf3f",
+    "#a02040",
+)
+Json = dict[str, Any]
+
+
+def colour(number: int) -> str:
+    """Of dataset or run `number`."""
+    return COLOURS[number % len(COLOURS)]
+
+
+def label(text: str) -> str:
+    """Text of data as plotly shows it, letter for letter."""
+    return html.escape(printable(text), quote=False)
+
+
+def packed(values: NDArray[Any]) -> Json:
+    """An array as plotly reads it, in four bytes a number."""
+    numbers = np.ascontiguousarray(values, np.float32)
+    shape = {} if numbers.ndim == 1 else {"shape": ", ".join(map(str, numbers.shape))}
+    return {"dtype": "f4", "bdata": base64.b64encode(numbers.tobytes()).decode(), **shape}
+
+
+def figure(traces: list[Json], x: str, y: str, height: int = 300, **layout: Any) -> Json:
+    """A document of plotly's."""
+    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    return {"data": traces, "layout": {"height": height, "showlegend": len(traces) > 1, **axes, **layout}}
+
+
+def save(drawn: Any, target: str | PathLike[str] | BinaryIO, kind: str = "png") -> None:
+    """Write a figure of matplotlib's; of the same version, equal figures give equal PNG files."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(drawn)
+    drawn.savefig(target, format=kind, metadata={"Software": None} if kind == "png" else None)
