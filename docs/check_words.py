@@ -41,6 +41,7 @@ PHRASES = {  # a regular expression, and what to write
     r"\be\.g\.|\bi\.e\.": "such as; that is",
     r"\bteach(es)? no\b": "is not used to learn",
     r"\bLooking needs\b|\bchooses no\b|\bcloses nothing\b": "say who does what",
+    r"\bwhat played\b": "the recorded policy",
     r"\bmay not be\b": "must not be, or might not be",
 }
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/howto/*.md", "docs/explanation/*.md")

@@ -151,8 +151,8 @@ def evaluate(
     behaviour: Annotated[
         c.Behaviour,
         o.offline(
-            help="Probabilities of what played: recorded ones (action_logp, else action_dist_inputs), those of a clone that is "
-            "fitted, or equal ones."
+            help="Probabilities of the recorded actions: recorded (action_logp, else action_dist_inputs), of a clone that is "
+            "fitted, or uniform."
         ),
     ] = "recorded",
     gamma: Annotated[float, o.offline(help="Discount of estimates, above 0, at most 1.")] = 1.0,

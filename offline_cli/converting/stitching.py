@@ -375,6 +375,7 @@ def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
     if None in sizes or len(units) > 1:
         return Progress("reading", tally.rows_in, None, ROWS)
     total, done = sum(filter(None, sizes)), sum(source.done for source in sources)
-    if units == {BYTES}:
+    (unit,) = units
+    if unit == BYTES:
         return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})
     return Progress("reading", min(done, total), total, units.pop())

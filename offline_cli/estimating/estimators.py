@@ -60,7 +60,7 @@ class Episodes:
     lengths: NDArray[np.int64]  # (E,) at least 1
     rewards: Array  # (N,)
     target: Any = None  # (N,) log-probability of each recorded action by the policy; None: it has none
-    behaviour: Any = None  # (N,) by what played
+    behaviour: Any = None  # (N,) by the recorded policy
     gamma: float = 1.0
     clip: float | None = None  # the largest weight; None: any
 
@@ -220,17 +220,17 @@ def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
     if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
         yield "it lies beyond all recorded returns"
     if np.isneginf(episodes.behaviour).any():
-        yield "the behaviour gives recorded actions the probability 0"
+        yield "recorded actions have the probability 0"
     sums = episodes.summed(np.exp(np.minimum(episodes.ratios, MOST)) - 1)
     mass, error = 1 + sums.sum() / len(episodes.rewards), sums.std() * count**0.5 / len(episodes.rewards)
     if mass < 1 - BEYOND - 3 * error:
-        yield f"the behaviour never takes {1 - mass:.0%} of the policy's actions"
+        yield f"the recorded policy never takes {1 - mass:.0%} of the policy's actions"
     elif mass > 1 + BEYOND + 3 * error:
-        yield f"weights of steps are {mass:.3g} on average, and not 1: what played gives other probabilities"
+        yield f"weights of steps are {mass:.3g} on average, not 1: these are not the probabilities of the recorded policy"
     allowed = BEYOND if name in UNCORRECTED else FAR
     if abs(weights.mean() - 1) > allowed + 3 * weights.std() / count**0.5:
-        yield f"weights of episodes are {weights.mean():.3g} on average, and not 1: rare ones that hold the rest are missing"
+        yield f"weights of episodes are {weights.mean():.3g} on average, not 1: rare episodes with large weights are missing"
     if count < LEAST:
         yield f"only {count:,} episodes, and estimates need {LEAST} or more"
     elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
-        yield f"{count:,} episodes count as {effective:.3g}: the policy does other things than what played"
+        yield f"{count:,} episodes count as {effective:.3g}: the policy acts too differently from the recorded one"

@@ -89,12 +89,11 @@ def evaluate_offline(
     The policy acts greedily, as in `evaluate`, or draws its actions with `explore`. Where the run learned from the same
     recordings and held episodes out, these alone are taken. `estimators`: see `estimators.py`; by default those of weights, or
     `dm` where there are none: a policy of continuous actions that acts greedily, or has no spread that was learned (td3-bc,
-    rebrac). `behaviour`: what played: "recorded" in `action_logp` or `action_dist_inputs`, a clone that is fitted here ("fit"),
-    or "uniform". `clip`: the largest weight of an episode. `mapping`: what columns of a table mean. `module_id`: whose
-    episodes, of several modules; default: the run's. `plot`: a PNG file.
+    rebrac). `behaviour`: probabilities of recorded actions: "recorded" (`action_logp`, `action_dist_inputs`), of a clone fitted
+    here ("fit"), or "uniform". `clip`: the largest weight of an episode. `mapping`: what columns of a table mean. `module_id`:
+    the module, of several; default: the run's. `plot`: a PNG file.
 
-    An estimate that may mislead says `reliable: false` and why. `dm` always does: a reliable estimate is one whose
-    interval holds the value, and the error of Q is not in that of `dm`.
+    An estimate that may mislead says `reliable: false` and why. `dm` always does: its interval leaves out the error of Q.
 
     Raises UsageError for a policy that is no run, what `load_policy` and `recorded_for` raise, BadConfig for estimators without
     what they need; TargetNotMet unless some estimate is reliable, and the low end of each that is reaches `min_value`.
@@ -129,7 +128,7 @@ def evaluate_offline(
         reasons = dict.fromkeys(figures["reason"] for figures in result.estimates.values()) or result.notes
         why = "; ".join(f"{one} may be as low as {low:.5g}" for one, low in reliable.items() if low < min_value)
         why = why or f"no estimate is reliable: {'; '.join(reasons)}"
-        fix = "more episodes, a better policy, or one closer to what played"
+        fix = "more episodes, a better policy, or one closer to the recorded policy"
         raise TargetNotMet(f"{why}; {min_value:g} wanted", where=name, fix=fix, details=result.as_dict())
     return result
 
@@ -148,7 +147,7 @@ def _target(recorded: Recorded, explore: bool) -> Array | None:
 
 
 def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Array | None, str | None]:
-    """(N,) log-probability of each recorded action by what played, in the units of networks, and what says so."""
+    """(N,) log-probability of each recorded action by the recorded policy, in network units, and their source."""
     episodes, parts = recorded.episodes, leaf_spaces(recorded.space, Columns.ACTIONS)
     boxes = {path: leaf for path, leaf in parts.items() if isinstance(leaf, spaces.Box)}
     if behaviour == "fit":

@@ -61,7 +61,7 @@ class Fitting:
         """
         if len(self.recorded.episodes) < 2:
             fix = "--behaviour uniform, or recordings with action_logp"
-            raise BadConfig("a clone of what played needs two episodes", where="--behaviour fit", fix=fix)
+            raise BadConfig("a clone of the recorded policy needs two episodes", where="--behaviour fit", fix=fix)
         fold, seen = self._folds(FOLDS), rows_of(self.recorded.observations, self.recorded.acted)
         columns, found = {Columns.OBS: seen, Columns.ACTIONS: self.recorded.actions}, np.empty(len(fold))
         for number in range(min(FOLDS, len(self.recorded.episodes))):

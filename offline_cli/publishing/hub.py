@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, HfFileSystem
@@ -54,8 +55,8 @@ class Repository:
         self._files: dict[str, RepoFile] = {}
         self._ask("looking at the repository", self._look)
 
-    def _ask(self, doing: str, request: Callable[[], T], *, moving: int = 0) -> T:
-        return asked(request, self.url, doing, self._seconds * max(1.0, moving / REQUEST_BYTES))
+    def _ask(self, doing: str, request: Callable[..., T], *args: Any, moving: int = 0, **given: Any) -> T:
+        return asked(partial(request, *args, **given), self.url, doing, self._seconds * max(1.0, moving / REQUEST_BYTES))
 
     def _look(self) -> None:
         try:
@@ -96,7 +97,7 @@ class Repository:
         """Send `new` shards, then commit everything; the commit. Raises BadData, BadConfig (the card), Locked, StorageError."""
         if self._commit is None:
             how: dict[str, Any] = {"repo_type": "dataset", "private": private or None}
-            self._ask("making the repository", lambda: self._api.create_repo(self.name, **how))
+            self._ask("making the repository", self._api.create_repo, self.name, **how)
             self._ask("looking at the repository", self._look)
         operations: list[Any] = []
         for first in range(0, len(new), AT_ONCE):
@@ -121,16 +122,18 @@ class Repository:
                 file = place.path if place.is_local else place.read_bytes() if shard.bytes <= IN_MEMORY else None
                 adds.append(CommitOperationAdd(shard.path, file or held.enter_context(place.open())))
                 check_shard(dataset, shard, adds[-1].upload_info.sha256.hex())
-            how: dict[str, Any] = {"additions": adds, "repo_type": "dataset"}
-            request = lambda: self._api.preupload_lfs_files(self.name, **how)  # noqa: E731
-            self._ask("uploading", request, moving=sum(shard.bytes for shard in shards))
+            moving, upload = sum(shard.bytes for shard in shards), self._api.preupload_lfs_files
+            self._ask("uploading", upload, self.name, moving=moving, additions=adds, repo_type="dataset")
         return adds
 
     def _has_own_card(self) -> bool:
         """Whether somebody wrote a card there, more than the header that a new repository may begin with."""
-        path = f"datasets/{self.name}@{self._commit}/{CARD}"
-        read = lambda: bytes(HfFileSystem(**self._client).cat_file(path))  # noqa: E731
-        card = self._ask("reading its card", read).decode("utf-8", "replace") if CARD in self._files else MARK
+        if CARD not in self._files:
+            return False
+        read = HfFileSystem(**self._client).cat_file
+        card = bytes(self._ask("reading its card", read, f"datasets/{self.name}@{self._commit}/{CARD}")).decode(
+            "utf-8", "replace"
+        )
         is_own = MARK not in card and bool(body_of(card).strip())
         if is_own:
             _log.warning("note: %s: its README.md was written there, and stays: it should name the licence", self.url)
@@ -139,7 +142,7 @@ class Repository:
     def _push(self, operations: Sequence[Any], title: str) -> str:
         how: dict[str, Any] = {"commit_message": title, "repo_type": "dataset", "parent_commit": self._commit}
 
-        def request() -> str:
+        def commit() -> str:
             try:
                 return str(self._api.create_commit(self.name, operations, **how).oid)
             except HfHubHTTPError as error:
@@ -153,4 +156,4 @@ class Repository:
                 fix = f"another --license, or mend README.md, and run the command again: {SENT}"
                 raise BadConfig(f"the Hub refuses the card: {error}", where=f"{self.url}/{CARD}", fix=fix) from error
 
-        return self._ask("committing", request)
+        return self._ask("committing", commit)

@@ -1,15 +1,14 @@
-"""What all figures share: the colours, plotly's JSON documents, and files of matplotlib's.
+"""What figures share: colours, and plotly's JSON documents.
 
-Plotly's documents are plain dicts: its Python classes take a second to load and check what is not in doubt here. Texts of data
-are escaped, because plotly reads tags and entities in them.
+These are plain dicts: plotly's Python classes take a second to load and check what is not in doubt here. Plotly reads tags and
+entities in texts, so those of data are escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import html
-from os import PathLike
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,19 +16,9 @@ from numpy.typing import NDArray
 from offline_cli.printable_text import printable
 
 COLOURS: Final = (
-    "#1f83c6",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#8c6bb1",
-    "#777777",
-    "#b8860b",
-    "#003f8c",
-    "#7fbf3f",
+    "#1f83c6", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#777777", "#b8860b", "#003f8c", "#7fbf3f",
     "#a02040",
-)
+)  # fmt: skip
 Json = dict[str, Any]
 
 
@@ -51,14 +40,6 @@ def packed(values: NDArray[Any]) -> Json:
 
 
 def figure(traces: list[Json], x: str, y: str, height: int = 300, **layout: Any) -> Json:
-    """A document of plotly's."""
+    """A document of plotly's. A legend of more than four names would leave no room; the head of the page has them all."""
     axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
-    return {"data": traces, "layout": {"height": height, "showlegend": len(traces) > 1, **axes, **layout}}
-
-
-def save(drawn: Any, target: str | PathLike[str] | BinaryIO, kind: str = "png") -> None:
-    """Write a figure of matplotlib's; of the same version, equal figures give equal PNG files."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(drawn)
-    drawn.savefig(target, format=kind, metadata={"Software": None} if kind == "png" else None)
+    return {"data": traces, "layout": {"height": height, "showlegend": 1 < len(traces) < 5, **axes, **layout}}

@@ -3,155 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offline_cli.reporting.drawing import Json, colour, figure, label, packed
+from offline_cli.columns import Columns
+from offline_cli.reporting.drawing import Json, figure, label, packed
 from offline_cli.reporting.survey import Survey
 
-POINTS: Final = 2_000  # of a dataset in a cloud
-BINS: Final = 32
+POINTS: Final = 6_000  # of all datasets in a plot
+LONGEST: Final = 80  # letters of an id beside a point
+BINS: Final = 32  # of a small histogram
 STRETCHES: Final = 24  # of time
 SIZE: Final = (150, 36)  # of a small plot, pixels
+MOST: Final = 240  # columns of a heatmap
+CHOICES: Final = 64  # rows of one
 
 
-def binned(values: NDArray[Any], bins: int, low: float, high: float) -> NDArray[np.int64]:
-    """(bins,) counts of finite values between `low` and `high`, which no difference overflows."""
-    scale = max(abs(low), abs(high)) or 1.0
-    places = (values / scale - low / scale) / ((high / scale - low / scale) or 1.0)
-    return np.bincount(np.clip((places * bins).astype(np.int64), 0, bins - 1), minlength=bins)
+class Part(NamedTuple):
+    """Episodes that are compared with others: a dataset, or an agent in one."""
+
+    name: str
+    shade: str
+    survey: Survey
+    numbers: NDArray[np.int64]  # of the episodes
+
+    def dots(self, x: NDArray[Any], y: NDArray[Any], episodes: NDArray[np.int64], **marker: Any) -> Json:
+        """A trace of points that belong to these episodes."""
+        texts = [label(self.survey.ids[number][:LONGEST]) for number in episodes.tolist()]
+        look = {"color": self.shade, "size": 5, "opacity": 0.6, **marker}
+        dots = {"type": "scatter", "mode": "markers", "x": packed(x), "y": packed(y), "text": texts}
+        return {**dots, "name": label(self.name), "marker": look}
 
 
-def histogram(groups: Sequence[tuple[str, str, NDArray[Any]]], x: str) -> Json:
-    """Counts of values of each group (name, colour, values) over common ranges."""
-    known = [(name, shade, values[np.isfinite(values)]) for name, shade, values in groups]
-    whole = np.concatenate([values for _, _, values in known] or [np.zeros(0)])
-    low, high = (float(whole.min()), float(whole.max())) if len(whole) else (0.0, 1.0)
-    whole_numbers = bool((whole == np.round(whole)).all()) and high - low < 60
-    bins = round(high - low) + 1 if whole_numbers else min(40, max(8, round(2 * len(whole) ** 0.5)))
-    low, high = (low - 0.5, high + 0.5) if whole_numbers else (low, high)
-    traces = []
-    for name, shade, values in known:
-        counts, middle = binned(values, bins, low, high), low + (np.arange(bins) + 0.5) / bins * (high - low)
-        share = counts / max(1, len(values)) if len(known) > 1 else counts
-        bar = {"type": "bar", "x": packed(middle), "y": packed(share), "width": (high - low) / bins or 1.0, "name": label(name)}
-        traces.append({**bar, "marker": {"color": shade, "opacity": 0.6 if len(known) > 1 else 0.9}})
-    return figure(traces, x, "share of episodes" if len(known) > 1 else "episodes", barmode="overlay")
+def some(count: int, most: int) -> NDArray[np.int64]:
+    """Up to `most` numbers below `count`, evenly apart."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
 
 
-def over_episodes(groups: Sequence[tuple[str, str, Survey, NDArray[Any]]]) -> Json:
-    """Return of each episode in the order of the data; at most 2,000 points of each group of episodes (numbers)."""
-    traces = []
-    for name, shade, survey, numbers in groups:
-        shown = numbers[np.unique(np.linspace(0, len(numbers) - 1, POINTS).astype(np.int64))] if len(numbers) else numbers
-        texts = [label(survey.episodes.ids[number]) for number in shown.tolist()]
-        dots = {"type": "scatter", "mode": "markers", "x": packed(shown), "y": packed(survey.episodes["return"][shown])}
-        traces.append({**dots, "text": texts, "name": label(name), "marker": {"color": shade, "size": 5, "opacity": 0.7}})
+def histogram(parts: Sequence[Part], name: str, x: str) -> Json:
+    """A figure of episodes, over common ranges."""
+    norm = "probability" if len(parts) > 1 else ""
+    traces: list[Json] = []
+    for part in parts:
+        values = part.survey[name][part.numbers]
+        values = values[np.isfinite(values)]
+        bars = {
+            "type": "histogram",
+            "x": packed(values[some(len(values), 5 * POINTS // len(parts))]),
+            "histnorm": norm,
+            "bingroup": 1,
+            "nbinsx": BINS,
+        }
+        look = {"color": part.shade, "opacity": 0.6 if norm else 0.9}
+        traces.append({**bars, "name": label(part.name), "marker": look})
+    return figure(traces, x, "share of episodes" if norm else "episodes", barmode="overlay")
+
+
+def over_episodes(parts: Sequence[Part]) -> Json:
+    """Return of each episode in the order of the data."""
+    shown = [(part, part.numbers[some(len(part.numbers), POINTS // (len(parts) + 1))]) for part in parts]
+    traces = [part.dots(numbers, part.survey["return"][numbers], numbers) for part, numbers in shown]
     return figure(traces, "episode, in the order of the data", "return")
 
 
-def coverage(surveys: Sequence[tuple[int, Survey]]) -> Json | None:
+def coverage(parts: Sequence[Part]) -> Json | None:
     """Sampled observations on their two principal directions, common to all; None: there are no two channels in common."""
-    names = [{(one.path, one.at) for one in survey.channels if one.kind == "obs"} for _, survey in surveys]
-    common = sorted(set.intersection(*names), key=str)
-    parts = []
-    for _, survey in surveys:
-        at = {(one.path, one.at): i for i, one in enumerate(survey.channels)}
-        episode, _, values = survey.sample()
-        rows = np.unique(np.linspace(0, len(values) - 1, POINTS).astype(np.int64))
-        parts.append((episode[rows], np.nan_to_num(values[rows][:, [at[name] for name in common]], posinf=0, neginf=0)))
-    whole = np.concatenate([values for _, values in parts]) if parts else np.zeros((0, 0))
-    deviation = whole.std(0) if len(whole) else np.zeros(0)
-    if (deviation > 1e-12).sum() < 2:
+    places = [{(one.path, one.at): i for i, one in enumerate(part.survey.channels)} for part in parts]
+    common = [one for one in places[0] if one[0].startswith(Columns.OBS) and all(one in other for other in places)]
+    samples = []
+    for part, at in zip(parts, places, strict=True):
+        episode, _, values = part.survey.sample()
+        rows = some(len(values), POINTS // (len(parts) + 1))
+        samples.append((episode[rows], np.nan_to_num(values[rows][:, [at[one] for one in common]], posinf=0, neginf=0)))
+    whole = np.concatenate([values for _, values in samples])
+    deviation = whole.std(0)
+    use = (deviation > 1e-12) & np.isfinite(deviation)
+    if use.sum() < 2:
         return None
-    use = deviation > 1e-12
-    middle, scale = whole.mean(0)[use], deviation[use]
-    _, strength, directions = np.linalg.svd((whole[:, use] - middle) / scale, full_matrices=False)
+    middle = whole.mean(0)[use]
+    _, strength, directions = np.linalg.svd((whole[:, use] - middle) / deviation[use], full_matrices=False)
     shares = np.square(strength) / np.square(strength).sum()
     traces = []
-    for (number, survey), (episode, values) in zip(surveys, parts, strict=True):
-        points = ((values[:, use] - middle) / scale) @ directions[:2].T
-        marker: Json = {"size": 4, "opacity": 0.5, "color": colour(number)}
-        if len(surveys) == 1:
-            gained = survey.episodes["return"][episode]
-            bar = {"title": {"text": "return"}, "thickness": 10}
-            marker = {"size": 4, "opacity": 0.6, "color": packed(gained), "colorscale": "Viridis", "colorbar": bar}
-        dots = {"type": "scatter", "mode": "markers", "x": packed(points[:, 0]), "y": packed(points[:, 1]), "marker": marker}
-        texts = [label(survey.episodes.ids[one]) for one in episode.tolist()]
-        traces.append({**dots, "text": texts, "name": label(survey.name), "hoverinfo": "text+name"})
+    for part, (episode, values) in zip(parts, samples, strict=True):
+        x, y = directions[:2] @ ((values[:, use] - middle) / deviation[use]).T
+        bar = {"colorscale": "Viridis", "colorbar": {"title": {"text": "return"}, "thickness": 10}}
+        look = {"color": packed(part.survey["return"][episode]), **bar} if len(parts) == 1 else {}
+        traces.append(part.dots(x, y, episode, size=4, **look))
     return figure(traces, f"first direction ({shares[0]:.0%} of the variance)", f"second ({shares[1]:.0%})", 380)
 
 
 def actions_by_episode(survey: Survey) -> Json | None:
-    """Shares of discrete actions, or means of continuous ones, over episodes in up to 240 groups of neighbours."""
-    episodes, acted = survey.episodes, survey.columns("actions")
-    if survey.choices:
-        table = episodes["shares"]
-        known = survey.meanings.by_path.get("actions", ())
-        texts = known[0].categories if len(known) == 1 and known[0].categories else None
-        names = [f"{i} {texts[i]}" if texts and i < len(texts) else str(i) for i in range(survey.choices)]
-        title, low = "share", 0.0
-    elif len(acted):
-        values = np.nan_to_num(episodes["mean"][:, acted], posinf=0, neginf=0)
-        middle, spread = values.mean(0), values.std(0)
-        table = np.clip((values - middle) / np.where(spread > 1e-12, spread, 1), -3, 3)
-        names, title, low = [survey.channels[i].name for i in acted], "mean, standardised", -3.0
-    else:
+    """Shares of the choices of a discrete action, or means of continuous ones, of sampled steps over neighbouring episodes."""
+    episode, _, values = survey.sample()
+    acted = survey.numbers(Columns.ACTIONS)
+    if not len(acted):
         return None
-    groups = np.array_split(np.arange(len(table)), min(240, len(table)))
-    cells = np.stack([table[rows].mean(0) for rows in groups], 1)[:64]
-    shown = [label(name) for name in names[:64]]
-    scale = "Viridis" if survey.choices else "RdBu"
-    trace = {
+    groups = np.linspace(0, len(survey), min(MOST, len(survey)), endpoint=False).astype(np.int64)  # first episode of each
+    group = np.searchsorted(groups, episode, "right") - 1
+    counts = np.maximum(np.bincount(group, minlength=len(groups)), 1)
+    if len(acted) == 1 and survey.channels[acted[0]].is_category:
+        choices, row = np.unique(values[:, acted[0]].astype(np.int64), return_inverse=True)
+        known = survey.meanings.by_path.get(Columns.ACTIONS, ())
+        texts = dict(enumerate((known[0].categories or ()) if len(known) == 1 else ()))
+        names = [f"{one} {texts.get(one, '')}".strip() for one in choices.tolist()]
+        table = np.zeros((len(choices), len(groups)))
+        np.add.at(table, (row.ravel(), group), 1)
+        table, what, look = table / counts, "share", {"colorscale": "Viridis", "zmin": 0, "zmax": 1}
+    else:
+        names, finite = [survey.channels[i].name for i in acted], np.nan_to_num(values[:, acted], posinf=0, neginf=0)
+        table = np.stack([np.bincount(group, one, len(groups)) for one in finite.T]) / counts
+        deviation = table.std(1, keepdims=True)
+        table = (table - table.mean(1, keepdims=True)) / np.where(deviation > 1e-12, deviation, 1)
+        what, look = "mean, standardised", {"colorscale": "RdBu", "zmin": -3, "zmax": 3}
+    shown = [label(name) for name in names[:CHOICES]]
+    trace: Json = {
         "type": "heatmap",
-        "z": packed(cells),
+        "x": packed(groups),
+        "z": packed(table[:CHOICES]),
         "y": shown,
-        "colorscale": scale,
-        "zmin": low,
-        "zmax": 1.0 if low == 0 else 3.0,
+        "colorbar": {"thickness": 10},
     }
-    trace |= {"x": packed(np.array([rows[0] for rows in groups])), "colorbar": {"thickness": 10}}
-    return figure(
-        [trace],
-        f"episode (colour: {title})",
-        "",
-        max(160, 90 + 22 * len(shown)),
-        yaxis={"type": "category", "automargin": True},
-    )
+    trace |= look
+    axis = {"type": "category", "automargin": True}
+    return figure([trace], f"episode (colour: {what})", "", max(160, 90 + 22 * len(shown)), yaxis=axis)
 
 
 # ---- small plots, as paths in a box of SIZE ----
 
 
+def small_plots(t: NDArray[np.int64], values: NDArray[Any], low: float, high: float, last: float) -> dict[str, str]:
+    """`bars`: histogram of values (S,) from `low` to `high`; `line` and `band`: their median, and quantiles 0.1 to 0.9, over
+    timesteps (S,) until `last`.
+    """
+    known = np.isfinite(values)
+    t, values = t[known], values[known]
+    largest = max(abs(low), abs(high)) or 1.0  # so that no difference overflows
+    span = high / largest - low / largest
+    places = (values / largest - low / largest) / span if span else np.full(len(values), 0.5)
+    counts = np.bincount(np.clip((places * BINS).astype(np.int64), 0, BINS - 1), minlength=BINS)
+    edges = np.repeat(np.linspace(0, 1, BINS + 1), 2)
+    bars = _path(edges, np.concatenate([[0], np.repeat(counts / max(1, counts.max()), 2), [0]]))
+    stretch = (t / (max(last, 1) + 1) * STRETCHES).astype(np.int64)
+    found = [(i + 0.5, np.quantile(places[stretch == i], (0.1, 0.5, 0.9))) for i in range(STRETCHES) if (stretch == i).any()]
+    x = np.array([i for i, _ in found]) / STRETCHES
+    under, middle, over = np.array([one for _, one in found]).reshape(-1, 3).T
+    band = _path(np.concatenate([x, x[::-1]]), np.concatenate([under, over[::-1]]))
+    return {"bars": bars, "line": _path(x, middle), "band": band}
+
+
 def _path(x: NDArray[Any], y: NDArray[Any]) -> str:
-    return "M" + "L".join(f"{a:.1f},{b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
-
-
-def _heights(values: NDArray[Any], low: float, high: float) -> NDArray[Any]:
-    middle = SIZE[1] / 2
-    return np.full(values.shape, middle) if high <= low else SIZE[1] - 1 - (values - low) / (high - low) * (SIZE[1] - 2)
-
-
-def bars_path(counts: NDArray[Any]) -> str:
-    """Bars of a histogram."""
-    heights = SIZE[1] - np.asarray(counts) / max(float(np.max(counts, initial=0)), 1e-12) * (SIZE[1] - 2)
-    edges = np.linspace(0, SIZE[0], len(heights) + 1)
-    x, y = np.repeat(edges, 2)[1:-1], np.repeat(heights, 2)
-    return f"{_path(np.concatenate([[0], x, [SIZE[0]]]), np.concatenate([[SIZE[1]], y, [SIZE[1]]]))}Z"
-
-
-def band_paths(t: NDArray[Any], values: NDArray[Any], low: float, high: float, last: float) -> tuple[str, str]:
-    """Median over time, and the band between the quantiles 0.1 and 0.9, until timestep `last`."""
-    edges = np.linspace(0, max(last, 1) + 1, STRETCHES + 1)
-    order = np.argsort(t, kind="stable")
-    parts = np.split(values[order], np.searchsorted(t[order], edges[1:-1]))
-    known = [(i, part) for i, part in enumerate(one[np.isfinite(one)] for one in parts) if len(part)]
-    if not known:
-        return "", ""
-    x = (np.array([i for i, _ in known]) + 0.5) / STRETCHES * SIZE[0]
-    under, middle, over = np.stack([np.quantile(part, (0.1, 0.5, 0.9)) for _, part in known], 1)
-    under, middle, over = (_heights(one, low, high) for one in (under, middle, over))
-    band = _path(np.concatenate([x, x[::-1]]), np.concatenate([under, over[::-1]])) + "Z"
-    return _path(x, middle), band
+    """A line through points of the unit square."""
+    points = zip((x * SIZE[0]).tolist(), (SIZE[1] - 1 - y * (SIZE[1] - 2)).tolist(), strict=True)
+    return "L".join(f"{a:.1f},{b:.1f}" for a, b in points).join(("M", "")) if len(x) else ""

@@ -25,7 +25,7 @@ function show(number) {
     const axis = row ? row + 1 : "", top = 1 - row / names.length;
     layout["yaxis" + axis] = { domain: [top - 0.72 / names.length, top - 0.22 / names.length], nticks: 3, tickfont: { size: 10 } };
     layout.annotations.push({ text: name, xref: "paper", yref: "paper", x: 0, y: top, yanchor: "top", xanchor: "left", showarrow: false, font: { size: 11 } });
-    return { type: "scatter", mode: "lines", name, x0: one.start, dx: one.every, y: one.y[row], yaxis: "y" + axis, line: { width: 1.2, color: one.shade } };
+    return { type: "scatter", mode: "lines", name, x0: 0, dx: one.every, y: one.y[row], yaxis: "y" + axis, line: { width: 1.2, color: one.shade } };
   });
   draw(document.getElementById("course"), { data: traces, layout });
   document.getElementById("frames").replaceChildren(...one.frames.map((src) => Object.assign(new Image(), { src, alt: "" })));

@@ -1,7 +1,7 @@
 """One HTML file about datasets and runs, which opens without a server or network: `report`, and the page of `inspect --html`.
 
-Jinja escapes every text (`autoescape`), plotly brings its own script, and the page allows no other than those it was written
-with: their hashes are in its Content-Security-Policy. What data says is text or a number in a JSON block, never markup.
+Jinja2 escapes every text (`autoescape`), plotly brings its own script, and the Content-Security-Policy allows these scripts
+alone, by hash. What data says is text or a number in a JSON block, never markup.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate import validate
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, EpisodeEnds
+from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset, holds_dataset
 from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError
 from offline_cli.mean_interval import mean_interval
-from offline_cli.meanings import NO_MEANINGS
 from offline_cli.printable_text import printable
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.reporting import figures as draw
 from offline_cli.reporting import runs as of_runs
 from offline_cli.reporting.curves import plotly_curves
 from offline_cli.reporting.drawing import COLOURS, Json, colour, label, packed
-from offline_cli.reporting.signs import Sign, of_problem, repeated, signs
+from offline_cli.reporting.figures import Part
+from offline_cli.reporting.signs import Sign, repeated, signs
 from offline_cli.reporting.survey import Survey
 from offline_cli.spaces import describe
 from offline_cli.storage.locations import Location, Sources, open_location
@@ -44,6 +45,7 @@ PAGE: Final = b"<!doctype html"  # begins each page
 TEMPLATE: Final = Path(__file__).with_name("page.html.j2")
 DRAWN: Final = 200  # episodes in the browser, of all datasets
 BROWSED: Final = 40  # channels of an episode that are drawn
+CELLS: Final = 1_000  # of all datasets in the table of channels
 BUDGET: Final = 5 << 20  # bytes of the episodes that are drawn
 LISTED: Final = 12  # episodes that a sign names on the page
 MOST_SIGNS: Final = 60
@@ -95,38 +97,39 @@ def report(
     given: list[Any] = list(sources) if isinstance(sources, list | tuple) else [sources]
     if not given and not runs:
         raise UsageError("nothing is given to report on", where="report", fix="name datasets, or runs with --run RUN")
-    _packages()
+    _check_packages()
     places = [one if isinstance(one, Location) else open_location(one, storage_options) for one in given]
     names = of_runs.names_of([one.url for one in places])
-    surveys, found = [], list[Sign]()
-    for name, place, source in zip(names, places, given, strict=True):
-        survey, told, wrong = _surveyed(name, place, source, options, max(1, DRAWN // len(given)))
-        surveys.append((survey, told))
-        found += wrong
-    if given and not any(len(survey.episodes) for survey, _ in surveys) and not runs:
-        what = found[0].text if found else "no episodes"
-        raise (BadData if found else NoData)(
-            what, where=", ".join(one.url for one in places), fix="see what offline-cli validate says"
-        )
-    found += repeated([survey for survey, _ in surveys], [_as_words(place, options) for place in places])
-    for (survey, _), place in zip(surveys, places, strict=True):
+    surveys = [
+        Survey(name, colour(i), _as_words(place, options)) for i, (name, place) in enumerate(zip(names, places, strict=True))
+    ]
+    found = list[Sign]()
+    for survey, source in zip(surveys, given, strict=True):
+        found += _collected(survey, source, options, max(1, DRAWN // len(given)))
+    kept = [survey for survey in surveys if len(survey)]
+    if given and not kept and not runs:
+        what, where = found[0].text if found else "no episodes", ", ".join(one.url for one in places)
+        raise (BadData if found else NoData)(what, where=where, fix="see what offline-cli validate says")
+    found += repeated(kept)
+    found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
+    folders = count(1)
+    for one in found:
+        one.command += f"-{next(folders)}" if one.command else ""  # a folder for each
+    for survey, place in zip(surveys, places, strict=True):
         flagged = [number for one in found if one.source == survey.name for number in one.numbers[:LISTED]]
         dataset = Dataset.open(place) if flagged and not short and holds_dataset(place) else None
         survey.draw_flagged(flagged, dataset, DRAWN // 5)
-    found.sort(key=lambda one: ("error", "warning", "note").index(one.severity))
-    for number, one in enumerate((one for one in found if one.command), 1):
-        one.command += f"-{number}"  # a folder for each
+        survey.facts = {"place": place.url, **survey.facts, **_counts(survey)}
     groups = of_runs.grouped(of_runs.read_runs(runs, storage_options))
-    page = _page(surveys, found, groups, short)
-    content = page.encode("utf-8", "replace")
+    content = _page(surveys, kept, found, groups, is_short=short).encode("utf-8", "replace")
     write_whole(target, content, folder=target.parent() or target)
     return ReportResult(
         out=target.url,
         bytes=len(content),
         datasets=len(surveys),
         runs=sum(len(group.runs) for group in groups),
-        episodes=sum(len(survey.episodes) for survey, _ in surveys),
-        steps=sum(survey.steps for survey, _ in surveys),
+        episodes=sum(map(len, surveys)),
+        steps=sum(survey.steps for survey in surveys),
         problems=[one.as_dict() for one in found],
         seconds=round(time.monotonic() - began, 3),
     )
@@ -139,62 +142,7 @@ def check_page(out: Any, storage_options: Mapping[str, Any] | None = None, *, ov
     return target
 
 
-# ---- reading ----
-
-
-@np.errstate(all="ignore")  # of values near the largest float
-def _surveyed(
-    name: str, place: Location, source: Any, options: Mapping[str, Any], most: int
-) -> tuple[Survey, Json, list[Sign]]:
-    """One source: what its steps show, facts for its head, and what is wrong."""
-    from offline_cli.converting.reading import read_episodes
-    from offline_cli.formats.tables import TableOptions
-
-    reading = {key: options[key] for key in ("from_", "storage_options", "on_progress")}
-    tables = {key: options[key] for key in ("mapping", "rows_as_episodes", "episode_ends", "temp_dir", "memory_limit")}
-    checked_too = validate(source, **reading, **tables)
-    at = _as_words(place, options)
-    wrong = [of_problem(one, name, at) for one in checked_too.problems]
-    survey = Survey(name, None, None, "unknown", NO_MEANINGS)
-    facts: Json = {"place": place.url}
-    try:
-        with read_episodes(source, **reading, tables=TableOptions.of(options), on_error="skip") as stream:
-            spaces = (stream.observation_space, stream.action_space)
-            survey = Survey(name, *spaces, stream.action_scale, stream.meanings)
-            for batch in stream:
-                survey.add(batch, most)
-            facts |= {
-                "format": ", ".join(dict.fromkeys(stream.formats)),
-                "environment": stream.environment.id if stream.environment else "not known",
-                "observations": describe(spaces[0]) + (" (inferred)" if stream.spaces_inferred else ""),
-                "actions": f"{describe(spaces[1])}, scale: {stream.action_scale}",
-            }
-    except OfflineCliError as error:
-        if error.exit_code != BadData.exit_code:
-            raise
-        wrong.insert(0, Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", name))
-    numbers: dict[str, list[int]] = {}
-    for number, name in enumerate(survey.episodes.ids):
-        numbers.setdefault(name, []).append(number)
-    for one in wrong:
-        one.numbers = [number for name in one.episodes for number in numbers.get(name, ())]
-        if len(one.episodes) >= len(survey.episodes):  # nothing would be left
-            one.command = ""
-    return survey, facts, [*wrong, *signs(survey, at)]
-
-
-def _as_words(place: Location, options: Mapping[str, Any]) -> str:
-    """A source and how it is read, as a shell takes it; empty where none does."""
-    names = {"from_": SOURCE_FORMAT, "mapping": None, "rows_as_episodes": False, "episode_ends": None}  # and their defaults
-    given = {key: options[key] for key, default in names.items() if options[key] != default}
-    words = [place.url]
-    for key, value in given.items():
-        words += [f"--{key.rstrip('_').replace('_', '-')}", *([] if value is True else [value])]
-    is_said = all(isinstance(one, str | os.PathLike) and os.fspath(one).isprintable() for one in words)
-    return shlex.join(map(os.fspath, words)) if is_said else ""
-
-
-def _packages() -> None:
+def _check_packages() -> None:
     try:
         import jinja2  # noqa: F401
         import plotly  # noqa: F401
@@ -203,227 +151,214 @@ def _packages() -> None:
         raise MissingPackage(f"the package {error.name} is missing", where="report", fix=fix) from error
 
 
+def _as_words(place: Location, options: Mapping[str, Any]) -> str:
+    """A source and how it is read, as a shell takes it; empty where none does."""
+    defaults = {"from_": SOURCE_FORMAT, "mapping": None, "rows_as_episodes": False, "episode_ends": None}
+    words = [place.url]
+    for key in (key for key, default in defaults.items() if options[key] != default):
+        words += [f"--{key.rstrip('_').replace('_', '-')}", *([] if options[key] is True else [options[key]])]
+    is_said = all(isinstance(one, str | os.PathLike) and os.fspath(one).isprintable() for one in words)
+    return shlex.join(map(os.fspath, words)) if is_said else ""
+
+
+# ---- reading ----
+
+
+@np.errstate(all="ignore")  # of values near the largest float
+def _collected(survey: Survey, source: Any, options: Mapping[str, Any], most: int) -> list[Sign]:
+    """What is wrong with one source, whose steps `survey` collects; `most`: episodes that are drawn."""
+    from offline_cli.converting.reading import read_episodes
+    from offline_cli.formats.tables import TableOptions
+
+    reading = {key: options[key] for key in ("from_", "storage_options", "on_progress")}
+    tables = {key: options[key] for key in ("mapping", "rows_as_episodes", "episode_ends", "temp_dir", "memory_limit")}
+    problems, broken = validate(source, **reading, **tables).problems, list[Sign]()
+    try:
+        with read_episodes(source, **reading, tables=TableOptions.of(options), on_error="skip") as stream:
+            survey.spaces = {Columns.OBS: stream.observation_space, Columns.ACTIONS: stream.action_space}
+            survey.scale, survey.meanings = stream.action_scale, stream.meanings
+            for batch in stream:
+                survey.add(batch, most)
+            inferred = " (inferred)" if stream.spaces_inferred else ""
+            survey.facts = {
+                "format": ", ".join(dict.fromkeys(stream.formats)),
+                "environment": stream.environment.id if stream.environment else "not known",
+                "observations": f"{describe(stream.observation_space)}{inferred}",
+                "actions": f"{describe(stream.action_space)}, scale: {stream.action_scale}",
+            }
+    except OfflineCliError as error:
+        if error.exit_code != BadData.exit_code:
+            raise
+        broken = [Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", survey.name)]
+    found = [*broken, *(Sign.of_problem(one, survey) for one in problems)]
+    return [*found, *signs(survey)] if len(survey) else found
+
+
+def _counts(survey: Survey) -> dict[str, str]:
+    if not len(survey):
+        return {"episodes": "none that could be read"}
+    ends = {"terminated": survey["terminated"], "truncated": survey["truncated"] & ~survey["terminated"]}
+    told = [f"{int(flags.sum()):,} {name}" for name, flags in ends.items() if flags.any()]
+    facts = {"episodes": f"{len(survey):,}", "steps": f"{survey.steps:,}"}
+    for name in ("return", "length"):
+        mean, low, high, middle = (_number(f(survey[name])) for f in (np.mean, np.min, np.max, np.median))
+        facts[name] = f"mean {mean}, from {low} to {high}, median {middle}"
+    return {**facts, "ends": ", ".join(told) or "no end flag"}
+
+
 # ---- the page ----
 
 
 @np.errstate(all="ignore")
-def _page(surveys: Sequence[tuple[Survey, Json]], found: Sequence[Sign], groups: Sequence[of_runs.Group], short: bool) -> str:
-    kept = [(number, survey) for number, (survey, _) in enumerate(surveys) if len(survey.episodes)]
-    plots: list[tuple[str, Json]] = []
-    browsed: list[Json] = []
-    datasets = []
-    for number, (survey, facts) in enumerate(surveys):
-        datasets.append({"name": survey.name, "shade": colour(number), "facts": facts | _counts(survey)})
-    if kept and not short:
-        parts = (_agents(kept[0][1]) if len(kept) == 1 else []) or _datasets(kept)
-        returns = [(name, shade, survey.episodes["return"][numbers]) for name, shade, survey, numbers in parts]
-        lengths = [(name, shade, survey.episodes["length"][numbers]) for name, shade, survey, numbers in parts]
-        plots = [("Returns", draw.histogram(returns, "return")), ("Lengths", draw.histogram(lengths, "steps"))]
-        plots.append(("Returns in the order of the data", draw.over_episodes(parts)))
-        if (cloud := draw.coverage(kept)) is not None:
-            plots.append(("Coverage: sampled observations in two dimensions", cloud))
-        for _, survey in kept:
-            if (drawn := draw.actions_by_episode(survey)) is not None:
-                plots.append((f"Actions by episode: {survey.name}", drawn))
-        browsed = _browsed(kept)
-    curves = plotly_curves([group.as_seeds() for group in groups])
-    flagged = {(one.source, number) for one in found for number in one.numbers}
-    for shown in browsed:
-        shown["label"] += " ⚠" if (shown["dataset"], shown["number"]) in flagged else ""
+def _page(
+    surveys: Sequence[Survey], kept: Sequence[Survey], found: Sequence[Sign], groups: Sequence[of_runs.Group], *, is_short: bool
+) -> str:
+    """The page, in the template's terms. `kept`: the surveys with episodes."""
+    curves = [] if is_short else plotly_curves([group.curves for group in groups])
+    plots = [] if is_short or not kept else _plots(kept)
+    browsed = [] if is_short else _browsed(kept, {(one.source, number) for one in found for number in one.numbers})
     places = {(one["dataset"], one["number"]): place for place, one in enumerate(browsed)}
-    episodes_of = {survey.name: survey.episodes for survey, _ in surveys}
     problems = []
     for one in found[:MOST_SIGNS]:
-        episodes = episodes_of[one.source]
-        named = [(episodes.name(at), places.get((one.source, at))) for at in one.numbers[:LISTED]]
+        survey = next(each for each in surveys if each.name == one.source)
+        named = [(survey.episode(at), places.get((one.source, at))) for at in one.numbers[:LISTED]]
         named = named or [(name, None) for name in one.episodes[:LISTED]]
         problems.append(one.as_dict() | {"more": len(one.episodes) - len(named), "episodes": named})
-    title = ", ".join([*(survey.name for survey, _ in surveys), *(group.name for group in groups)])
-    headings, rows = _results(groups)
+    data = {
+        "plots": [one for _, one in (*plots, *curves)],
+        "episodes": browsed,
+        "names": [[label(one.name) for one in survey.channels[:BROWSED]] for survey in kept],
+    }
     return _rendered(
-        title=title,
-        datasets=datasets,
-        keys=list(dict.fromkeys(key for one in datasets for key in one["facts"])),
+        data,
+        title=", ".join([*(survey.name for survey in surveys), *(group.name for group in groups)]),
+        datasets=[{"name": survey.name, "shade": survey.shade, "facts": survey.facts} for survey in surveys],
+        keys=list(dict.fromkeys(key for survey in surveys for key in survey.facts)),
         better=_better(kept),
         problems=problems,
         channels=_channels(kept),
+        more_channels=max(0, max((len(one.channels) for one in kept), default=0) - CELLS // max(1, len(kept))),
         plots=[name for name, _ in plots],
         browsed=[(one["dataset"], one["label"]) for one in browsed],
-        runs=[(group.name, colour(number), row) for number, (group, row) in enumerate(zip(groups, rows, strict=True))],
-        results=headings,
+        runs=[(group.name, colour(number)) for number, group in enumerate(groups)],
+        results=of_runs.results(groups),
         curves=[name for name, _ in curves],
         differences=of_runs.differences(groups),
-        is_short=short,
-        data={
-            "plots": [one for _, one in (*plots, *curves)],
-            "episodes": browsed,
-            "names": [[label(one.name) for one in survey.channels[:BROWSED]] for _, survey in kept],
-        },
+        is_short=is_short,
     )
 
 
-def _rendered(*, data: Json, is_short: bool, **context: Any) -> str:
-    """The page. Hashes are of the scripts as a browser sees them."""
+def _rendered(data: Json, **context: Any) -> str:
+    """The template with these texts. Hashes are of the scripts as a browser sees them."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    scripts = [] if is_short else [get_plotlyjs(), TEMPLATE.with_name("page.js").read_text("utf-8")]
+    def shown(value: Any) -> Any:  # control characters and marks of direction are spelled out
+        return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    how: Json = {"autoescape": True, "undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(**how, finalize=shown)  # noqa: S701  # autoescape is among `how`
+    environment.filters["number"] = _number
+    scripts = [] if context["is_short"] else [get_plotlyjs(), TEMPLATE.with_name("page.js").read_text("utf-8")]
     hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in scripts]
-    block = orjson.dumps(_shown(data)).decode().replace("<", "\\u003c")  # so that no text ends the block
-    known = {"scripts": scripts, "policy": " ".join(hashes) or "'none'", "data": block, "is_short": is_short}
-    return environment.from_string(TEMPLATE.read_text("utf-8")).render({**_shown(context), **known})
-
-
-def _shown(value: Any) -> Any:
-    """With the texts as a page may show them: control characters and marks of direction spelled out."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {key: _shown(one) for key, one in value.items()}
-    return [_shown(one) for one in value] if isinstance(value, list | tuple) else value
+    block = orjson.dumps(data).decode().replace("<", "\\u003c")  # so that no text ends the block
+    template = environment.from_string(TEMPLATE.read_text("utf-8"))
+    return template.render(context, scripts=scripts, policy=" ".join(hashes) or "'none'", data=block)
 
 
 def _number(value: Any) -> str:
     return f"{value:,.4g}" if isinstance(value, int | float | np.number) else "" if value is None else str(value)
 
 
-def _spread(figures: Mapping[str, Any]) -> str:
-    return f"mean {_number(figures.get('mean'))}, from {_number(figures.get('min'))} to {_number(figures.get('max'))}"
-
-
-def _counts(survey: Survey) -> Json:
-    episodes = survey.episodes
-    if not len(episodes):
-        return {"episodes": "none that could be read"}
-    ends = {"terminated": episodes["terminated"], "truncated": episodes["truncated"] & ~episodes["terminated"]}
-    told = [f"{int(flags.sum()):,} {name}" for name, flags in ends.items() if flags.any()]
-    spreads = {
-        name: f"{_spread({key: getattr(values, key)() for key in ('mean', 'min', 'max')})}, median {_number(np.median(values))}"
-        for name, values in (("return", episodes["return"]), ("length", episodes["length"]))
-    }
-    counts = {"episodes": f"{len(episodes):,}", "steps": f"{survey.steps:,}"}
-    return {**counts, **spreads, "ends": ", ".join(told) or "no end flag"}
-
-
-Part = tuple[str, str, Survey, NDArray[np.int64]]
-"""Name, colour, survey, and numbers of the episodes of what is compared."""
-
-
-def _datasets(kept: Sequence[tuple[int, Survey]]) -> list[Part]:
-    return [(survey.name, colour(number), survey, np.arange(len(survey.episodes))) for number, survey in kept]
+def _datasets(kept: Sequence[Survey]) -> list[Part]:
+    return [Part(survey.name, survey.shade, survey, np.arange(len(survey))) for survey in kept]
 
 
 def _agents(survey: Survey) -> list[Part]:
     """The agents or modules of one dataset; empty where there is one, or more than there are colours."""
-    agents, names = np.array(survey.episodes.agents), sorted(set(survey.episodes.agents))
+    agents, names = np.array(survey.agents), sorted(set(survey.agents))
     if not 1 < len(names) <= len(COLOURS):
         return []
-    return [(name or "-", colour(number), survey, np.flatnonzero(agents == name)) for number, name in enumerate(names)]
+    return [Part(name or "-", colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
 
 
-def _better(kept: Sequence[tuple[int, Survey]]) -> list[str]:
-    """Which dataset has the highest mean return, and which agent or module in each, a sentence each."""
+def _better(kept: Sequence[Survey]) -> list[str]:
+    """Which dataset has the highest mean return, if they have the same channels, and which agent or module in each."""
+    several, kinds = len(kept) > 1, {tuple((one.path, one.at) for one in survey.channels) for survey in kept}
+    compared = [
+        ("", _datasets(kept) if len(kinds) == 1 else []),
+        *((f" in {survey.name}" if several else "", _agents(survey)) for survey in kept),
+    ]
+    sentences = []
+    for where, parts in compared:
+        found = [(*mean_interval(part.survey["return"][part.numbers]), part.name) for part in parts]
+        means = sorted(((float(mean), float(half), name) for mean, half, name in found if np.isfinite(mean)), reverse=True)
+        if len(means) > 1:
+            (mean, half, name), (other, other_half, _) = means[:2]
+            words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in means)
+            sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
+            told = f"Mean return{where} with its 95% interval: {words}. The highest is that of {name}, {sure}."
+            sentences.append(told.replace("± nan", "(one episode)"))
+    return sentences
+
+
+def _plots(kept: Sequence[Survey]) -> list[tuple[str, Json]]:
+    """Title and figure of each plot."""
+    parts = (_agents(kept[0]) if len(kept) == 1 else []) or _datasets(kept)
     several = len(kept) > 1
-    compared = [("", _datasets(kept)), *((f" in {survey.name}" if several else "", _agents(survey)) for _, survey in kept)]
-    return [sentence for where, parts in compared if (sentence := _highest(parts, where))]
+    found = [
+        ("Returns", draw.histogram(parts, "return", "return")),
+        ("Lengths", draw.histogram(parts, "length", "steps")),
+        ("Returns in the order of the data", draw.over_episodes(parts)),
+        ("Coverage: sampled observations in two dimensions", draw.coverage(_datasets(kept))),
+        *((f"Actions by episode{f': {one.name}' if several else ''}", draw.actions_by_episode(one)) for one in kept),
+    ]
+    return [(title, figure) for title, figure in found if figure is not None]
 
 
-def _highest(parts: Sequence[Part], where: str) -> str:
-    told = []
-    for name, _, survey, numbers in parts:
-        gained = survey.episodes["return"][numbers]
-        gained = gained[np.isfinite(gained)]
-        if len(gained):
-            mean, half = mean_interval(gained)
-            told.append((float(mean), float(half) if len(gained) > 1 else math.inf, name))
-    told.sort(key=lambda one: -one[0])
-    if len(told) < 2:
-        return ""
-    (mean, half, name), (other, other_half, _) = told[:2]
-    words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in told)
-    sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
-    return f"Mean return{where} with its 95% interval: {words}. The highest is that of {name}, {sure}."
-
-
-def _channels(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
+def _channels(kept: Sequence[Survey]) -> list[Json]:
     """A row for each channel, with a cell for each dataset that has it."""
-    rows: dict[str, Json] = {}
-    for number, survey in kept:
-        figures = survey.figures.as_json()
+    rows: dict[tuple[str, int | None], Json] = {}
+    for survey in kept:
         _, t, values = survey.sample()
-        for at, channel in enumerate(survey.channels):
-            one = figures[channel.path]
-            picked = {key: _element(one[key], channel.at) for key in ("min", "mean", "max", "std", "nan", "infinite")}
-            row = rows.setdefault(f"{channel.path} {channel.at}", {"name": channel.name, "unit": channel.unit, "cells": []})
-            row["cells"].append({"shade": colour(number), "of": (t, values[:, at]), "channel": channel, **picked})
-    for row in rows.values():
-        known = [value for cell in row["cells"] for value in (cell["min"], cell["max"]) if isinstance(value, int | float)]
-        low, high = min(known, default=0.0), max(known, default=1.0)
-        last = max(float(np.quantile(cell["of"][0], 0.98)) for cell in row["cells"])
+        for at, (channel, told) in enumerate(zip(survey.channels, survey.statistics(), strict=True)):
+            row = rows.setdefault((channel.path, channel.at), {"name": channel.name, "unit": channel.unit, "cells": []})
+            flags = _flags(told, channel, values[:, at])
+            row["cells"].append({**told, "shade": survey.shade, "flags": flags, "t": t, "values": values[:, at]})
+    shown = list(rows.values())[: max(1, CELLS // max(1, len(kept)))]
+    for row in shown:
+        known = [cell[end] for cell in row["cells"] for end in ("min", "max") if isinstance(cell[end], int | float)]
+        ends = (min(known, default=0.0), max(known, default=1.0), max(np.quantile(cell["t"], 0.98) for cell in row["cells"]))
         for cell in row["cells"]:
-            (t, values), channel = cell.pop("of"), cell.pop("channel")
-            finite = values[np.isfinite(values)]
-            counts = draw.binned(finite, draw.BINS, low, high)
-            line, band = draw.band_paths(t, values, low, high, last)
-            flags = _flags(cell, channel, finite)
-            cell |= {key: _number(cell[key]) for key in ("min", "mean", "max", "std")}
-            cell |= {"bars": draw.bars_path(counts), "line": line, "band": band, "flags": flags}
-    return list(rows.values())
+            cell |= draw.small_plots(cell["t"], cell["values"], *ends)
+    return shown
 
 
-def _element(values: Any, at: int | None) -> Any:
-    """Element `at` of nested figures; None: that of all, or their mean."""
-    flat = np.array(values, object).ravel()
-    if at is not None and len(flat) > at:
-        return flat[at]
-    known = [value for value in flat if isinstance(value, int | float)]
-    return sum(known) / len(known) if known else None
-
-
-def _flags(cell: Json, channel: Any, values: Any) -> list[str]:
-    flags = [f"{cell[key]:,} {word}" for key, word in (("nan", "NaN"), ("infinite", "infinite")) if cell[key]]
-    if cell["min"] == cell["max"] and cell["min"] is not None:
+def _flags(told: Json, channel: Any, values: Any) -> list[str]:
+    """What is odd about a channel with sampled values (S,)."""
+    flags = [f"{told[key]:,} {word}" for key, word in (("nan", "NaN"), ("infinite", "infinite")) if told[key]]
+    if told["min"] == told["max"] and told["min"] is not None:
         return [*flags, "constant"]
     for bound, word in ((channel.low, "lower"), (channel.high, "upper")):
-        share = float((values == np.float64(bound)).mean()) if len(values) and np.isfinite(bound) else 0.0
+        share = float((values == bound).mean()) if math.isfinite(bound) else 0.0
         flags += [f"{share:.0%} at the {word} bound"] if share >= 0.01 else []
     return flags
 
 
-def _browsed(kept: Sequence[tuple[int, Survey]]) -> list[Json]:
+def _browsed(kept: Sequence[Survey], flagged: set[tuple[str, int]]) -> list[Json]:
     """The episodes that are drawn, as long as they fit into the budget."""
-    found, used = [], 0
-    for place, (number, survey) in enumerate(kept):
-        chosen, episodes = survey.chosen(DRAWN), survey.episodes
-        for at, why in chosen.items():
-            course = survey.courses.get(at)
-            if course is None:
+    found, used = list[Json](), 0
+    for place, survey in enumerate(kept):
+        for at, why in survey.chosen(DRAWN).items():
+            if (course := survey.courses.get(at)) is None:
                 continue
             used += course.values[:, :BROWSED].size * 6 + sum(map(len, course.frames))
             if used > BUDGET * (place + 1) / len(kept):
                 break
-            text = f"{episodes.name(at)} ({why}: return {_number(episodes['return'][at])}, {episodes['length'][at]:,} steps)"
-            drawn = {
-                "y": [packed(one) for one in course.values.T[:BROWSED]],
-                "frames": course.frames,
-                "every": course.every,
-            }
-            found.append({"dataset": survey.name, "number": at, "id": episodes.ids[at], "label": text, "set": place, **drawn})
-            found[-1] |= {"shade": colour(number), "start": 0}
+            mark = " ⚠" if (survey.name, at) in flagged else ""
+            text = f"{survey.episode(at)} ({why}: return {_number(survey['return'][at])}, {survey['length'][at]:,} steps){mark}"
+            lines = {"y": [packed(one) for one in course.values.T[:BROWSED]], "every": course.every, "frames": course.frames}
+            about = {"dataset": survey.name, "number": at, "id": printable(survey.ids[at]), "label": printable(text)}
+            found.append({**about, "set": place, "shade": survey.shade, **lines})
     return found
-
-
-def _results(groups: Sequence[of_runs.Group]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the figures that finished runs have, over seeds their mean and range."""
-    keys = [key for key in of_runs.SHOWN if any(run.result.get(key) is not None for group in groups for run in group.runs)]
-    return [key.replace("_", " ") for key in keys], [[_over_seeds(group, key) for key in keys] for group in groups]
-
-
-def _over_seeds(group: of_runs.Group, key: str) -> str:
-    values = [run.result.get(key) for run in group.runs]
-    known = [value for value in values if isinstance(value, int | float)]
-    if not known:
-        return str(values[0] or "")
-    more = f" ({_number(min(known))} to {_number(max(known))})" if min(known) < max(known) else ""
-    return f"{_number(sum(known) / len(known))}{more}"

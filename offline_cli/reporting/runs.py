@@ -10,8 +10,8 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -25,30 +25,31 @@ from offline_cli.storage.staging import whole_file, write_whole
 
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
+ESTIMATES: Final = "estimates.json"  # what `evaluate RUN --offline D --json` prints, where somebody keeps it in the folder
+ESTIMATED: Final = "estimate by "
 STATE: Final = "state.json"
 OWN: Final = ("seed", "out", "run", "device", "threads")  # keys that make no other kind of run
 SUFFIXES: Final = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}  # and how such files begin
 SHOWN: Final = ("eval_return_mean", "eval_return_ci95", "val_loss", "val_accuracy", "loss", "updates", "seconds", "stopped_by")
 
 
-@dataclass(slots=True)
-class Run:
+class Run(NamedTuple):
     """What is read of one run folder."""
 
     name: str
     rows: list[dict[str, Any]]  # of metrics.jsonl
     config: dict[str, Any]  # dotted keys
-    result: dict[str, Any]  # empty: the run is not finished
+    result: dict[str, Any]  # of a finished run; and estimates, if they were kept in the folder
 
 
-@dataclass(slots=True)
-class Group:
+class Group(NamedTuple):
     """Runs that differ in the seed alone."""
 
     name: str
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Run]
 
-    def as_seeds(self) -> tuple[str, Seeds]:
+    @property
+    def curves(self) -> tuple[str, Seeds]:
         """As curves are drawn of it."""
         return self.name, [run.rows for run in self.runs]
 
@@ -63,7 +64,7 @@ class CurvesResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"out": self.out, "runs": self.runs, "groups": self.groups}
+        return asdict(self)
 
 
 def read_runs(places: Sequence[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None = None) -> list[Run]:
@@ -109,14 +110,17 @@ def _run(name: str, place: Location, agent: str) -> Run:
     try:
         rows = [orjson.loads(line) for line in text(METRICS).splitlines() if line.strip()]
         config = _flat(tomllib.loads(text(RUN_CONFIG).decode()))
-        result = orjson.loads(text(RESULT) or b"{}")
         if data := orjson.loads(text(STATE) or b"{}").get("seen", {}).get("sources"):
             config["data"] = data  # runs on other data are no seeds of each other
         config |= {"agent": agent} if agent else {}
         rows = [row for row in rows if isinstance(row.get("update"), int)]
         rows = [{key: value for key, value in row.items() if isinstance(value, int | float)} for row in rows]
-        return Run(name, rows, config, dict(result))
-    except (ValueError, AttributeError, TypeError) as error:
+        result, estimates = (orjson.loads(text(file) or b"{}") for file in (RESULT, ESTIMATES))
+        for estimator, one in estimates.get("estimates", {}).items():
+            doubt = "" if one.get("reliable") else ", not reliable"
+            result[f"{ESTIMATED}{estimator}"] = f"{_range(one['value'], one['low'], one['high'])}{doubt}"
+        return Run(name, rows, config, result)
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise BadData(f"a run's file cannot be read: {error}", where=place.url, fix="train again with --overwrite") from error
 
 
@@ -129,17 +133,37 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
     """Runs of one configuration, but for the seed, together; in the order of the first of each."""
-    found: dict[str, Group] = {}
+    kinds: dict[str, list[Run]] = {}
     for number, run in enumerate(runs):
         kind = {key: value for key, value in run.config.items() if key.rpartition(".")[2] not in OWN}
-        key = repr(sorted(kind.items(), key=lambda one: one[0])) if kind else f"{number}"
-        found.setdefault(key, Group(run.name)).runs.append(run)
-    for group in found.values():
-        if len(group.runs) > 1:
-            names = [run.name for run in group.runs]
-            common = re.sub(r"[-_/.]*(seed)?[-_/.=]*\d*$", "", names[0])  # bc/seed-0, bc_seed3, bc-1
-            group.name = f"{common or names[0]} ({len(names)} seeds)"
-    return list(found.values())
+        kinds.setdefault(repr(sorted(kind.items())) if kind else f"{number}", []).append(run)
+    return [Group(_common(each), each) for each in kinds.values()]
+
+
+def _common(runs: Sequence[Run]) -> str:
+    if len(runs) == 1:
+        return runs[0].name
+    common = re.sub(r"[-_/.]*(seed)?[-_/.=]*\d*$", "", runs[0].name)  # bc/seed-0, bc_seed3, bc-1
+    return f"{common or runs[0].name} ({len(runs)} seeds)"
+
+
+def results(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """Figures of finished runs: name, and its mean and range over the seeds of each group; texts as they are."""
+    known = {key for group in groups for run in group.runs for key, value in run.result.items() if value is not None}
+    keys = [*(key for key in SHOWN if key in known), *sorted(key for key in known if key.startswith(ESTIMATED))]
+    told = [(key, [[run.result.get(key) for run in group.runs] for group in groups]) for key in keys]
+    return [(key.replace("_", " "), [_over_seeds(values) for values in each]) for key, each in told]
+
+
+def _over_seeds(values: Sequence[Any]) -> str:
+    known = [value for value in values if isinstance(value, int | float)]
+    texts = dict.fromkeys(str(value) for value in values if value is not None)
+    return _range(sum(known) / len(known), min(known), max(known)) if known else "; ".join(texts)
+
+
+def _range(value: Any, low: Any, high: Any) -> str:
+    ends = [f"{one:,.4g}" if isinstance(one, int | float) else "?" for one in (value, low, high)]
+    return ends[0] if ends[1] == ends[2] else f"{ends[0]} ({ends[1]} to {ends[2]})"
 
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
@@ -170,7 +194,7 @@ def curves(
     check_free(target, overwrite, SUFFIXES[kind])
     groups = grouped(read_runs(runs, storage_options))
     content = io.BytesIO()
-    draw_curves([group.as_seeds() for group in groups], content, kind=kind)
+    draw_curves([group.curves for group in groups], content, kind=kind)
     write_whole(target, content.getvalue(), folder=target.parent() or target)
     return CurvesResult(target.url, sum(len(group.runs) for group in groups), [group.name for group in groups])
 

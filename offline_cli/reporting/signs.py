@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from offline_cli.checking.validate import Problem
+from offline_cli.columns import Columns
 from offline_cli.converting.operations.selecting import LONGEST
 from offline_cli.reporting.survey import SLICES, Survey
 
@@ -24,6 +26,10 @@ NEAR: Final = 0.02  # standard deviations between episodes that are nearly the s
 NEIGHBOURS: Final = 12  # along a line, with which an episode is compared
 NAMED: Final = 40  # episodes in a command
 CONFLICT: Final = 0.1
+MOTION: Final = (  # what of, the least that counts, and what it means
+    ("Jerky actions", 0.02, "actions change direction far more than in the others"),
+    ("Actions stand still", 0.3, "actions do not change for a far larger share of the steps than in the others"),
+)
 
 
 @dataclass(slots=True)
@@ -38,206 +44,177 @@ class Sign:
     command: str = ""
     numbers: list[int] = field(default_factory=list)  # of the episodes in its survey: an id alone may not tell agents apart
 
+    @classmethod
+    def of(cls, survey: Survey, severity: str, title: str, text: str, numbers: NDArray[Any], *, drop: bool) -> Sign:
+        """About these episodes; `drop`: a command leaves them out."""
+        ids = [survey.ids[one] for one in numbers.tolist()]
+        return cls(severity, title, text, survey.name, ids, without(survey.at, ids) if drop else "", numbers.tolist())
+
+    @classmethod
+    def of_problem(cls, problem: Problem, survey: Survey) -> Sign:
+        """A finding of `validate`."""
+        ids = list(problem.episodes)
+        places = [one.removeprefix(f"{problem.source}, ") for one in problem.places[:5] if not ids and one != problem.source]
+        text = f"{problem.what}. To do: {problem.fix}. {'; '.join(places)}".strip()
+        numbers = [number for number, name in enumerate(survey.ids) if name in problem.episodes]
+        command = without(survey.at, ids)
+        if ids and survey.at and not command:
+            listed = f"offline-cli validate {survey.at} --json > problems.json"
+            command = f"{listed}; offline-cli filter {survey.at} --drop-problems problems.json --out kept"
+        is_kept = problem.severity == "note" or len(ids) >= len(survey)  # nothing would be left
+        return cls(problem.severity, problem.code, text, survey.name, ids, "" if is_kept else command, numbers)
+
     def as_dict(self) -> dict[str, Any]:
         """As `report --json` has it."""
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "numbers"}
 
 
-def of_problem(problem: Problem, name: str, at: str) -> Sign:
-    """A finding of `validate`; `at`: see `without`."""
-    ids = list(problem.episodes)
-    text = f"{problem.what}. To do: {problem.fix}."
-    places = "; ".join(
-        one.removeprefix(f"{problem.source}, ") for one in problem.places[:5] if not ids and one != problem.source
-    )
-    command = without(at, ids)
-    if ids and not command and at:
-        listed = f"offline-cli validate {at} --json > problems.json"
-        command = f"{listed}; offline-cli filter {at} --drop-problems problems.json --out kept"
-    command = "" if problem.severity == "note" else command
-    return Sign(problem.severity, problem.code, f"{text} {places}".strip(), name, ids, command)
-
-
 def without(at: str, ids: Sequence[str]) -> str:
     """The command that writes a source without these episodes, which ends with the name of the folder that it makes.
 
-    `at`: the source and its options, as a shell takes them; empty where none does. Empty also where there are too many, or ids
-    that no shell takes.
+    `at`: see Survey. Empty without a source, or where there are too many, or ids that no shell takes.
     """
-    if not at or not ids or len(ids) > NAMED or not all(one.isprintable() for one in ids):
-        return ""
     listed = ", ".join("'" + one.replace("'", "''") + "'" for one in ids)
-    if len(condition := f"eps_id not in ({listed})") > LONGEST:
+    condition = f"eps_id not in ({listed})"
+    if not at or not 0 < len(ids) <= NAMED or not listed.isprintable() or len(condition) > LONGEST:
         return ""
     is_plain = not set('"$`\\!') & set(condition)  # then easier to read, and for cmd.exe too
     quoted = f'"{condition}"' if is_plain else shlex.quote(condition)
     return f"offline-cli filter {at} --where {quoted} --out kept"
 
 
-def signs(survey: Survey, at: str) -> Iterator[Sign]:
-    """Those of one dataset; `at`: see `without`."""
-    if not len(survey.episodes):
-        return
-    for one in (*_stuck(survey), *_motion(survey), *_conflicts(survey)):
-        one.command = without(at, one.episodes) if one.severity == "warning" else ""
-        yield one
-
-
-def _sign(severity: str, title: str, text: str, survey: Survey, numbers: NDArray[Any], command: str = "") -> Sign:
-    known = numbers.tolist()
-    return Sign(severity, title, text, survey.name, [survey.episodes.ids[one] for one in known], command, known)
+def signs(survey: Survey) -> Iterator[Sign]:
+    """Those of one dataset."""
+    yield from _stuck(survey)
+    yield from _motion(survey)
+    yield from _conflicts(survey)
 
 
 def _stuck(survey: Survey) -> Iterator[Sign]:
     """Channels of observations that usually change and then hold one value for long, while others go on."""
-    episodes = survey.episodes
-    length, changes, longest = episodes["length"], episodes["changes"], episodes["longest"]
-    observed, long = survey.columns("obs"), length >= RUN
-    if not long.any():
+    length, changes, longest = survey["length"], survey["changes"], survey["longest"]
+    if not (long := length >= RUN).any():
         return
-    usual = observed[np.quantile(changes[long][:, observed], 0.9, axis=0) > USUAL]
+    usual = np.quantile(changes[long], 0.9, axis=0) > USUAL
     bound = np.maximum(np.maximum(RUN, 0.2 * length[:, None]), 4 * np.median(longest[long], axis=0))
-    held = (longest >= bound)[:, usual]
-    held[(held.sum(axis=1) > len(usual) / 2) & (len(usual) > 1)] = False  # most stand: the robot rests, or the recording
-    for column, channel in enumerate(usual.tolist()):
-        found = np.flatnonzero(held[:, column])
-        if not len(found):
-            continue
+    held = (longest >= bound) & usual
+    held[(held.sum(1) > usual.sum() / 2) & (usual.sum() > 1)] = False  # most stand: the robot rests, or the recording
+    for channel in np.flatnonzero(held.any(0)).tolist():
+        found = np.flatnonzero(held[:, channel])
         found = found[np.argsort(-longest[found, channel], kind="stable")]
-        worst, name = found[0], survey.channels[channel].name
+        worst, name = found[0], survey.channels[survey.numbers(Columns.OBS)[channel]].name
         many = f"{len(found):,} of {len(length):,} episodes" if len(found) > 1 else "1 episode"
         text = (
             f"{name} usually changes from step to step. In {many} it holds one value for long while others go on: in the worst"
-            f" for {longest[worst, channel]:,} of {length[worst]:,} steps, from step {episodes['since'][worst, channel]:,}."
+            f" for {longest[worst, channel]:,} of {length[worst]:,} steps, from step {survey['since'][worst, channel]:,}."
         )
-        yield _sign("warning", f"Stuck sensor: {name}", text, survey, found)
+        yield Sign.of(survey, "warning", f"Stuck sensor: {name}", text, found, drop=True)
 
 
 def _motion(survey: Survey) -> Iterator[Sign]:
-    kinds = (
-        ("Jerky actions", 0.02, "actions change direction far more than in the others"),
-        (
-            "Actions stand still",
-            0.3,
-            "actions do not change for a far larger share of the steps than in the others",
-        ),
-    )
-    long = survey.episodes["length"] >= 10
-    for (title, least, words), values in zip(kinds, survey.motion(), strict=True):
-        if long.sum() < 5:
+    """Continuous actions that bend or rest far more than in other episodes, by the median absolute deviation."""
+    long = survey["length"] >= 10
+    for (title, least, words), values in zip(MOTION, survey.motion(), strict=True):
+        if long.sum() < 5 or not len(values):
             continue
         middle = np.median(values[long])
         spread = 1.4826 * np.median(np.abs(values[long] - middle))
-        found = np.flatnonzero(long & (values > np.maximum(max(least, 2 * middle), middle + 6 * spread)))
-        if len(found) and len(found) < 0.2 * long.sum():
+        found = np.flatnonzero(long & (values > max(least, 2 * middle, middle + 6 * spread)))
+        if 0 < len(found) < 0.2 * long.sum():
             found = found[np.argsort(-values[found], kind="stable")]
             many = f"{len(found):,} episode{'s' * (len(found) > 1)}"
             text = f"In {many} {words}: {values[found[0]]:.3g} against a median of {middle:.3g}."
-            yield _sign("warning", title, text, survey, found)
+            yield Sign.of(survey, "warning", title, text, found, drop=True)
 
 
 def _conflicts(survey: Survey) -> Iterator[Sign]:
     """Other actions at observations that are equal, number by number."""
-    episode, _, values = survey.sample()
-    observed, acted = survey.columns("obs"), survey.columns("actions")
+    observed, acted = survey.numbers(Columns.OBS), survey.numbers(Columns.ACTIONS)
     if not len(observed) or not len(acted) or any(survey.channels[i].at is None for i in (*observed, *acted)):
         return
-    rows = np.ascontiguousarray(values[:, observed]) + 0.0
-    _, group = np.unique(rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel(), return_inverse=True)
-    several = np.bincount(group)[group] > 1
-    if several.mean() < 0.05:
+    episode, _, values = survey.sample()
+    steps = pl.DataFrame({"episode": episode}).hstack(pl.DataFrame(values[:, observed] + 0.0, [f"o{i}" for i in observed]))
+    steps = steps.hstack(pl.DataFrame(values[:, acted], names := [f"a{i}" for i in acted]))
+    deviations = [max(float(one), 1e-12) for one in values[:, acted].std(0)]
+    states = [f"o{i}" for i in observed]
+    several = steps.filter(pl.len().over(states) > 1)
+    share_of_several = len(several) / len(steps)
+    if share_of_several < 0.05:
         return
-    group, actions, episode = group[several], values[several][:, acted], episode[several]
-    counts = np.bincount(group)
     if all(survey.channels[i].is_category for i in acted):
-        _, choice = np.unique(actions, axis=0, return_inverse=True)
-        pair, at, times = np.unique(np.stack([group, choice.ravel()], 1), axis=0, return_inverse=True, return_counts=True)
-        most = np.zeros(len(counts), np.int64)
-        np.maximum.at(most, pair[:, 0], times)
-        odd = times[at.ravel()] < most[group]
-        share, words = float(odd.mean()), "of the steps another action is taken than the most frequent one there"
-    else:
-        means = np.stack([np.bincount(group, column) / np.maximum(counts, 1) for column in actions.T], 1)
-        apart = np.abs(actions - means[group]) / np.maximum(actions.std(0), 1e-12)
-        odd = apart.max(1) > 0.5
-        share, words = float(odd.mean()), "of the steps the action is more than half a standard deviation from the mean there"
-    if share > CONFLICT:
-        worst = np.argsort(-np.bincount(episode[odd], minlength=len(survey.episodes)), kind="stable")[:10]
-        text = (
-            f"{several.mean():.0%} of the steps have an observation that others have too, and at {share:.0%} {words}. Exploring"
-            " policies and several experts do that, and cloning them gives a mixture; else an observation is missing."
+        several = several.with_columns(times=pl.len().over(states + names))
+        is_odd, words = (
+            pl.col("times") < pl.col("times").max().over(states),
+            "another action is taken than the most frequent one",
         )
-        yield _sign("note", "Conflicting actions at equal observations", text, survey, worst)
+    else:
+        apart = [
+            (pl.col(one) - pl.col(one).mean().over(states)).abs() / std for one, std in zip(names, deviations, strict=True)
+        ]
+        is_odd, words = pl.max_horizontal(apart) > 0.5, "the action is more than half a standard deviation from the mean"
+    odd = several.filter(is_odd)
+    if (share := len(odd) / len(several)) > CONFLICT:
+        worst = odd["episode"].value_counts().sort(["count", "episode"], descending=[True, False])["episode"].head(10)
+        text = (
+            f"{share_of_several:.0%} of the steps have an observation that others have too, and at {share:.0%} of these {words}"
+            " there. Exploring policies and several experts do that, and cloning them gives a mixture; else an observation is"
+            " missing."
+        )
+        yield Sign.of(survey, "note", "Conflicting actions at equal observations", text, worst.to_numpy(), drop=False)
 
 
 # ---- episodes that are nearly the same ----
 
 
-def repeated(surveys: Sequence[Survey], places: Sequence[str]) -> Iterator[Sign]:
+def repeated(surveys: Sequence[Survey]) -> Iterator[Sign]:
     """Episodes that come twice: within one dataset, and in two of them (leakage between train and val)."""
-    kept = [survey for survey in surveys if len(survey.episodes)]
-    groups: dict[tuple[str, ...], list[Survey]] = {}
-    for survey in kept:
-        groups.setdefault(tuple(one.path + str(one.at) for one in survey.channels), []).append(survey)
+    groups: dict[tuple[tuple[str, int | None], ...], list[Survey]] = {}
+    for survey in surveys:
+        groups.setdefault(tuple((one.path, one.at) for one in survey.channels), []).append(survey)
     for group in groups.values():
-        number = np.concatenate([np.full(len(one.episodes), i) for i, one in enumerate(group)] or [np.zeros(0, np.int64)])
-        own = np.concatenate([np.arange(len(one.episodes)) for one in group])
-        moments = np.concatenate([one.episodes["moments"] for one in group]).astype(np.float64)
-        length = np.concatenate([one.episodes["length"] for one in group])
-        prints = np.concatenate([one.episodes["print"] for one in group])
-        pairs = _near(moments, length, number)
+        number = np.repeat(np.arange(len(group)), [len(one) for one in group])
+        own = np.concatenate([np.arange(len(one)) for one in group])
+        moments, length, prints = (np.concatenate([one[name] for one in group]) for name in ("moments", "length", "print"))
+        pairs = _near(moments.astype(np.float64), length, number)
         equal = prints[pairs[:, 0]] == prints[pairs[:, 1]]
-        for first in range(len(group)):
-            for second in range(first, len(group)):
-                is_here = (number[pairs[:, 0]] == first) & (number[pairs[:, 1]] == second)
-                if is_here.any():
-                    of_second = np.unique(own[pairs[is_here, 1]])
-                    exact = float(equal[is_here].mean())
-                    places_of = {one.name: place for one, place in zip(surveys, places, strict=True)}
-                    yield _twice(group[first], group[second], of_second, exact, places_of)
+        both = number[pairs]
+        for first, second in np.unique(both, axis=0).tolist():
+            is_here = (both == (first, second)).all(1)
+            yield _twice(group[first], group[second], np.unique(own[pairs[is_here, 1]]), float(equal[is_here].mean()))
 
 
-def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float, places: dict[str, str]) -> Sign:
-    count = len(numbers)
+def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float) -> Sign:
+    """`numbers`: of the episodes of `other`; `exact`: share of the pairs that are equal in every value."""
     same = "the same, value for value," if exact == 1 else f"alike at {SLICES} steps, and {exact:.0%} of them the same,"
-    are_small = all(channel.is_category for channel in other.channels if channel.kind == "obs")
-    small = " In a small discrete environment episodes come to be equal by themselves." if are_small else ""
-    severity = "note" if are_small else "warning"
-    command = (
-        without(places[other.name], [other.episodes.ids[one] for one in numbers.tolist()])
-        if exact == 1 and not are_small
-        else ""
+    is_small = all(channel.is_category for channel in other.channels if channel.kind == Columns.OBS)
+    text = f"{len(numbers):,} of the {len(other):,} episodes of {other.name} {'is' if len(numbers) == 1 else 'are'} {same} as"
+    title = "Repeated episodes" if one is other else f"Leakage between {one.name} and {other.name}"
+    text += (
+        " an earlier one."
+        if one is other
+        else f" one of {one.name}: with one for training and the other held out, scores are too good."
     )
-    what = f"{count:,} of the {len(other.episodes):,} episodes of {other.name} {'is' if count == 1 else 'are'}"
-    if one is other:
-        text = f"{what} {same} as an earlier one.{small}"
-        return _sign(severity, "Repeated episodes", text, other, numbers, command)
-    text = f"{what} {same} as one of {one.name}: with one for training and the other held out, scores are too good.{small}"
-    return _sign(severity, f"Leakage between {one.name} and {other.name}", text, other, numbers, command)
+    text += " In a small discrete environment episodes come to be equal by themselves." if is_small else ""
+    return Sign.of(other, "note" if is_small else "warning", title, text, numbers, drop=exact == 1 and not is_small)
 
 
 @np.errstate(all="ignore")
 def _near(moments: NDArray[np.float64], length: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
     """(P, 2) pairs of episodes of one length that are nearly the same, the earlier first; `number` (E,): their dataset's.
 
-    The scale of a figure is its spread without outliers, in the dataset where that is least.
-
-    Candidates are neighbours on two lines through the data, so that the time grows with the number of episodes, not its square.
+    The scale of a figure is its spread without outliers, in the dataset where that is least. Candidates are neighbours on two
+    random lines through the data, so that the time grows with the number of episodes, not its square.
     """
-    quantiles = [np.quantile(moments[number == one], (0.16, 0.84), axis=0) for one in np.unique(number)]
-    spreads = np.array([(high - low) / 2 for low, high in quantiles])
-    deviation = np.where(spreads > 1e-9, spreads, np.inf).min(axis=0, initial=np.inf)
-    deviation = np.where(np.isfinite(deviation), deviation, 0)
-    scaled = np.where(deviation > 1e-9, (moments - moments.mean(0)) / np.where(deviation > 1e-9, deviation, 1), 0)
-    lines = np.random.default_rng(2).standard_normal((scaled.shape[1], 2))
-    found = []
-    for line in (scaled @ lines).T:
+    ends = [np.quantile(moments[number == one], (0.16, 0.84), axis=0) for one in np.unique(number)]
+    spreads = np.array([(high - low) / 2 for low, high in ends])
+    scale = np.where(spreads > 1e-9, spreads, np.inf).min(0)  # infinite: a figure that tells no episodes apart
+    scaled = (moments - moments.mean(0)) / scale
+    found = [np.zeros((0, 2), np.int64)]
+    for line in (scaled @ np.random.default_rng(2).standard_normal((scaled.shape[1], 2))).T:
         order = np.lexsort((line, length))
         for step in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
-            first, second = order[:-step], order[step:]
-            alike = length[first] == length[second]
-            first, second = first[alike], second[alike]
-            apart = np.sqrt(np.square(scaled[first] - scaled[second]).mean(1))
-            near = apart < NEAR
-            found.append(np.column_stack([np.minimum(first, second)[near], np.maximum(first, second)[near]]))
-    return np.unique(np.concatenate([np.zeros((0, 2), np.int64), *found]), axis=0)
+            pairs = np.sort(np.column_stack([order[:-step], order[step:]]), 1)
+            pairs = pairs[length[pairs[:, 0]] == length[pairs[:, 1]]]
+            apart = np.sqrt(np.square(scaled[pairs[:, 0]] - scaled[pairs[:, 1]]).mean(1))
+            found.append(pairs[apart < NEAR])
+    return np.unique(np.concatenate(found), axis=0)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-CARTPOLE = REPOSITORY / "sample_data" / "rllib_cartpole_expert"
 Run = Callable[..., tuple[int, dict[str, Any]]]
 
 
@@ -84,11 +81,3 @@ def test_a_failure_has_its_exit_code_code_and_place(
     assert error["what"]
     assert error["fix"]
     assert sorted(path for path in folder.rglob("*")) == before, "nothing is left behind"
-
-
-def test_every_mistake_of_a_config_file_is_named_at_once(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    _, told = run("train-bc", "D", "--config", "wrong-config.toml", "--out", "N")
-    text = json.dumps(told["error"])
-    assert "no_such" in text
-    assert "batch_size" in text

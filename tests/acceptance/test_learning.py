@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import polars as pl
 import pytest
 
-from offline_cli import EpisodeBatch, load_policy, open_dataset
+from offline_cli import EpisodeBatch, open_dataset
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE.parent / "testdata" / "recordings"
@@ -58,23 +57,6 @@ def test_a_seeded_run_has_the_losses_that_it_had(name: str, done: Done, tmp_path
     assert losses(done, tmp_path, name) == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
-def test_a_run_that_was_resumed_is_the_run_without_a_break(done: Done, tmp_path: Path) -> None:
-    words = ("train-bc", CARTPOLE, "--val-fraction", 0.2, "--batch-size", 128, "--seed", 7, "--device", "cpu")
-    done(*words, "--updates", 20, "--out", tmp_path / "once")
-    done(*words, "--updates", 9, "--out", tmp_path / "twice")
-    done(*words, "--updates", 20, "--out", tmp_path / "twice", "--resume")
-    once, twice = ((tmp_path / name / "policy.safetensors").read_bytes() for name in ("once", "twice"))
-    assert once == twice
-
-
-def test_held_out_episodes_teach_the_filter_nothing(done: Done, tmp_path: Path) -> None:
-    (tmp_path / "filter.toml").write_text(FILTER, encoding="utf-8")
-    for name, more in (("all", ()), ("part", ("--val-fraction", 0.5))):
-        done("train-bc", CARTPOLE, *SMALL, "--pipeline", tmp_path / "filter.toml", *more, "--out", tmp_path / name)
-    states = [(tmp_path / name / "connectors.msgpack").read_bytes() for name in ("all", "part")]
-    assert states[0] != states[1]
-
-
 def test_an_expert_is_recorded_cloned_and_evaluated(done: Done, tmp_path: Path) -> None:
     recorded = done("record", "CartPole-v1", "--policy", EXPERT, "--episodes", 8, "--num-envs", 4, "--out", tmp_path / "D")
     assert (recorded["episodes"], recorded["return_mean"]) == (8, 500.0)
@@ -90,51 +72,6 @@ def test_an_expert_is_recorded_cloned_and_evaluated(done: Done, tmp_path: Path) 
         done("evaluate", tmp_path / "R", "--env", "CartPole-v1", "--episodes", 5, "--seed", 1)["return_mean"]
         == evaluated["return_mean"]
     )
-
-
-def test_the_same_command_records_the_same_steps(done: Done, tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        done(
-            "record",
-            "CartPole-v1",
-            "--policy",
-            "random",
-            "--episodes",
-            6,
-            "--seed",
-            4,
-            "--num-envs",
-            3,
-            "--out",
-            tmp_path / name,
-        )
-    assert done("diff", tmp_path / "a", tmp_path / "b")["equal"] is True
-
-
-def test_recorded_steps_are_those_that_the_environment_gives(done: Done, tmp_path: Path) -> None:
-    done("record", "CartPole-v1", "--policy", "random", "--episodes", 3, "--seed", 4, "--out", tmp_path / "D")
-    dataset = open_dataset(str(tmp_path / "D"))
-    for batch in dataset.batches():
-        for number in range(len(batch)):
-            episode, env = batch.select([number]), gym.make("CartPole-v1").unwrapped
-            env.reset()
-            env.state = tuple(np.asarray(episode.obs[0], np.float64))
-            for step, action in enumerate(episode.actions):
-                obs, reward, terminated, _, _ = env.step(int(action))
-                np.testing.assert_allclose(obs, episode.obs[step + 1], atol=1e-5)
-                assert reward == episode.rewards[step]
-                assert terminated == (bool(episode.terminated[0]) and step == episode.num_steps - 1)
-
-
-@pytest.mark.parametrize("pipeline", ["", FILTER.partition("\n")[2]])
-def test_apply_writes_a_row_for_each_step_with_the_actions_of_the_data(pipeline: str, done: Done, tmp_path: Path) -> None:
-    (tmp_path / "p.toml").write_text(f'kind = "learner"\n{pipeline}', encoding="utf-8")
-    told = done("apply", CARTPOLE, "--pipeline", tmp_path / "p.toml", "--out", tmp_path / "A")
-    rows = pl.concat([pl.read_parquet(file) for file in sorted(tmp_path.glob("A/**/*.parquet"))])
-    done("convert", CARTPOLE, "--to", "columns", "--out", tmp_path / "D")
-    steps = pl.read_parquet(tmp_path / "D" / "data")
-    assert told["rows"] == len(rows) == len(steps)
-    assert rows["actions"].to_list() == steps["actions"].to_list()
 
 
 PIECES = {
@@ -174,21 +111,6 @@ def test_train_batches_hold_what_a_loop_over_the_steps_gives(pieces: str, done: 
     batch = EpisodeBatch.concat(list(open_dataset(str(tmp_path / "D")).batches()))
     name, expected = expected_columns([batch.select([number]) for number in range(len(batch))])[pieces]
     np.testing.assert_allclose(rows[name].to_numpy(), expected, atol=1e-5)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("name", ["bc through pieces", "bc", "bc of Box actions"])
-def test_an_exported_policy_acts_as_the_run_does(name: str, done: Done, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime")
-    losses(done, tmp_path, name)
-    told = done("export", tmp_path / name, "--to", "onnx", "--out", tmp_path / "p.onnx")
-    assert told["difference"] < 1e-4
-    session = onnxruntime.InferenceSession(str(tmp_path / "p.onnx"))
-    shapes = {one.name: [1 if not isinstance(size, int) else size for size in one.shape] for one in session.get_inputs()}
-    if set(shapes) == {"obs"}:
-        obs = np.linspace(-0.1, 0.1, int(np.prod(shapes["obs"])), dtype=np.float32).reshape(shapes["obs"])
-        (actions, *_) = session.run(["actions"], {"obs": obs})
-        np.testing.assert_allclose(load_policy(str(tmp_path / name)).act(obs[0]), actions[0], atol=1e-4)
 
 
 if __name__ == "__main__":  # write expected.json again

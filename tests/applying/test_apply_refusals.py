@@ -129,7 +129,7 @@ def test_shapes_that_do_not_fit_are_an_error_before_a_batch_is_made(
     random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
     source = dataset(random_batch(gym.spaces.Discrete(3), gym.spaces.Discrete(2)))
-    with pytest.raises(SpaceMismatch, match=r"FrameStacking got observations of Discrete\(3\)") as caught:
+    with pytest.raises(SpaceMismatch, match="FrameStacking") as caught:
         apply(source, str(tmp_path / "out"), pipeline=pipeline_file('[[pieces]]\nname = "frame_stacking"\n'))
     assert "pipeline.toml" in caught.value.where
 

@@ -105,7 +105,7 @@ def test_an_existing_folder_is_replaced_when_asked_under_other_names(applied: Ca
     assert names == [f"data/batch-{number:06d}-1.parquet" for number in range(3)]
     assert {file.name for file in out.iterdir()} == {"batches.json", "connectors-1.msgpack", "data"}
     assert len(list((out / "data").iterdir())) == 3
-    with pytest.raises(NoData, match="train batches, not recordings"):
+    with pytest.raises(NoData):
         open_sources(str(out))
     with pytest.raises(NoData):
         repair(str(out))

@@ -69,18 +69,19 @@ def test_a_dataset_has_the_same_figures_however_its_folder_is_spelled_and_opened
 
 
 def test_a_dataset_that_is_damaged_or_not_finished_or_asked_for_as_something_else_is_refused(dataset: Path) -> None:
-    with pytest.raises(UsageError, match="--from columns, but this is a dataset in the format episodes"):
-        inspect(dataset, from_="columns")
-    with pytest.raises(UsageError, match="--rows-as-episodes is for tables"):
-        inspect(dataset, rows_as_episodes=True)
-    with pytest.raises(UsageError, match="cannot_be"):
-        inspect(dataset, storage_options={"cannot_be": 1})
+    for options, named in (
+        ({"from_": "columns"}, "--from"),
+        ({"rows_as_episodes": True}, "--rows-as-episodes"),
+        ({"storage_options": {"cannot_be": 1}}, "cannot_be"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            inspect(dataset, **options)
     (dataset / "_writing.json").write_text("{}")
     with pytest.raises(Uncommitted):
         inspect(dataset)
     (dataset / "_writing.json").unlink()
     (dataset / "manifest.json").write_text("{}")
-    with pytest.raises(BadData, match="the manifest cannot be read"):
+    with pytest.raises(BadData, match="manifest"):
         inspect(dataset)
 
 

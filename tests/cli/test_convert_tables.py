@@ -36,16 +36,6 @@ def test_the_ids_of_the_table_are_kept_in_both_formats(to: str, call_json: Call,
     assert [batch.custom_data for batch in Dataset.open(str(again)).batches()] == [batch.custom_data for batch in batches]
 
 
-def test_a_mapping_with_three_mistakes_is_exit_4_with_all_of_them(call_json: Call, tmp_path: Path) -> None:
-    mapping = tmp_path / "m.toml"
-    mapping.write_text('unmapped = "keep"\n[columns]\nobs = ["joint_a"]\nacton = "cmd_turn"\nrewards = 3\n', encoding="utf-8")
-    code, told = call_json("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D", "--mapping", mapping)
-    assert (code, told["exit_code"], told["error"]["code"]) == (4, 4, "bad-mapping")
-    assert told["error"]["where"] == str(mapping)
-    assert {problem.split(":")[0] for problem in told["error"]["problems"]} == {"columns", "columns.rewards", "unmapped"}
-    assert not (tmp_path / "D").exists()
-
-
 def test_a_table_without_a_mapping_is_exit_4_with_one_to_start_from(call: Call, tmp_path: Path) -> None:
     done = call("convert", TABLES / "robot_log.csv", "--out", tmp_path / "D")
     assert done.exit_code == 4

@@ -137,12 +137,6 @@ def test_a_wrong_option_or_value_is_usage_by_its_name(words: str, option: str, c
     assert option in f"{told['error']['what']} {told['error']['where']}"
 
 
-def test_all_mistakes_of_a_config_file_are_named_together(tmp_path: Path, call_json: Call) -> None:
-    (tmp_path / "c.toml").write_text('lr = 0\nbatch_size = 0\nno_such = 1\n[network]\nname = "mlp"\nmemry = "gru"\n')
-    code, told = call_json("train-bc", "a", "--out", tmp_path / "r", "--config", tmp_path / "c.toml")
-    assert (code, len(told["error"]["problems"])) == (4, 4)
-
-
 @pytest.mark.parametrize(
     ("function", "options", "named"),
     [

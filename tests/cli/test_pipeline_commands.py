@@ -79,26 +79,6 @@ def test_what_is_wrong_with_a_pipeline_ends_training_with_its_name(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("option", "text", "exit_code", "what"),
-    [
-        ("--env-to-module", 'kind = "module_to_env"', 4, "'env_to_module' or 'learner' is needed here"),
-        ("--env-to-module", 'kind = "env_to_module"\n[[pieces]]\nname = "mean_std_filter"', 4, "the policy takes"),
-        ("--module-to-env", 'kind = "module_to_env"\n[[pieces]]\nuse = "odd_pieces:LearnerRaises"', 3, "LearnerRaises raised"),
-    ],
-)
-def test_what_is_wrong_with_pieces_ends_an_evaluation_with_their_name(
-    run: Path, tmp_path: Path, call: Call, option: str, text: str, exit_code: int, what: str
-) -> None:
-    done = call(
-        "evaluate", run, "--episodes", "2", option, written(tmp_path / "other.toml", text), "--device", "cpu", "--quiet"
-    )
-    assert done.exit_code == exit_code
-    assert what in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
-
-
 def test_a_dry_run_checks_the_pipeline_too_and_writes_nothing(recording: Path, tmp_path: Path, call_json: Call) -> None:
     file = written(tmp_path / "pipeline.toml", STACKED)
     args = ("train-bc", recording, "--out", tmp_path / "run", "--dry-run", "--device", "cpu", "--pipeline", file)

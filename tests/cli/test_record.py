@@ -24,11 +24,7 @@ def test_what_is_recorded_trains_and_the_run_is_recorded_again(tmp_path: Path, c
 @pytest.mark.parametrize(
     ("words", "code", "kind", "place"),
     [
-        (("CartPole-v1",), 2, "usage-error", "record"),
-        (("CartPole-v1", "--episodes", "1", "--steps", "1"), 2, "usage-error", "record"),
         (("Kartpole-v1", "--episodes", "1"), 4, "unknown-environment", "Kartpole-v1"),
-        (("CartPole-v1", "--episodes", "1", "--env-kwargs", "{gravity: 9}"), 4, "bad-config", "--env-kwargs"),
-        (("CartPole-v1", "--episodes", "1", "--env-kwargs", "[1]"), 4, "bad-config", "--env-kwargs"),
         (("CartPole-v1", "--episodes", "1", "--wrapper", "Nothing"), 4, "bad-config", "--wrapper Nothing"),
     ],
 )

@@ -61,31 +61,10 @@ def test_a_live_writer_is_exit_5_and_named(left: Path, call_json: Call) -> None:
     assert (told["error"]["holder"]["host"], told["error"]["holder"]["pid"]) == ("elsewhere", 1)
 
 
-def test_broken_shards_are_exit_3_with_what_would_be_done_and_left_out_when_asked(dataset: Path, call_json: Call) -> None:
-    shard = sorted((dataset / "data").iterdir())[1]
-    data = bytearray(shard.read_bytes())
-    data[40] ^= 255
-    shard.write_bytes(data)
-    code, told = call_json("repair", dataset)
-    assert (code, told["exit_code"], told["broken"][0]["path"]) == (3, 3, str(shard))
-    assert (told["changed"], told["dropped"], told["episodes"]) == (False, 1, 6)
-    assert "--drop-broken" in told["error"]["fix"]
-    code, told = call_json("repair", dataset, "--drop-broken")
-    assert (code, told["episodes"], told["dropped"]) == (0, 6, 1)
-
-
 def test_a_manifest_that_cannot_be_read_is_told_of_with_the_command_that_mends_it(dataset: Path, call_json: Call) -> None:
     (dataset / "manifest.json").write_text("{")
     code, told = call_json("inspect", dataset)
     assert (code, told["error"]["fix"].startswith("offline-cli repair builds it anew")) == (3, True)
-
-
-def test_an_undecided_choice_is_wrong_usage(dataset: Path, call_json: Call) -> None:
-    for shard in sorted((dataset / "data").iterdir()):
-        (dataset / "data" / f"shard-ffffffff-{shard.name[15:]}").write_bytes(shard.read_bytes())
-    (dataset / "manifest.json").unlink()
-    code, told = call_json("repair", dataset)
-    assert (code, told["error"]["code"]) == (2, "usage-error")
 
 
 def test_what_is_not_there_is_exit_5_and_what_is_no_dataset_exit_3(recording: Path, tmp_path: Path, call_json: Call) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +26,6 @@ def write(batch: EpisodeBatch, folder: Path) -> Path:
         writer.write(batch)
         writer.commit()
     return folder
-
-
-@pytest.fixture
-def teams(recorded: EpisodeBatch, tmp_path: Path) -> Path:
-    """Eight episodes, attackers and defenders in turn."""
-    return write(replace(recorded, module_ids=("attacker", "defender") * 4), tmp_path / "teams")
-
-
-def test_the_module_that_is_named_is_trained_and_an_unknown_one_exits_4(
-    teams: Path, tmp_path: Path, call: Call, call_json: Call
-) -> None:
-    code, told = call_json("train-bc", teams, "--out", tmp_path / "run", *OPTIONS, "--module-id", "defender")
-    assert (code, told["episodes"], told["notes"]) == (0, 4, [])
-    done = call("train-bc", teams, "--out", tmp_path / "other", *OPTIONS, "--module-id", "defence")
-    assert done.exit_code == 4
-    assert "no episodes of module 'defence': the data holds attacker (4), defender (4)" in done.stderr
 
 
 def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(

@@ -58,7 +58,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_a_storage_error(s3: Cloud) 
     with place.open() as file:
         file.read(100)
         s3.client().pipe_file(place.url, DATA[::-1])
-        with pytest.raises(StorageError, match="changed while it was read"):
+        with pytest.raises(StorageError):
             file.read()
 
 

@@ -48,7 +48,7 @@ def test_items_of_agents_are_filed_by_episode_agent_and_module(two_agents: Multi
 
 
 def test_items_are_refused_once_the_batch_is_by_module() -> None:
-    with pytest.raises(ValueError, match="before AgentToModuleMapping"):
+    with pytest.raises(ValueError, match="AgentToModuleMapping"):
         ConnectorV2.add_batch_item({"m": {}}, "x", 1, SingleAgentEpisode("a", agent_id="ann", module_id="m"))
 
 
@@ -74,7 +74,7 @@ def test_items_are_changed_in_place_with_the_ids_of_their_episode(two_agents: Mu
 
 
 def test_changing_a_column_that_is_not_there_names_those_that_are() -> None:
-    with pytest.raises(ValueError, match=r"no columns \['y'\] in the batch; there are \['x'\]"):
+    with pytest.raises(ValueError, match=r"'y'.*'x'"):
         ConnectorV2.foreach_batch_item_change_in_place({"x": [1]}, "y", lambda item, *_: item)
 
 

@@ -21,9 +21,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 def test_a_misspelt_option_is_an_error_that_names_the_nearest() -> None:
-    with pytest.raises(
-        BadPiece, match=r"MeanStdFilter: unknown option 'clip_by_vlaue', did you mean 'clip_by_value'\?"
-    ) as caught:
+    with pytest.raises(BadPiece, match="'clip_by_value'") as caught:
         MeanStdFilter(clip_by_vlaue=1.0)
     assert isinstance(caught.value, TypeError)
     assert isinstance(caught.value, OfflineCliError)

@@ -78,7 +78,7 @@ def test_a_module_with_memory_is_played_as_it_is_trained() -> None:
 def test_a_pipeline_that_gives_no_actions_says_so() -> None:
     out = module_to_env_pipeline(VECTOR, CHOICES, add_default_connectors_to_module_to_env_pipeline=False)
     player = PipelinePlayer(build_module(VECTOR, CHOICES, hidden=[4]), env_to_module_pipeline(VECTOR, CHOICES), out)
-    with pytest.raises(BadPiece, match="returned no 'actions', only \\['action_dist_inputs'\\]"):
+    with pytest.raises(BadPiece, match=r"'actions'.*'action_dist_inputs'"):
         player.act([begun("a")])
 
 

@@ -118,9 +118,7 @@ def test_a_chunk_whose_state_is_not_known_is_refused_by_name(module: Any) -> Non
     (episode,) = batch_of(5, states=True)
     chunk = episode.slice(slice(3, None), len_lookback_buffer=0)
     for episodes in ([chunk], EpisodeBatch.from_episodes([chunk])):
-        with pytest.raises(
-            BadEpisode, match="the chunk from timestep 3 has state_out, but lacks the one before its first step"
-        ):
+        with pytest.raises(BadEpisode, match="timestep 3"):
             learner_pipeline(OBS, ACT)(rl_module=module, episodes=episodes)
 
 
@@ -141,14 +139,14 @@ def test_a_column_with_too_few_items_is_named(module: Any) -> None:
             return batch
 
     pipeline = learner_pipeline(OBS, ACT, custom=lambda obs, act: OnePerEpisode())
-    with pytest.raises(BadPiece, match="column 'obs' has 1 rows, but the episodes have 4 timesteps"):
+    with pytest.raises(BadPiece, match="'obs'"):
         pipeline(rl_module=module, episodes=batch_of(4, 2))
 
 
 def test_a_stateful_module_has_to_say_how_long_sequences_are(module: Any) -> None:
     without = build_recurrent_module(OBS, ACT, hidden=(4,), memory_size=2)
     without.model_config = {}
-    with pytest.raises(BadConfig, match="max_seq_len is None"):
+    with pytest.raises(BadConfig, match="max_seq_len"):
         learner_pipeline(OBS, ACT)(rl_module=without, episodes=batch_of(4))
 
 

@@ -209,7 +209,7 @@ def test_an_interrupted_conversion_keeps_its_shards_and_goes_on_to_the_same_byte
     source = str(tmp_path / "source")
     convert(recording(tmp_path / "r"), source, max_rows_per_file=1)  # six shards, so six batches and reports
     convert(source, str(tmp_path / "undisturbed"), to=to, max_rows_per_file=rows)
-    with pytest.raises(Interrupted, match="complete shards are kept") as caught:
+    with pytest.raises(Interrupted) as caught:
         convert(source, str(tmp_path / "D"), to=to, max_rows_per_file=rows, on_progress=interrupt_after(4))
     assert "--resume" in caught.value.fix
     kept = data_of(tmp_path / "D")

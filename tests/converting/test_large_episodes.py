@@ -31,7 +31,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written
 
 
 def refused(work: Callable[[], Any]) -> MemoryLimitExceeded:
-    with pytest.raises(MemoryLimitExceeded, match=r"has [\d,]+ steps or more, \d+ MB, too many for the memory limit") as caught:
+    with pytest.raises(MemoryLimitExceeded) as caught:
         work()
     assert "raise --memory-limit" in caught.value.fix
     return caught.value

@@ -58,24 +58,6 @@ def mapping(tmp_path: Path) -> str:
     return str(tmp_path / "mapping.toml")
 
 
-@pytest.mark.parametrize("on_error", ["quarantine"])
-def test_each_episode_that_bad_cells_cost_is_counted_once(on_error: str, mapping: str, tmp_path: Path) -> None:
-    bad = [(episode, 1) for episode in range(4)] + [(episode, 2) for episode in range(2)]
-    (tmp_path / "log.csv").write_text(csv_of(10, bad), encoding="utf-8")
-    result, _ = converted(tmp_path, tmp_path / "log.csv", on_error, mapping=mapping)
-    assert (result.episodes, result.episodes_lost, lost_of(result)) == (6, 4, {"bad-row": 4})
-    assert result.rows_quarantined == 4 * LENGTH
-
-
-@pytest.mark.parametrize("bad", [(3, 1), (9, LENGTH - 1), (0, 0)])
-def test_without_ids_the_episode_that_lost_a_row_is_counted(bad: tuple[int, int], tmp_path: Path) -> None:
-    text = MAPPING.replace('eps_id = "eps_id"\n', "").replace('t = "t"\n', "")
-    (tmp_path / "mapping.toml").write_text(text, encoding="utf-8")
-    (tmp_path / "log.csv").write_text(csv_of(10, [bad], ids=False, t=False), encoding="utf-8")
-    result, _ = converted(tmp_path, tmp_path / "log.csv", mapping=str(tmp_path / "mapping.toml"))
-    assert (result.episodes, lost_of(result)) == (9, {"bad-row": 1})
-
-
 # ---- RLlib's formats ----
 
 

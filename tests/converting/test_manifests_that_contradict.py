@@ -72,9 +72,9 @@ SAID: dict[str, Change] = {
 }
 
 
-def refused(folder: Path, out: Path, match: str) -> None:
+def refused(folder: Path, out: Path) -> None:
     for read in (lambda: train_bc(folder, out, updates=1), lambda: convert([str(folder)], str(out))):
-        with pytest.raises((BadData, SpaceMismatch), match=match):
+        with pytest.raises((BadData, SpaceMismatch)):
             read()
         assert not out.exists()
 
@@ -82,19 +82,19 @@ def refused(folder: Path, out: Path, match: str) -> None:
 @pytest.mark.parametrize("format", ["episodes", "columns"])
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_that_the_shards_do_not_bear_out_are_refused(tmp_path: Path, format: str, name: str) -> None:
-    refused(edited(written(tmp_path / "D", format), COUNTS[name]), tmp_path / "out", name)
+    refused(edited(written(tmp_path / "D", format), COUNTS[name]), tmp_path / "out")
 
 
 @pytest.mark.parametrize("format", ["episodes", "columns"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_spaces_that_the_values_do_not_fit_are_refused(tmp_path: Path, format: str, name: str) -> None:
-    refused(edited(written(tmp_path / "D", format), SHAPES[name]), tmp_path / "out", "manifest|source declares")
+    refused(edited(written(tmp_path / "D", format), SHAPES[name]), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_other_spaces_than_the_episodes_themselves_say_are_refused(tmp_path: Path, name: str) -> None:
     folder = edited(written(tmp_path / "D", "episodes"), SAID[name])
-    refused(folder, tmp_path / "out", "contradicts its shards")
+    refused(folder, tmp_path / "out")
     assert [problem.code for problem in validate(folder).problems if problem.severity == "error"] == ["unreadable-file"]
 
 

@@ -38,7 +38,7 @@ def mapping(folder: Path, text: str = MAPPING) -> str:
 
 
 def test_a_category_that_does_not_exist_is_blamed_on_its_own_episode_and_row_and_not_on_the_first(tmp_path: Path) -> None:
-    with pytest.raises(SpaceMismatch, match="actions holds 7, which is not a category") as caught:
+    with pytest.raises(SpaceMismatch, match=r"actions.*7") as caught:
         convert(table(tmp_path, action="7"), tmp_path / "out", mapping=mapping(tmp_path))
     assert caught.value.where.endswith("-b, step 1")
     assert "steps.csv row 3" in caught.value.where
@@ -56,6 +56,6 @@ def test_a_value_outside_the_environment_s_choices_is_blamed_on_its_own_episode(
         }
     )
     pq.write_table(steps, tmp_path / "steps.parquet")
-    with pytest.raises(SpaceMismatch, match="--env CartPole-v1 declares") as caught:
+    with pytest.raises(SpaceMismatch, match="--env CartPole-v1") as caught:
         convert(tmp_path / "steps.parquet", tmp_path / "out", env="CartPole-v1")
     assert caught.value.where.endswith("episode c, step 1")

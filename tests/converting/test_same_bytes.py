@@ -23,10 +23,3 @@ def test_a_source_that_lies_elsewhere_gives_the_same_files(to: str, tmp_path: Pa
         convert([str(source)], str(tmp_path / out), to=to, max_rows_per_file=4000 if to == "columns" else 7)
     assert len(contents(tmp_path / "A")) > 1
     assert contents(tmp_path / "A") == contents(tmp_path / "B")
-
-
-@pytest.mark.parametrize("workers", [7])
-def test_the_number_of_workers_changes_no_byte(workers: int, tmp_path: Path) -> None:
-    convert([str(SAMPLE)], str(tmp_path / "A"))
-    convert([str(SAMPLE)], str(tmp_path / "B"), workers=workers)
-    assert contents(tmp_path / "A") == contents(tmp_path / "B")

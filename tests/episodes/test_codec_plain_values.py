@@ -58,7 +58,7 @@ def test_a_value_that_no_other_program_could_read_is_refused_with_its_key(case: 
 def test_a_value_that_holds_itself_is_refused() -> None:
     circle: dict[str, Any] = {}
     circle["me"] = circle
-    with pytest.raises(BadData, match="deeper"):
+    with pytest.raises(BadData):
         plain(circle)
 
 

@@ -15,7 +15,6 @@ from gymnasium import spaces as gym_spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import decode, decode_batch, encode_batch
-from offline_cli.episodes.codec.unpack import BatchDecoder
 from offline_cli.spaces import space_to_rllib
 from offline_cli.tally import Rejects, Tally
 from offline_cli.testing import assert_same_batch, assert_same_tree
@@ -36,13 +35,6 @@ def items_of(real_data: Path, name: str) -> list[bytes]:
 def read(items: list[bytes]) -> EpisodeBatch:
     [batch] = decode_batch(items, where=lambda i: f"item {i}", rejects=Rejects(), tally=Tally())
     return batch
-
-
-@every_recording
-def test_all_episodes_of_a_recording_are_read_by_one_layout(real_data: Path, name: str) -> None:
-    decoder = BatchDecoder(Rejects(), Tally())
-    assert sum(map(len, decoder.decode(items_of(real_data, name), where=str))) > 1
-    assert (decoder.unknown, decoder.learned) == (1, 1), "items that no layout reads take ten times as long"
 
 
 def trusted(item: bytes) -> Any:

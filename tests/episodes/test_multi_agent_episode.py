@@ -136,7 +136,7 @@ def test_a_step_that_one_agents_space_refuses_is_added_to_no_agent() -> None:
     episode = begun("a", "b", observation_space=spaces, action_space=spaces)
     episode.add_env_step({"a": 1, "b": 1}, {"a": 0, "b": 0}, {"a": 0.0, "b": 0.0})
     episode.to_numpy()
-    with pytest.raises(BadEpisode, match="outside Discrete"):
+    with pytest.raises(BadEpisode, match="Discrete"):
         episode.add_env_step({"a": 1, "b": 9}, {"a": 0, "b": 0}, {"a": 0.0, "b": 0.0})
     assert (len(episode), episode.agent_steps()) == (1, 2)
 

@@ -1,10 +1,9 @@
-"""Episodes that are laid out alike are read many at a time: none of them goes through the reader of single episodes."""
+"""Episodes that are laid out alike are read many at a time, with the values that reading each alone gives."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import gymnasium as gym
 import msgpack
@@ -14,8 +13,7 @@ import pytest
 from gymnasium import spaces
 
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.codec import decode, decode_batch, encode_batch, unpack
-from offline_cli.episodes.codec.layouts import ItemLayout
+from offline_cli.episodes.codec import decode, decode_batch, encode_batch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.tally import OnError, Rejects, Tally
 from offline_cli.testing import assert_same_batch
@@ -57,11 +55,14 @@ def episodes(observations: gym.Space[Any], actions: gym.Space[Any], lookback: in
     return made
 
 
-def read(items: list[bytes]) -> tuple[list[EpisodeBatch], int]:
-    """The batches, and how many items the reader of single episodes was asked for."""
-    rejects = Rejects(OnError.FAIL)
-    with patch.object(unpack, "decode", wraps=unpack.decode) as alone:
-        return list(decode_batch(items, where=str, rejects=rejects, tally=Tally())), alone.call_count
+def read(items: list[bytes]) -> EpisodeBatch:
+    """All of them, read together."""
+    return EpisodeBatch.concat(list(decode_batch(items, where=str, rejects=Rejects(OnError.FAIL), tally=Tally())))
+
+
+def read_alone(items: list[bytes]) -> EpisodeBatch:
+    """The same, each decoded by itself."""
+    return EpisodeBatch.concat([EpisodeBatch.from_episodes([decode(item, where="one")]) for item in items])
 
 
 def as_rllib_lists(episode: SingleAgentEpisode) -> bytes:
@@ -82,56 +83,57 @@ def as_ours(episode: SingleAgentEpisode) -> bytes:
 @pytest.mark.parametrize("lookback", [0, 1])
 @pytest.mark.parametrize("written", [as_ours, as_rllib_arrays, as_rllib_lists])
 @pytest.mark.parametrize("kind", SPACES)
-def test_no_episode_in_a_known_layout_is_read_alone(
+def test_episodes_of_one_layout_are_read_as_each_alone(
     kind: str, written: Callable[[SingleAgentEpisode], bytes], lookback: int
 ) -> None:
     items = [written(episode) for episode in episodes(*SPACES[kind], lookback)] * 2
-    batches, alone = read(items)
-    assert alone == 0
-    want = EpisodeBatch.concat([EpisodeBatch.from_episodes([decode(item, where="one")]) for item in items])
-    assert_same_batch(EpisodeBatch.concat(batches), want)
+    assert_same_batch(read(items), read_alone(items))
 
 
-def test_episodes_of_one_size_are_cut_in_one_call_from_the_third_on() -> None:
-    observations, actions = SPACES["vectors and choices"]
-    observations.seed(0), actions.seed(0)
-    items = []
-    for number in range(6):
-        episode = SingleAgentEpisode(id_=f"episode {number}", module_id=f"module {number}")
-        episode.add_env_reset(observations.sample())
-        for step in range(5):
-            episode.add_env_step(observations.sample(), actions.sample(), step + number, terminated=step == 4)
-        items.append(as_ours(episode))
-    assert len(set(map(len, items))) == 1
-    with patch.object(ItemLayout, "_read", autospec=True, side_effect=ItemLayout._read) as by_field:
-        batches, alone = read(items)
-    assert (by_field.call_count, alone) == (2, 0)
-    want = EpisodeBatch.concat([EpisodeBatch.from_episodes([decode(item, where="one")]) for item in items])
-    assert_same_batch(EpisodeBatch.concat(batches), want)
-
-
-def test_layouts_of_two_kinds_are_learned_once_each() -> None:
-    kinds = [episodes(*SPACES[kind]) for kind in ("pictures", "bits")]
-    items = [as_ours(episode) for _ in range(3) for pair in zip(*kinds, strict=True) for episode in pair]
-    with patch.object(unpack, "learn_layout", wraps=unpack.learn_layout) as learned:
-        _, alone = read(items)
-    assert (learned.call_count, alone) == (2, 0)
-
-
-def test_episodes_with_custom_data_are_not_read_alone() -> None:
+def test_custom_data_of_some_episodes_stay_theirs() -> None:
     made = episodes(*SPACES["vectors and choices"])
     for number, episode in enumerate(made):
         episode.custom_data = {"score": number, "tags": ["a"] * number} if number != 3 else {}
-    batches, alone = read([as_ours(episode) for episode in made])
-    assert alone == 0
-    assert [data.get("score") for data in EpisodeBatch.concat(batches).custom_data or ()] == [0, 1, 2, None, 4, 5]
+    batch = read([as_ours(episode) for episode in made])
+    assert [data.get("score") for data in batch.custom_data or ()] == [0, 1, 2, None, 4, 5]
 
 
 def test_missing_infos_count_as_empty_ones() -> None:
     made = episodes(*SPACES["vectors and choices"])
     for number, episode in enumerate(made):
         episode.infos.data[:] = [None if step % 2 else {"n": number} for step in range(len(episode) + 1)]
-    batches, alone = read([as_rllib_lists(episode) for episode in made])
-    assert alone == 0
-    infos = EpisodeBatch.concat(batches).infos
+    infos = read([as_rllib_lists(episode) for episode in made]).infos
     assert infos == [{} if step % 2 else {"n": number} for number, length in enumerate(LENGTHS) for step in range(length + 1)]
+
+
+STEPS = 5
+VALUES: dict[str, list[Any]] = {  # of five steps each, as a list of values: numbers of each size that msgpack has
+    "one byte": [0, 1, 127, -1, -32],
+    "two bytes": [128, 129, 200, 254, 255],
+    "sizes mixed": [5, 300, 70_000, -129, -(2**40)],
+    "below zero": [-33, -34, -100, -127, -128],
+    "nine bytes": [-(2**31) - 1, -(2**40), -(2**50), -(2**62), -(2**63)],
+    "floats": [0.0, -1.5, 1e300, float("inf"), 0.1],
+    "numbers and floats": [0.5, 5, 1, 2.5, 3],
+    "bools": [np.array([step % 2, 1], np.bool_) for step in range(STEPS)],
+    "long vectors": [np.full(70_000, step, np.uint8) for step in range(STEPS)],
+    "no elements": [np.zeros((0, 2), np.int64) for _ in range(STEPS)],
+    "parts": [{"a": np.full(2, step, np.int8), "b": {"n": step, "x": float(step)}} for step in range(STEPS)],
+    "parts in order": [(np.full(2, step, np.int8), step) for step in range(STEPS)],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_lists_of_values_are_read_as_each_value_alone(kind: str) -> None:
+    made = [
+        SingleAgentEpisode(
+            id_=f"{number}",
+            observations=[0.0] * (STEPS + 1),
+            actions=VALUES[kind],
+            rewards=[0.0] * STEPS,
+            len_lookback_buffer=0,
+        )
+        for number in range(4)
+    ]
+    items = [*map(as_rllib_lists, made)]
+    assert_same_batch(read(items), read_alone(items))

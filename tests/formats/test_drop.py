@@ -105,7 +105,7 @@ def test_without_it_the_remedy_is_that_option(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["Text", "Graph", "Sequence", "OneOf"])
 def test_a_space_that_episodes_do_not_hold_is_called_by_its_name(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedSpace, match=f"obs.mission is a {kind} space"):
+    with pytest.raises(UnsupportedSpace, match=f"obs.mission.*{kind}"):
         read(minari(tmp_path / "S", kind))
 
 

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from offline_cli import convert, open_dataset
-from offline_cli.errors import BadMapping, OfflineCliError
+from offline_cli.errors import BadMapping
 
 LENGTHS = (4, 5, 6)
 STEPS = sum(LENGTHS)
@@ -334,18 +334,6 @@ def test_choices_of_one_number_in_a_list_are_choices(space: str | None, tmp_path
 
 
 # ---- bad rows, and names that are SQL ----
-
-
-def test_a_ragged_row_is_counted_with_its_place_and_costs_the_episode_around_it(tmp_path: Path, converted: Converted) -> None:
-    lines = steps().write_csv().splitlines()
-    lines[7] = "1,2"
-    (tmp_path / "a.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(OfflineCliError) as caught:
-        converted(tmp_path / "a.csv", KEYED)
-    assert caught.value.where == f"{tmp_path / 'a.csv'} row 6"
-    assumed, episodes = converted(tmp_path / "a.csv", KEYED, on_error="quarantine")
-    assert sorted(episodes["length"].to_list()) == [4, 6]
-    assert assumed["lost-episode-bad-row"] == 1
 
 
 def test_names_and_texts_of_files_are_never_sql(tmp_path: Path, converted: Converted) -> None:

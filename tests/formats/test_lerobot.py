@@ -154,10 +154,10 @@ def test_a_stray_frame_hides_no_episode_whose_file_is_missing(v30: Path, tmp_pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda info: info.update(codebase_version="v1.6"), "codebase_version.*v1.6"),
+        (lambda info: info.update(codebase_version="v1.6"), "codebase_version"),
         (lambda info: info["features"]["action"].update(shape=[1 << 60]), "features.action.shape"),
-        (lambda info: info["features"].pop("action"), "no numeric feature is named action"),
-        (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "not in the data files"),
+        (lambda info: info["features"].pop("action"), "action"),
+        (lambda info: info["features"].update(missing={"dtype": "float32", "shape": [1]}), "missing"),
     ],
 )
 def test_mistakes_in_info_json_are_named(v30: Path, tmp_path: Path, change: Callable[[Any], object], words: str) -> None:

@@ -147,7 +147,7 @@ def test_further_arrays_are_kept_or_it_is_said_what_they_lack(tmp_path: Path, fl
     extra: Any = episodes(file, tmp_path / "again").extra
     assert (extra["level"].dtype, extra["goal"].shape) == (np.int64, (12, 2))
     columns = {"obs": "observations", "actions": "actions", "terminateds": "terminals", "rewards": "episode_returns"}
-    with pytest.raises(BadMapping, match=r"episode_returns \(shape \[3\]"):
+    with pytest.raises(BadMapping, match="episode_returns"):
         convert([str(file)], str(tmp_path / "more"), mapping={"columns": columns})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,21 +61,6 @@ def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, 
     assert error.what == what
     assert error.where == f"{path} row 4"
     assert "--on-error skip" in error.fix
-
-
-@pytest.mark.parametrize("on_error", ["skip", "quarantine"])
-def test_an_episode_that_lost_a_row_is_set_aside_whole(on_error: str, read_table: Read, write_lines: Write) -> None:
-    lines = rows()
-    lines[3] = "e1,0,broken,1,0,1,0"
-    kept: list[Reject] = []
-    stream, batch = read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error=on_error, keep=kept.extend)
-    assert theirs(batch) == {"e0", "e2"}
-    assert stream.rejects.count == 3  # the row, and the two others of its episode
-    raw = {reject.where.rpartition(" ")[2]: reject.raw for reject in kept}
-    if on_error == "quarantine":
-        assert json.loads(raw["3"]) == {"ep": "e1", "t": 0, "x": "broken", "y": 1, "a": 0, "r": 1.0, "d": 0.0}
-    else:
-        assert raw == {}
 
 
 def test_a_lost_row_of_a_table_without_ids_takes_its_episode_with_it(read_table: Read, write_lines: Write) -> None:

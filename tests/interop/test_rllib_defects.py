@@ -111,7 +111,7 @@ def test_unfinished_chunks_are_read_as_truncated_episodes(tmp_path: Path) -> Non
 def test_four_different_episodes_with_two_ids_are_an_error_that_names_both_places(tmp_path: Path) -> None:
     """D11: RLlib keeps the first of each id, in silence, when two files are numbered from 0."""
     source = tables(tmp_path / "r", steps(0, value=1), steps(1, value=2), steps(0, value=3), steps(1, value=4))
-    with pytest.raises(BadEpisode, match="two different episodes have the id 0") as caught:
+    with pytest.raises(BadEpisode) as caught:
         read(source)
     assert "0000.parquet row 0" in caught.value.where
     assert "0002.parquet row 0" in caught.value.where

@@ -138,7 +138,7 @@ def test_a_row_is_drawn_by_its_own_chance_and_as_often_as_its_likelihood_says(na
 
 
 def test_a_box_of_unknown_scale_is_refused_with_the_remedy() -> None:
-    with pytest.raises(BadConfig, match="have the scale") as caught:
+    with pytest.raises(BadConfig) as caught:
         build_head(spaces.Dict({"a": BOX}), action_scale="unknown")
     assert "--action-scale env" in caught.value.fix
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from installed_packages import Install
 
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig
@@ -133,20 +133,13 @@ class Mean(ImageNetwork):
 
 
 def test_an_encoder_of_a_package_is_taken_by_name_and_played_where_its_package_is_named(
-    as_written: Write, config: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    as_written: Write, config: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, install: Install
 ) -> None:
-    (tmp_path / "eyes").mkdir()
-    (tmp_path / "eyes" / "my_eyes.py").write_text(PACKAGE)
-    told = tmp_path / "eyes" / "my_eyes-1.0.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: my-eyes\nVersion: 1.0\n")
-    (told / "entry_points.txt").write_text("[offline_cli.encoders]\nmean_eye = my_eyes:Mean\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "eyes"))
-    importlib.invalidate_caches()
+    install("my-eyes", {"encoders": {"mean_eye": "my_eyes:Mean"}}, my_eyes=PACKAGE)
     run = tmp_path / "run"
     train_bc(as_written(drawn((36, 36))), run, config=config("encoder = 'mean_eye'"), updates=2)
     monkeypatch.delitem(sys.modules, "my_eyes")
-    with pytest.raises(BadConfig, match="code of the package my-eyes"):
+    with pytest.raises(BadConfig, match="my-eyes"):
         load_policy(run)
     assert "my_eyes" not in sys.modules
     assert load_policy(run, plugins=["my-eyes"]).module is not None

@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from offline_cli.columns import Columns
 from offline_cli.errors import UnsupportedSpace
-from offline_cli.modules.encoders import ImageEncoder, ObservationEncoder
+from offline_cli.modules.encoders import ObservationEncoder
 from offline_cli.modules.policy_modules import build_module
 
 CAMERA = spaces.Box(0, 255, (40, 48, 3), np.uint8)
@@ -36,13 +36,6 @@ def test_nested_observations_are_put_side_by_side_in_the_order_of_the_space() ->
     space = spaces.Dict({"a": spaces.Box(-1, 1, (2, 1)), "b": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(1)])})
     tree = {"a": torch.tensor([[[3.0], [4.0]]]), "b": (torch.tensor([1]), torch.tensor([[1]]))}
     assert ObservationEncoder(space)(tree).tolist() == [[3.0, 4.0, 0.0, 1.0, 1.0]]
-
-
-@pytest.mark.parametrize("shape", [(40, 48, 3), (3, 40, 48)])
-def test_images_go_through_convolutions_whichever_axis_holds_the_channels(shape: tuple[int, ...]) -> None:
-    encoder = ObservationEncoder(spaces.Box(0, 255, shape, np.uint8))
-    assert isinstance(encoder.parts[0], ImageEncoder)
-    assert encoder(torch.zeros((2, *shape), dtype=torch.uint8)).shape == (2, encoder.size)
 
 
 def test_text_observations_are_refused_by_name() -> None:

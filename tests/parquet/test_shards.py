@@ -17,7 +17,7 @@ from offline_cli import convert, validate
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import Manifest
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, MemoryLimitExceeded
+from offline_cli.errors import MemoryLimitExceeded
 from offline_cli.formats import parquet_files
 from offline_cli.parquet.writing import BLOCK_BYTES, COMPRESSIONS, ShardWriter
 from offline_cli.storage.locations import Location, open_location
@@ -97,17 +97,6 @@ def test_a_row_group_beyond_the_memory_limit_is_refused(packed: Path) -> None:
 
 
 # ---- shards that are not those that were written ----
-
-
-def test_a_changed_byte_of_a_page_is_bad_data(tmp_path: Path, make_batch: Make, write_dataset: Write, format: str) -> None:
-    [shard] = write_dataset(open_location(tmp_path), make_batch(), format=format, compression="none").shards
-    data = bytearray((tmp_path / shard.path).read_bytes())
-    first = pq.read_metadata(tmp_path / shard.path).row_group(0).column(0)
-    data[first.data_page_offset + first.total_compressed_size - 2] ^= 1
-    (tmp_path / shard.path).write_bytes(data)
-    with pytest.raises(BadData) as caught:
-        list(Dataset.open(tmp_path).batches())
-    assert caught.value.where.endswith(shard.path)
 
 
 def test_of_a_large_remote_shard_only_the_columns_asked_for_are_fetched(

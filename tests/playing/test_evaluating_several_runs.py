@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from edited_json import tell, told_in
 from typer.testing import CliRunner
 
 from offline_cli import evaluate
 from offline_cli.cli.app import app
 from offline_cli.errors import BadConfig, TargetNotMet, UsageError
-from offline_cli.playing import evaluate as evaluating
-from offline_cli.playing.returns import Played
 
 PLAY: dict[str, Any] = {"env": "CartPole-v1", "episodes": 6, "seed": 3}
 
@@ -52,20 +51,16 @@ def test_a_policy_beside_its_like_makes_no_difference(tmp_path: Path, right: str
     assert found.differences["python:also_right:policy"] == {"value": 0.0, "low": 0.0, "high": 0.0, "share_higher": 0.0}
 
 
-def test_runs_in_other_environments_are_refused(right: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = replace(evaluate("random", **PLAY), env_kwargs={"a": 1, "b": 2})
-    played = Played(np.zeros(2), np.full(2, 1))
-
-    def beside(**other: Any) -> None:
-        found = {"random": usual, right: replace(usual, **other)}
-        monkeypatch.setattr(evaluating, "_evaluated", lambda given, name: evaluating._Evaluated(found[name], played, {}))
-        evaluate(["random", right], **PLAY)
-
-    beside(env_kwargs={"b": 2, "a": 1})
-    for other in ({"environment": "Acrobot-v1"}, {"env_kwargs": {"a": 1}}, {"wrappers": ["a:B"]}):
-        with pytest.raises(BadConfig) as caught:
-            beside(**other)
-        assert """--env CartPole-v1 --env-kwargs '{"a": 1, "b": 2}' --wrapper none""" in caught.value.fix
+def test_runs_in_other_environments_are_refused(run_folder: Callable[..., Path], tmp_path: Path) -> None:
+    run, other = run_folder("CartPole-v1"), tmp_path / "other"
+    shutil.copytree(run, other)
+    described = told_in(run / "policy.json")
+    (known,) = described["environments"]
+    tell(other / "policy.json", {**described, "environments": [{**known, "kwargs": {"max_episode_steps": 9}}]})
+    with pytest.raises(BadConfig) as caught:
+        evaluate([str(other), str(run)], **PLAY)
+    assert """--env CartPole-v1 --env-kwargs '{"max_episode_steps": 9}'""" in caught.value.fix
+    assert caught.value.where == "RUN"
 
 
 def test_a_gate_is_for_each_run(right: str) -> None:

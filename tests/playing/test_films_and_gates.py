@@ -63,7 +63,7 @@ def test_a_gate_for_one_agent_looks_at_its_own_returns() -> None:
     returns = gated().return_by_agent
     low, high = (f"left={returns['left']['return_mean'] + by}" for by in (-1, 1))
     assert gated(low).return_by_agent == returns
-    with pytest.raises(TargetNotMet, match="of left") as caught:
+    with pytest.raises(TargetNotMet, match="left") as caught:
         gated(low, high, "-1e9")
     assert caught.value.exit_code == 7
     assert caught.value.details["return_by_agent"]["left"]["return_mean"] == pytest.approx(returns["left"]["return_mean"])

@@ -54,8 +54,8 @@ def test_the_interval_is_that_of_the_mean() -> None:
     assert Played(np.array([5.0]), np.array([2])).ci95 == 0.0
 
 
-@pytest.mark.parametrize(("name", "match"), [("Numberless-v0", "the return is nan"), ("Misshapen-v0", r"shape \(1,\)")])
-def test_what_an_environment_says_is_checked(name: str, match: str) -> None:
-    with pytest.raises(BadData, match=match) as caught:
+@pytest.mark.parametrize("name", ["Numberless-v0", "Misshapen-v0"])
+def test_what_an_environment_says_is_checked(name: str) -> None:
+    with pytest.raises(BadData) as caught:
         play(policy_for(name), open_environment(name), 3, seed=0, purpose=Purpose.EVALUATE)
     assert caught.value.where.startswith(f"{name}, episode 0")

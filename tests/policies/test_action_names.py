@@ -53,7 +53,7 @@ def test_elements_without_categories_and_choices_beyond_them_stay_numbers(run_of
 
 def test_a_run_whose_data_names_no_choice_says_so(run_of: Callable[..., Path]) -> None:
     policy = load_policy(run_of(spaces.Discrete(2), lambda right: right, {"actions": [{"name": "lever"}]}))
-    with pytest.raises(BadConfig, match="have no names") as caught:
+    with pytest.raises(BadConfig) as caught:
         policy.act(SEEN, names=True)
     assert (caught.value.exit_code, caught.value.where) == (4, "act(names=True)")
     assert "categories" in caught.value.fix

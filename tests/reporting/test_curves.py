@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,7 +58,12 @@ def test_the_band_of_one_run_is_the_interval_of_its_checks() -> None:
 
 
 def test_a_run_keeps_its_colour_in_every_panel() -> None:
-    runs = [("no return", [[{"update": 1, "loss": 1.0}]]), ("both", [ROWS]), ("none", [[]]), ("last", [ROWS])]
+    runs: list[tuple[str, list[list[dict[str, Any]]]]] = [
+        ("no return", [[{"update": 1, "loss": 1.0}]]),
+        ("both", [ROWS]),
+        ("none", [[]]),
+        ("last", [ROWS]),
+    ]
     shades: dict[str, set[str]] = {}
     for _, drawn in plotly_curves(runs):
         for trace in drawn["data"]:

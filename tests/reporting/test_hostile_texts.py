@@ -40,6 +40,7 @@ def hostile_page(made: Made, run: Run, out: Path, *, short: bool = False) -> Pat
                     observations=[{f"key{one}": row for one in HOSTILE} for row in plain.get_observations()],
                     actions=[number % 3] * 120,
                     rewards=list(plain.get_rewards()),
+                    infos=[{"note": text}] * 121,
                     terminated=True,
                     observation_space=spaces.Dict({f"key{one}": plain.observation_space for one in HOSTILE}),
                     action_space=spaces.Discrete(3),

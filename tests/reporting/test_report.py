@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from html_pages import Page
 from rides import Made, Run, episode
 from typer.testing import CliRunner
 
-from offline_cli import OfflineCliError, SingleAgentEpisode, open_dataset, report
+from offline_cli import DatasetWriter, EpisodeBatch, OfflineCliError, SingleAgentEpisode, open_dataset, report
 from offline_cli.cli.app import app
 from offline_cli.errors import OutputExists
 
@@ -57,6 +58,7 @@ def test_the_better_of_two_datasets_is_named_first(made: Made, tmp_path: Path) -
     found = page_of(places, tmp_path)
     assert "The highest is that of fast, and the intervals are apart" in found.text
     assert {one["dataset"] for one in found.data["episodes"]} == {"slow", "fast"}
+    assert found.text.count("6 terminated") == 2  # the table of differences
 
 
 def test_the_better_of_two_agents_in_one_dataset_is_named(made: Made, tmp_path: Path) -> None:
@@ -164,6 +166,14 @@ def test_runs_are_drawn_beside_data(made: Made, run: Run, tmp_path: Path) -> Non
     assert {"bc (2 seeds)", "slow"} <= set(names)
 
 
+def test_estimates_that_are_kept_in_a_run_folder_are_shown(run: Run, tmp_path: Path) -> None:
+    place = run("bc", [3, 2])
+    estimates = {"wis": {"value": 12.5, "low": 11.0, "high": 14.0, "reliable": True}, "dm": {"value": 9, "low": 8, "high": 9.5}}
+    Path(place, "estimates.json").write_text(json.dumps({"estimates": estimates}), encoding="utf-8")
+    text = page_of([], tmp_path, runs=[place]).text
+    assert all(one in text for one in ("estimate by wis", "12.5 (11 to 14)", "9 (8 to 9.5), not reliable"))
+
+
 def test_values_that_are_not_finite_or_huge_give_a_page(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i, steps=steps) for i, steps in enumerate((1, 2, 3, 40, 1200))]
     for one in each:
@@ -205,6 +215,28 @@ def pages_quietly(source: Path, tmp_path: Path, **given: Any) -> bool:
     found = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     is_drawn = len(found.data["episodes"]) == min(200, result.episodes) > 0
     return is_drawn and not [one for one in result.problems if one["severity"] == "error"]
+
+
+@pytest.mark.nightly
+def test_a_page_of_a_million_steps_takes_at_most_20_seconds(tmp_path: Path) -> None:
+    random, count = np.random.default_rng(0), 500
+    observed, acted = spaces.Box(-np.inf, np.inf, (17,), np.float32), spaces.Box(-1, 1, (6,), np.float32)
+    with DatasetWriter(tmp_path / "D", observation_space=observed, action_space=acted, action_scale="env") as writer:
+        for part in range(4):
+            batch = EpisodeBatch(
+                ids=tuple(f"{part}-{number}" for number in range(count)), starts=np.arange(count + 1) * 500,
+                obs=random.normal(size=(count * 501, 17)).astype(np.float32),
+                actions=np.tanh(random.normal(size=(count * 500, 6))).astype(np.float32),
+                rewards=random.normal(size=count * 500), observation_space=observed, action_space=acted,
+                terminated=np.ones(count, np.bool_), truncated=np.zeros(count, np.bool_),
+            )  # fmt: skip
+            writer.write(batch)
+        writer.commit()
+    began = time.process_time()
+    result = report(tmp_path / "D", tmp_path / "page.html")
+    assert time.process_time() - began < 20
+    assert (result.steps, result.problems) == (1_000_000, [])
+    assert result.bytes < 15 << 20
 
 
 @pytest.mark.nightly

@@ -120,7 +120,7 @@ def test_the_size_of_batches_changes_no_finding(made: Made, tmp_path: Path) -> N
 
     each = [unbounded(f"e{i}", i) for i in range(20)]
     each[3] = unbounded("e3", 3, lambda actions: np.where(np.arange(120)[:, None] % 2, actions, -actions))
-    each[8] = unbounded("e8", 8, lambda actions: np.concatenate([actions[:20], actions[20] + actions[20:] * 1e-5]))
+    each[8] = unbounded("e8", 8, lambda actions: np.concatenate([actions[:20], np.repeat(actions[20:21], 100, 0)]))
     first, second = (
         report(made(name, each, max_rows_per_file=rows), tmp_path / f"{name}.html").problems
         for name, rows in (("small", 1), ("large", 10_000))
@@ -130,7 +130,7 @@ def test_the_size_of_batches_changes_no_finding(made: Made, tmp_path: Path) -> N
     assert first == second
     signs = {one["title"]: one["episodes"] for one in first}
     assert signs["Jerky actions"] == ["e3"]
-    assert sorted(signs["Actions stand still"]) == ["e0", "e8"]
+    assert signs["Actions stand still"] == ["e8"]
 
 
 def test_agents_that_share_an_episode_are_told_apart(tmp_path: Path) -> None:

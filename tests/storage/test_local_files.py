@@ -29,7 +29,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path, kind: str) -> None:
     place = open_location(path)
     reads: list[Any] = [place.open, place.read_bytes, lambda: whole_file(place)]
     for read in reads:
-        with pytest.raises(BadData, match="a pipe, socket or device") as caught:
+        with pytest.raises(BadData) as caught:
             read()
         assert caught.value.where == str(path)
 

@@ -66,7 +66,7 @@ def test_a_full_disk_is_a_storage_error_and_leaves_nothing(tmp_path: Path, monke
     folder = open_location(tmp_path)
     monkeypatch.setattr(staging, "part_name", lambda name: f"_part-{name}")
     (tmp_path / "_part-a").symlink_to(full)
-    with pytest.raises(StorageError, match="no space left") as caught:
+    with pytest.raises(StorageError) as caught:
         write_whole(folder.join("a"), b"x" * 100_000, folder=folder)
     assert caught.value.where == str(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ def never(*_: Any, **__: Any) -> Any:
 
 def test_a_request_that_is_never_answered_is_a_storage_error_that_says_how_to_wait_longer() -> None:
     place, began = open_location("s3://bucket/a", {"anon": True, "time_limit": 0.2}), time.monotonic()
-    with pytest.raises(StorageError, match=r"timed out after 0\.2 s") as caught:
+    with pytest.raises(StorageError, match=r"0\.2 s") as caught:
         place.ask("writing", never)
     assert time.monotonic() - began < 5
     assert caught.value.where == "s3://bucket/a"
@@ -52,5 +52,5 @@ def test_the_time_limit_is_an_option_of_every_storage(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [0, -1, "soon", True, float("inf"), float("nan")])
 def test_a_time_limit_that_is_none_is_refused(limit: Any) -> None:
-    with pytest.raises(UsageError, match="not a time limit"):
+    with pytest.raises(UsageError):
         open_location("s3://bucket/a", {"time_limit": limit})

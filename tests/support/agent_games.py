@@ -115,16 +115,6 @@ def walk(observation):
     return int(np.sign(np.round(10 * (observation[1] - observation[0])))) + 1
 
 
-def scored(observation):
-    """The same, with a model output."""
-    return {"actions": walk(observation), "score": np.float32(0.5)}
-
-
-def scored_twice(observation):
-    """The same, with an output of that name in another form."""
-    return {"actions": walk(observation), "score": np.zeros(2, np.float32)}
-
-
 def stay(observation):
     """Not at all."""
     return 1

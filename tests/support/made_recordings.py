@@ -37,7 +37,6 @@ OURS = ("episodes", "columns")
 TABLES = ("csv", "jsonl", "arrow", "parquet")
 FOREIGN = (*TABLES, "rllib-columns", "rllib-packed", "rllib-episodes", "sample-batch", "sample-batch-packed")
 READERS = (*FOREIGN, *OURS)
-HASHED = TABLES  # readers that put the source's hash before each id
 
 
 def made(

@@ -31,13 +31,10 @@ def flat(module: Any) -> Any:
 
 net = build_module(SEEN, CHOICES, hidden=[16], seed=1)
 stacked = build_module(STACKED, CHOICES, hidden=[16], seed=1)
-careless = flat(build_module(SEEN, CHOICES, hidden=[4]))
 aiming = build_module(STACKED, AIM, hidden=[16], action_scale="normalized", seed=2)
 memory = build_recurrent_module(SEEN, CHOICES, hidden=[8], memory_size=5, max_seq_len=4, seed=3)
 memory_stacked = build_recurrent_module(STACKED, CHOICES, hidden=[8], memory_size=5, max_seq_len=4, seed=3)
 
-after_choices = build_module(spaces.Box(-np.inf, np.inf, (12,), np.float32), CHOICES, hidden=[16], seed=4)
-after_aims = build_module(spaces.Box(-np.inf, np.inf, (10,), np.float32), AIM, hidden=[16], action_scale="normalized", seed=4)
 nested = build_module(
     spaces.Box(-np.inf, np.inf, (35,), np.float32),
     spaces.Tuple([spaces.Discrete(3, start=5), spaces.Box(0.0, np.inf, (1,), np.float32)]),

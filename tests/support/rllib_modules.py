@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from offline_cli import Columns, RLModule
-from offline_cli.modules.distributions import build_head
 
 
 class Follows(RLModule):
@@ -54,10 +53,3 @@ class Wide(RLModule):
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         return {Columns.ACTION_DIST_INPUTS: self.net(batch[Columns.OBS])}
-
-
-class WideOfOurs(Wide):
-    """The same, with the action head that it says."""
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        super().__init__(observation_space, action_space, build_head(action_space, action_scale="env"))

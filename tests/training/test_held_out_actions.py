@@ -175,7 +175,7 @@ def test_a_gate_on_the_accuracy_of_box_actions_is_refused_before_training(
     make_batch: Make, tmp_path: Path, algorithm: str
 ) -> None:
     write_dataset(make_batch(continuous=True), tmp_path / "D", action_scale="env")
-    with pytest.raises(BadConfig, match="no held-out accuracy") as caught:
+    with pytest.raises(BadConfig) as caught:
         train(tmp_path / "D", tmp_path / "run", algorithm=algorithm, min_accuracy=0.5, **OPTIONS)
     assert (caught.value.exit_code, caught.value.where) == (4, "--min-accuracy")
     assert not (tmp_path / "run").exists()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -61,16 +59,6 @@ def steps(actions: spaces.Space[Any] = BOX, rows: int = 16) -> dict[str, Any]:
 def losses(made: Learner, batch: Mapping[str, Any]) -> dict[str, Tensor]:
     torch.manual_seed(3)
     return {name: loss for group in made.groups for name, loss in group.loss(batch).items()}
-
-
-def config(folder: Path, name: str, **options: Any) -> Path:
-    table = "".join(f"{key} = {json.dumps(value)}\n" for key, value in {"name": name, **options}.items())
-    file = folder / f"{name}.toml"
-    file.write_text(
-        f"hidden = [16]\nbatch_size = 32\nlr = 0.01\nlog_every = 7\ncheckpoint_every = 10\n[algorithm]\n{table}",
-        encoding="utf-8",
-    )
-    return file
 
 
 def test_discrete_iql_is_what_its_formulas_say() -> None:
@@ -145,7 +133,7 @@ def test_targets_of_rebrac_lose_by_the_distance_from_the_next_recorded_action(op
     ],
 )
 def test_td3_bc_refuses_what_is_no_box_with_bounds(actions: spaces.Space[Any], named: str) -> None:
-    with pytest.raises(BadConfig, match="TD3\\+BC needs bounded Box actions") as caught:
+    with pytest.raises(BadConfig, match="actions") as caught:
         learner("td3-bc", actions)
     assert named in caught.value.what
     assert "iql" in caught.value.fix

@@ -90,18 +90,18 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize(
-    ("pieces", "error", "match"),
+    ("pieces", "error", "named"),
     [
         ('[[pieces]]\nname = "one_hot"\n', SpaceMismatch, "OneHot"),
-        ('[[pieces]]\nname = "frame_stacking"\nnum_frams = 2\n', BadConfig, "did you mean 'num_frames'"),
+        ('[[pieces]]\nname = "frame_stacking"\nnum_frams = 2\n', BadConfig, "'num_frames'"),
         ('[[pieces]]\nname = "frame_stackin"\n', BadConfig, "frame_stacking"),
-        ('[[pieces]]\nuse = "odd_pieces:Nothing"\n', BadConfig, "no 'Nothing'"),
+        ('[[pieces]]\nuse = "odd_pieces:Nothing"\n', BadConfig, "'Nothing'"),
     ],
 )
 def test_a_pipeline_that_does_not_fit_is_refused_before_data_is_read(
-    write_dataset: Write, pipeline: Any, tmp_path: Path, pieces: str, error: type[Exception], match: str
+    write_dataset: Write, pipeline: Any, tmp_path: Path, pieces: str, error: type[Exception], named: str
 ) -> None:
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=named):
         train_bc(write_dataset(), tmp_path / "run", pipeline=pipeline(pieces))
     assert not (tmp_path / "run").exists()
 

