@@ -27,11 +27,15 @@ __all__ = [
     "action_inputs",
     "autocast",
     "choose_device",
+    "choose_threads",
     "fits_on",
     "made_by",
     "seed_generators",
     "use_threads",
 ]
+
+
+WORK_OF_ONE_THREAD: Final = 2e8  # weights x batch rows
 
 
 def choose_device(name: str) -> torch.device:
@@ -42,6 +46,12 @@ def choose_device(name: str) -> torch.device:
         fix = "use --device cpu or --device auto, or install a GPU driver and the CUDA build of torch (pytorch.org)"
         raise MissingDevice(f"no CUDA device: {built}", where="--device cuda", fix=fix)
     return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def choose_threads(module: nn.Module, rows: int) -> int:
+    """torch's number of threads, but one for light updates: on busy cores two take twenty times as long as one."""
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    return 1 if weights * rows < WORK_OF_ONE_THREAD else torch.get_num_threads()
 
 
 @contextmanager

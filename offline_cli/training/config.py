@@ -169,7 +169,9 @@ class BCConfig(BaseModel):
         default="auto", description="Precision of the network's arithmetic; weights stay fp32; auto is fp32."
     )
     compile: bool = Field(default=False, description="Compile the losses with torch.compile.")
-    threads: Count | None = Field(default=None, description="CPU threads of the network. Default: torch's.")
+    threads: Count | None = Field(
+        default=None, description="CPU threads of the network. Default: 1 for small networks, else torch's."
+    )
     seed: Whole = Field(default=0, description="Random seed.")
     track: tuple[Tracker, ...] | None = Field(
         default=None,

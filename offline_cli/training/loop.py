@@ -39,7 +39,7 @@ from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.import_path import code_of
 from offline_cli.modules.encoders import NATURE, flattened_images
-from offline_cli.modules.python_network import choose_device, use_threads
+from offline_cli.modules.python_network import choose_device, choose_threads, use_threads
 from offline_cli.plugins import check_plugins, network_named
 from offline_cli.policies.policy import draw
 from offline_cli.policies.run_policy import BEST, REFRESHED, copy_into, part, prefixed
@@ -131,7 +131,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             init_from={} if setup.start is None else setup.start.told(learner),
             opponents={agent: policy.fingerprint for agent, policy in others.items()},
             code=code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code),
-            threads=config.threads or torch.get_num_threads(),
+            threads=config.threads or choose_threads(learner.whole, config.batch_size),
         )
         described = describe_policy(data, config, played_in)
         notes += _notes(data, config, state if checkpoint is None else checkpoint[0])
