@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Final, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -50,23 +49,14 @@ WORKERS: Final = 4  # files read in parallel
 ENV_FORMS: Final = "a gymnasium id, module:EnvId or python:package.module:make_env"
 
 
-# ---- sizes in bytes ----
-
-
-SIZE: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
-POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
 def byte_size(size: int | str, *, option: str, minimum: int = 0) -> int:
     """Parse `256MiB`, `1.5GB`, `1g` or a plain number as bytes. Raises UsageError if it is no size, or less than `minimum`."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
-    found = SIZE.fullmatch(size) if isinstance(size, str) else None
-    fix = "write a number and a unit: 256MiB, 1GiB"
-    if found is None:
-        raise UsageError(f"{size!r} is not a size", where=option, fix=fix)
-    number, unit, binary = found.groups()
-    count = int(float(number) * (1024 if binary else 1000) ** POWERS[unit.lower()])
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        count = int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        count = -1
     if count < minimum:
-        raise UsageError(f"{option} {size} is less than {minimum}", where=option, fix=fix)
+        raise UsageError(f"{size!r} is no size, or too small", where=option, fix="write a number and a unit: 256MiB, 1GiB")
     return count

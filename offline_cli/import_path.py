@@ -188,7 +188,6 @@ def path_for_workers() -> list[str]:
 
 
 HASHED: Final = "blake2b:"
-NEVER: Final = frozenset({"--first-episode"})  # no change allowed: episodes would be missing or repeated
 WITHIN: Final = ("env", "_played", "aec_env")  # attributes in which wrappers and games keep the wrapped environment
 
 
@@ -244,9 +243,9 @@ def allowed_changes(
         name: f"{name} has changed" if str(new).startswith(HASHED) else f"{name} was {old}, now {new}"
         for name, (old, new) in changed.items()
     }
-    refused = [name for name in changes if not allow or name in NEVER]
+    refused = [] if allow else [*changes]
     if refused or others:
-        fix += ", or continue anyway with --allow-changes" if allow is False and NEVER.isdisjoint(refused) else ""
+        fix += ", or continue anyway with --allow-changes" if allow is False and refused else ""
         error = BadConfig.of([*others, *(changes[name] for name in refused)], where=where, fix=fix)
         error.details["changed"] = refused
         raise error

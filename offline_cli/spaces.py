@@ -5,7 +5,7 @@ and Tuple of these. Not supported: Text, Graph, Sequence and OneOf. The two seri
 
 * JSON (manifests, schemas/): readable, equal bounds as one number, infinities as "inf" and "-inf".
 * RLlib's `gym_space_to_dict` (inside episode bytes): bounds as base64 of zlib of a .npy file. They are untrusted: bounds that
-  would build objects, or inflate beyond MAX_BOUND_BYTES, raise UnsafeData.
+  would build objects, or inflate to another size than their header says, raise UnsafeData.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import gymnasium as gym
@@ -31,7 +32,7 @@ Space = gym.Space[Any]
 MAX_DEPTH: Final = 16
 MAX_COUNT: Final = np.iinfo(np.int64).max  # choices of a Discrete
 MAX_VALUE_BYTES: Final = 1 << 40  # of a single value; a larger one is treated as an attack
-MAX_BOUND_BYTES: Final = 64 << 20  # of all bounds of one space together; likewise
+MAX_BOUND_BYTES: Final = 64 << 20  # of one bound; likewise
 PLAIN_DTYPE: Final = re.compile(r"[<>=|]?[biuf][0-9]{1,2}|bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)", re.ASCII)
 
 
@@ -78,11 +79,6 @@ def bound_bytes(space: Space | None) -> int:
     leaves = () if space is None else leaf_spaces(space).values()
     arrays = (getattr(leaf, name, None) for leaf in leaves for name in ("low", "high", "nvec"))
     return sum(array.nbytes for array in arrays if array is not None)
-
-
-def bounds_too_large(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether the bounds of a Box of that shape exceed MAX_BOUND_BYTES."""
-    return 2 * math.prod(shape) * itemsize > MAX_BOUND_BYTES
 
 
 def same_space(left: Space | None, right: Space | None) -> bool:
@@ -217,17 +213,14 @@ def space_to_rllib(space: Space) -> dict[str, Any]:
 def space_from_rllib(node: Mapping[str, Any], *, where: str) -> Space:
     """Parse a space from RLlib's dict form, without pickle.
 
-    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are no plain arrays or exceed MAX_BOUND_BYTES.
+    Raises UnsupportedSpace for other space types, UnsafeData for bounds that are no plain arrays, BadEpisode for other values.
     """
-    fix = "write the file again from its source"
     try:
         return _built(node, _SpaceForm(where, is_rllibs=True))
     except (BadEpisode, UnsafeData, UnsupportedSpace):
         raise
-    except _TooLarge as err:
-        raise UnsafeData(str(err), where=where, fix=fix) from err
     except NO_SPACE as err:
-        raise BadEpisode(f"not a space: {err!r}", where=where, fix=fix) from err
+        raise BadEpisode(f"not a space: {err!r}", where=where, fix="write the file again from its source") from err
 
 
 # ---- building spaces from either form ----
@@ -236,23 +229,12 @@ NO_SPACE: Final = (KeyError, TypeError, ValueError, AssertionError, AttributeErr
 """Exceptions for invalid space values, including gymnasium's."""
 
 
-class _TooLarge(ValueError):
-    """Bounds or nesting beyond the limits."""
-
-
+@dataclass(frozen=True, slots=True)
 class _SpaceForm:
-    """One of the two serialized forms, with the remaining byte budget for the bounds of one space."""
+    """One of the two serialized forms."""
 
-    def __init__(self, where: str, *, is_rllibs: bool) -> None:
-        self.where, self.is_rllibs, self._left, self._raw_left = where, is_rllibs, MAX_BOUND_BYTES, MAX_BOUND_BYTES
-
-    def take(self, shape: tuple[int, ...], itemsize: int) -> None:
-        """Charge two bounds of that shape to the budget. Raises _TooLarge beyond it, ValueError for an invalid shape."""
-        if min(shape, default=0) < 0:
-            raise ValueError(f"a negative size in shape {shape}")
-        self._left -= 2 * math.prod(max(1, size) for size in shape) * itemsize  # empty lists take memory too
-        if self._left < 0:
-            raise _TooLarge(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
+    where: str
+    is_rllibs: bool
 
     def bound(self, value: Any, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """A bound of a Box."""
@@ -264,10 +246,7 @@ class _SpaceForm:
         if not self.is_rllibs:
             return np.asarray(value)
         try:
-            raw = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), self._raw_left + 1)
-            self._raw_left -= len(raw)
-            if self._raw_left < 0:
-                raise ValueError(f"space bounds over {MAX_BOUND_BYTES >> 20} MiB")
+            raw = zlib.decompressobj().decompress(base64.b64decode(value, validate=True), MAX_BOUND_BYTES)
             file = io.BytesIO(raw)
             if npy.read_magic(file) != (1, 0):
                 raise ValueError(".npy version other than 1.0")
@@ -297,12 +276,11 @@ def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
     if not isinstance(node, dict):  # arrays and strings can be indexed too
         raise TypeError(f"a {type(node).__name__} instead of a space")
     if depth > MAX_DEPTH:
-        raise _TooLarge(f"a space nested deeper than {MAX_DEPTH}")
+        raise ValueError(f"a space nested deeper than {MAX_DEPTH}")
     kind = str(node["space" if form.is_rllibs else "type"])
     match kind.replace("-", "").lower():
         case "box":
             shape, dtype = tuple(map(int, node["shape"])), _plain_dtype(node["dtype"])
-            form.take(shape, dtype.itemsize)
             low, high = (form.bound(node[side], shape, dtype) for side in ("low", "high"))
             return spaces.Box(low, high, shape, dtype)
         case "discrete":  # gymnasium 1.1, required by Ray 2.49, accepts no dtype here
@@ -311,7 +289,6 @@ def _built(node: Any, form: _SpaceForm, *, depth: int = 0) -> Space:
             return spaces.Discrete(int(node["n"]), start=int(node.get("start", 0)), **named)
         case "multidiscrete":
             nvec, dtype = form.counts(node["nvec"]), _plain_dtype(node.get("dtype", "int64"))
-            form.take(nvec.shape, dtype.itemsize)
             return spaces.MultiDiscrete(nvec, dtype=dtype, start=np.asarray(node["start"]) if "start" in node else None)
         case "multibinary":  # no stored array limits its size
             sizes = np.asarray(node["n"])

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from offline_cli.applying.pipeline_run import PipelineRun, PipelineView, followed, made_up_episodes, space_as_json
+from offline_cli.applying.pipeline_run import PipelineRun, PipelineView, followed, space_as_json
 from offline_cli.applying.train_batches import batch_folder, check_batch_folder, train_batches
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import STEPS_PER_BATCH, TABLE_MEMORY_LIMIT, ActionScale, BatchFormat, Count, EngineName, EpisodeEnds
@@ -70,7 +70,7 @@ class ApplyResult:
 
 @checked
 def apply(
-    sources: Sources = (),
+    sources: Sources,
     out: str | None = None,
     *,
     pipeline: str | os.PathLike[str],
@@ -101,8 +101,8 @@ def apply(
 ) -> ApplyResult | PipelineView:
     """Run the learner pipeline file `pipeline` over the episodes of `sources`, and write its batches to the folder `out`.
 
-    `show` follows the first episode through the pipeline instead, `trace` the first N; both exclude `out`, and `show` accepts
-    `env` without sources; see "Put pieces between data and policy" in the documentation. `command`: for provenance.
+    `show` follows the first episode through the pipeline instead, `trace` the first N; both exclude `out`; see "Put pieces
+    between data and policy" in the documentation. `command`: for provenance.
 
     Raises UsageError, OutputExists; StorageNotFound and BadConfig for the file; SpaceMismatch, naming the piece, before the
     first batch; BadPiece for pieces that raise or return no batch; as `read_episodes` does; Interrupted.
@@ -120,11 +120,7 @@ def apply(
     if target is not None:
         check_apart(places, target)
     if not places:
-        if not show or asked is None:
-            fix = "name recordings; to see only pieces and spaces, use --show --env ENV"
-            raise UsageError("no sources are given", where="the arguments", fix=fix)
-        run = PipelineRun(file, asked, None, keep_invented=True)
-        return followed(run, [made_up_episodes(*run.spaces)], sources=(), inferred=False)
+        raise UsageError("no sources are given", where="the arguments", fix="name recordings")
     read = partial(
         read_episodes,
         places,
@@ -141,7 +137,7 @@ def apply(
     with read() as stream:
         run = PipelineRun(file, asked, stream, keep_invented=keep_invented)
         if target is None:
-            return followed(run, stream, sources=stream.locations, inferred=stream.spaces_inferred)
+            return followed(run, stream)
         with Scope() as scope:
             run.learn(lambda: run.prepared(scope.enter(read())))
         provenance: dict[str, Any] = {"sources": [place.url for place in places], "pipeline_file": file.where}

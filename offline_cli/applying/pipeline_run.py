@@ -45,8 +45,6 @@ from offline_cli.environments import open_environment
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, NoData, OfflineCliError, UnsupportedSpace
 from offline_cli.formats.asked_environment import AskedEnvironment
-from offline_cli.formats.source import ENV_SCALE
-from offline_cli.policies.policy import sampled
 from offline_cli.spaces import Space, describe, space_to_json
 from offline_cli.trees import flatten
 
@@ -57,7 +55,6 @@ __all__ = [
     "followed",
     "freeze",
     "learn",
-    "made_up_episodes",
     "space_as_json",
 ]
 
@@ -203,27 +200,23 @@ class PipelineRun:
         self,
         file: PipelineSpec,
         env: AskedEnvironment | None,
-        stream: EpisodeStream | None,
+        stream: EpisodeStream,
         *,
         keep_invented: bool,
     ) -> None:
-        """`stream`: the episodes; None: only the environment's spaces. `keep_invented`: keep last steps without a recorded next
-        observation.
+        """`keep_invented`: keep last steps without a recorded next observation.
 
         Raises BadConfig for Box actions of unknown scale; SpaceMismatch, naming the piece that cannot take the spaces.
         """
-        self.file = file
-        self.where = ", ".join(stream.locations) if stream else f"--env {env and env.id}"  # for messages
-        self.action_scale = stream.action_scale if stream else ENV_SCALE  # of the recorded actions
+        self.file, self.stream = file, stream
+        self.where = ", ".join(stream.locations)  # for messages
+        self.action_scale = stream.action_scale  # of the recorded actions
         self.steps_left_out = 0  # by the last call of `prepared`
-        environment = None
-        if env is not None:
-            asked: Any = stream.environment if stream else env.among(())
+        environment, asked = None, stream.environment
+        if env is not None and asked is not None:
             with open_environment(asked.id, asked.kwargs, asked.wrappers) as environment:
-                spaces = environment.observation_space, environment.action_space  # valid after closing
-        self.spaces: tuple[Space, Space] = (
-            spaces if stream is None else learner_spaces(stream, environment)
-        )  # before the pipeline
+                pass  # its spaces are valid after closing
+        self.spaces = learner_spaces(stream, environment)  # before the pipeline
         self.pipeline = file.build(Setting(*self.spaces))
         self._observed_ends = not keep_invented and any(isinstance(piece, OF_NEXT) for piece in self.pipeline.pieces())
         observations, actions = self.pipeline.observation_space, self.pipeline.action_space
@@ -280,7 +273,7 @@ def space_as_json(space: Space | None) -> dict[str, Any] | None:
         return None
 
 
-def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Iterable[str], inferred: bool) -> PipelineView:
+def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch]) -> PipelineView:
     """Run the `recorded` episodes through the pipeline as one batch, after learning the pieces' states from them.
 
     Raises NoData if no episode has steps, and what pieces raise; the error's `result` has the view up to that piece.
@@ -290,8 +283,10 @@ def followed(run: PipelineRun, recorded: Iterable[EpisodeBatch], *, sources: Ite
         fix = "use a larger --trace, or recordings with steps"
         raise NoData("the first episodes have no steps", where=run.where, fix=fix)
     batch, pieces = EpisodeBatch.concat(given), dict(run.pipeline.named())
-    of = run.file.where, list(sources), inferred, run.action_scale, list(batch.ids), batch.num_steps
-    view = PipelineView(*of, _of_episodes(batch))
+    sources, inferred = list(run.stream.locations), run.stream.spaces_inferred
+    view = PipelineView(
+        run.file.where, sources, inferred, run.action_scale, list(batch.ids), batch.num_steps, _of_episodes(batch)
+    )
     try:
         run.learn(lambda: [batch])
         for name, made, left in stepped(run.pipeline, batch, where=run.where):
@@ -349,19 +344,3 @@ def _leaf(path: str, leaf: Any, held: str) -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= SHOWN_LETTERS else f"{text[:SHOWN_LETTERS]}..."
-
-
-def made_up_episodes(observation_space: Space, action_space: Space) -> EpisodeBatch:
-    """Two made-up episodes, of three and two steps, to show a pipeline without recordings."""
-    return EpisodeBatch(
-        ids=("made-up-0", "made-up-1"),
-        starts=np.array([0, 3, 5], np.int64),
-        obs=sampled(observation_space, 7),
-        actions=sampled(action_space, 5),
-        rewards=np.ones(5),
-        terminated=np.array([True, False]),
-        truncated=np.array([False, True]),
-        extra={},
-        observation_space=observation_space,
-        action_space=action_space,
-    )

@@ -98,23 +98,21 @@ def convert(
     examples=(
         "offline-cli apply dataset --pipeline pipeline.toml --out batches",
         "offline-cli apply dataset --pipeline pipeline.toml --out batches --format safetensors --steps-per-batch 4096",
-        "offline-cli apply --env CartPole-v1 --pipeline pipeline.toml --show --json",
+        "offline-cli apply dataset --pipeline pipeline.toml --show --json",
         "offline-cli apply recordings/ --pipeline pipeline.toml --trace 2",
     ),
     keys=("out", "batches", "rows", "columns"),  # with --show and --trace, `pieces` instead
 )
 def apply(
     ctx: typer.Context,
+    sources: o.SourcesArgument,
     pipeline: Annotated[str, o.learning(help="Learner pipeline file (TOML).")],
-    sources: o.SourcesArgument = o.NO_VALUES,
     out: o.OutOption = None,
     format: Annotated[BatchFormat, o.output(help="Parquet with a row per step, or tensors by name.")] = "columns",
     steps_per_batch: Annotated[
         int, o.output(help="Fill each batch with whole episodes until it has at least N steps.", min=1)
     ] = STEPS_PER_BATCH,
-    show: Annotated[
-        bool, o.checking("--show", help="Show pieces and spaces for the first episode, or --env; write nothing.")
-    ] = False,
+    show: Annotated[bool, o.checking("--show", help="Show pieces and spaces for the first episode; write nothing.")] = False,
     trace: Annotated[
         int | None, o.checking(help="Show the batch of the first N episodes after each piece; write nothing.", min=1)
     ] = None,

@@ -21,7 +21,7 @@ LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", 
 
 
 @command(
-    takes=(o.environment, o.acting, o.engines, o.stored, o.shards, o.resuming, o.writing, o.common),
+    takes=(o.environment, o.acting, o.stored, o.shards, o.resuming, o.writing, o.common),
     most_used=("out", "policy", "episodes", "steps", "num_envs", "seed"),
     examples=(
         "offline-cli record CartPole-v1 --out dataset --policy run --episodes 500 --num-envs 64",
@@ -48,7 +48,8 @@ def record(
     ],
     episodes: o.EpisodesOption = None,
     steps: o.StepsOption = None,
-    first_episode: Annotated[int, o.how_long(help="Index of the first episode, for example to record one again.", min=0)] = 0,
+    engine: o.EngineOption = "local",
+    engine_address: o.EngineAddressOption = None,
     vectorize: Annotated[
         c.Vectorize, o.where(help="Step copies of the environment in turn (sync), or in one process each (async).")
     ] = "sync",
@@ -332,7 +333,7 @@ def train(
     ] = None,
     eval_episodes: Annotated[int | None, o.checking(help="Greedy episodes per check.", min=1, show_default="20")] = None,
     checkpoint_every: Annotated[
-        int | None, o.checking(help="Updates between two checkpoints; more if uploads are slow.", min=1, show_default="500")
+        int | None, o.checking(help="Updates between two checkpoints.", min=1, show_default="500")
     ] = None,
     track: Annotated[
         list[str], o.checking(help="Tracker: tensorboard, wandb, mlflow or trackio; offline. Repeatable.", metavar="NAME")
@@ -373,7 +374,7 @@ def train(
         o.where(
             help="Memory limit of the process: 512MiB, 4GiB. Data that does not fit needs --streaming.",
             metavar="SIZE",
-            show_default="1GiB with --streaming (on a GPU 4GiB), else none",
+            show_default="1GiB with --streaming, else none",
         ),
     ] = None,
     allow_changes: o.AllowChangesOption = False,

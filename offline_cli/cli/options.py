@@ -63,6 +63,17 @@ DataSeedOption = Annotated[int | None, data(**SEED)]
 EpisodesOption = Annotated[int | None, how_long("--episodes", "-n", help="Number of episodes.", min=1)]
 StepsOption = Annotated[int | None, how_long(help="The fewest whole episodes with at least N steps.", min=1)]
 LimitOption = Annotated[int | None, how_long(help="Stop after this many episodes.", min=1)]
+EngineOption = Annotated[
+    c.EngineName, where(help="Where work runs: in this process, in processes on this machine, or on a Ray cluster.")
+]
+EngineAddressOption = Annotated[
+    str | None,
+    where(
+        help="Ray cluster of --engine ray: HOST:PORT, or auto on one of its nodes.",
+        metavar="A",
+        show_default="a new one on this machine",
+    ),
+]
 WorkersOption = Annotated[int, where(help="Files read in parallel, or workers of an --engine other than local.", min=1)]
 DeviceOption = Annotated[
     c.Device | None, where(help="Device of the network; auto uses a GPU if there is one.", show_default="auto")
@@ -182,18 +193,8 @@ def environment(
 
 
 def engines(
-    engine: Annotated[
-        c.EngineName,
-        where(help="Where work runs: in this process, in processes on this machine, or on a Ray cluster."),
-    ] = "local",
-    engine_address: Annotated[
-        str | None,
-        where(
-            help="Ray cluster of --engine ray: HOST:PORT, or auto on one of its nodes.",
-            metavar="A",
-            show_default="a new one on this machine",
-        ),
-    ] = None,
+    engine: EngineOption = "local",
+    engine_address: EngineAddressOption = None,
     workers: WorkersOption = c.WORKERS,
 ) -> None:
     """Options for parallel work on data."""
@@ -246,7 +247,9 @@ def acting(
     plugins: PluginsOption = NO_VALUES,
     network: RunNetworkOption = None,
     num_envs: Annotated[int, where(help="Parallel environments per runner.", min=1)] = 16,
-    num_env_runners: Annotated[int, where(help="Processes that play; 0: this one.", min=0)] = 0,
+    num_env_runners: Annotated[
+        int, where(help="Processes that play, or tasks of --engine ray; 0: this process, or 4 with --engine.", min=0)
+    ] = 0,
     device: DeviceOption = "auto",
 ) -> None:
     """Options for playing a policy."""

@@ -194,19 +194,9 @@ class ConnectorPipelineV2(ConnectorV2):
             observations, actions = piece.observation_space, piece.action_space
         self._observation_space, self._action_space = observations, actions
 
-    def get_state(
-        self,
-        components: str | Iterable[str] | None = None,
-        *,
-        not_components: str | Iterable[str] | None = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """The non-empty states by unique name: of `components` only (None: all), without `not_components`."""
-        wanted, refused = ({one} if isinstance(one, str) else one and set(one) for one in (components, not_components))
-        chosen = [
-            (name, piece) for name, piece in self.named() if (wanted is None or name in wanted) and name not in (refused or ())
-        ]
-        return {name: state for name, piece in chosen if (state := piece.get_state(**kwargs))}
+    def get_state(self) -> dict[str, Any]:
+        """The non-empty states by unique name."""
+        return {name: state for name, piece in self.named() if (state := piece.get_state())}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the state of each piece. Raises UnknownPiece for a name that no piece has, before changing anything."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, ClassVar, Final
@@ -23,7 +23,7 @@ from offline_cli.connectors.batch_items import Batch, BatchHelpers, Episodes, It
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec.arrays import pack, unpack
 from offline_cli.errors import BadData, BadPiece, SpaceMismatch
-from offline_cli.spaces import Space, bounds_too_large
+from offline_cli.spaces import Space
 
 __all__ = [
     "AS_LEARNER",
@@ -215,15 +215,6 @@ class ConnectorV2(BatchHelpers, ABC):
         name = type(self).__name__
         return SpaceMismatch(f"{name} got {got}, but needs {wanted}", where=f"piece {name}", fix=fix)
 
-    def check_size(self, shape: Sequence[int], *, itemsize: int = 4) -> None:
-        """Raise SpaceMismatch if the bounds of a Box of `shape` would exceed 64 MiB, before allocating them.
-
-        For the hooks: options come from files, and `num_frames = 2000000000` would exhaust memory.
-        """
-        if bounds_too_large(shape, itemsize):
-            got = f"options that make observations of shape {list(shape)}"[:200]
-            raise self.misfit(got, "bounds of at most 64 MiB", fix="use smaller values")
-
     @property
     def input_observation_space(self) -> Space | None:
         """The observation space before this piece; None if unknown."""
@@ -254,11 +245,8 @@ class ConnectorV2(BatchHelpers, ABC):
 
     # ---- state ----
 
-    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        """Learned state: plain values and arrays by name, saved with the policy.
-
-        `components` and `not_components` select pieces of a pipeline by name; a single piece ignores them.
-        """
+    def get_state(self) -> dict[str, Any]:
+        """Learned state: plain values and arrays by name, saved with the policy."""
         return {}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """One step of playing through connector pipelines, as in RLlib's env runner.
 
 The player steps no environment: the caller steps it with `actions_for_env`, and adds the outcome to each episode together with
-the unchanged `actions` and `extra_of`, which carry the states of recurrent modules from step to step.
+the unchanged `actions` and `extra`, which carry the states of recurrent modules from step to step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.errors import BadPiece
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.spaces import Space, leaf_spaces, tree_from_lists
-from offline_cli.trees import Tree, flatten, map_leaves, unflatten_like
+from offline_cli.trees import Tree, flatten, unflatten_like
 
 __all__ = ["Acts", "PipelinePlayer", "RecordedActions"]
 
@@ -67,28 +67,6 @@ class Acts:
     actions: Tree  # leaves (B, ...): the module's actions, to store in episodes
     actions_for_env: Tree  # leaves (B, ...): for the environment
     extra: Mapping[str, Any] = field(default_factory=dict)  # extra model outputs by name: B items each, or leaves (B, ...)
-
-    def action_of(self, row: int) -> Any:
-        """The module's action for one episode."""
-        return _row(self.actions, row)
-
-    def action_for_env_of(self, row: int) -> Any:
-        """The action for one episode's environment."""
-        return _row(self.actions_for_env, row)
-
-    def extra_of(self, row: int) -> dict[str, Any]:
-        """The extra model outputs of one episode, for `add_env_step(extra_model_outputs=...)`; by agent for several agents."""
-        if not isinstance(self.actions, list):
-            return {name: items[row] for name, items in self.extra.items()}
-        by_agent: dict[Any, dict[str, Any]] = {agent: {} for agent in self.actions[row]}
-        for name, items in self.extra.items():
-            for agent, item in items[row].items():
-                by_agent[agent][name] = item
-        return by_agent
-
-
-def _row(actions: Tree, row: int) -> Any:
-    return actions[row] if isinstance(actions, list) else map_leaves(lambda leaf: leaf[row], actions)
 
 
 class PipelinePlayer:

@@ -42,7 +42,7 @@ from offline_cli.connectors.env_to_module.observation_preprocessor import defaul
 from offline_cli.connectors.env_to_module.observation_preprocessor import env_to_module_pipeline
 from offline_cli.connectors.learner.added_columns import default_pieces, learner_pipeline
 from offline_cli.connectors.module_to_env.default_pipeline import module_to_env_pipeline
-from offline_cli.connectors.piece_makers import KINDS, Custom, Kind, custom_pieces, home_of, imported, registered, snake
+from offline_cli.connectors.piece_makers import KINDS, Custom, Kind, custom_pieces, home_of, imported, registered
 from offline_cli.errors import BadConfig, BadPiece, MissingPackage, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.schema_files import toml_schema
 from offline_cli.spaces import Space
@@ -54,14 +54,12 @@ __all__ = [
     "PlayPipelines",
     "Setting",
     "added_pieces",
-    "load_pipeline",
     "notes_on_export",
     "pipeline_schema",
 ]
 
 MULTI_AGENT: Final = "multi_agent"  # an option of many pieces, set from the setting
 PLACE: Final = "learner pipeline"
-MAX_PIECES: Final = 100  # adding a piece recomputes all spaces
 Place = Annotated[str, Field(min_length=1)]
 
 
@@ -86,8 +84,6 @@ class PieceEntry:
     maker: Maker
     signature: Signature
     options: Mapping[str, Any]
-    before: str | None = None  # the piece to insert it before or after; neither: the default place
-    after: str | None = None
 
     def made(self, kind: Kind, setting: Setting, before: ConnectorPipelineV2) -> list[ConnectorV2]:
         """Build the piece, or pieces, after those of `before`, whose output spaces some pieces need."""
@@ -164,9 +160,8 @@ class PipelineSpec:
         return cls("learner", document, where=where, plugins=tuple(plugins), names=tuple(map(str, names)), state=state)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, with the hash of `state_bytes`. Raises BadConfig for options that JSON cannot represent."""
-        digest = hashlib.sha256(self.state_bytes()).hexdigest()
-        content = {"document": self.document, "pieces": list(self.names), "state_sha256": digest}
+        """JSON values, without the state. Raises BadConfig for options that JSON cannot represent."""
+        content = {"document": self.document, "pieces": list(self.names)}
         try:
             json.dumps(content)
         except TypeError as err:
@@ -251,19 +246,10 @@ class PipelineSpec:
         if self.document is None:
             return self._whole(setting, self._copied())
         try:
-            made = self._made(setting)
-            pipeline = self._whole(setting, [piece for entry, piece in made if not (entry.before or entry.after)])
-            for entry, piece in made:
-                if beside := entry.before or entry.after:
-                    names = {snake(name): name for name, _ in pipeline.named()}
-                    if snake(beside) not in names:
-                        what = f"{entry.label}: no piece {beside!r} among {list(names.values())}"
-                        raise BadConfig.of([what], where=self.where, fix="name a piece of the pipeline")
-                    (pipeline.insert_before if entry.before else pipeline.insert_after)(names[snake(beside)], piece)
+            return self._whole(setting, self._made(setting))
         except SpaceMismatch as err:
             err.where = f"{self.where}, {err.where}"
             raise
-        return pipeline
 
     def _copied(self) -> Custom:
         """Copies of the given pieces; a builder is returned unchanged. Raises BadPiece for pieces that cannot be copied."""
@@ -275,14 +261,12 @@ class PipelineSpec:
             what = f"the pieces cannot be copied: {err!r}"
             raise BadPiece(what, where="pipeline", fix="pass a function that builds them") from err
 
-    def _made(self, setting: Setting) -> list[tuple[PieceEntry, ConnectorV2]]:
-        """Each entry's piece or pieces, in order. Raises SpaceMismatch, MissingPackage; BadConfig for any other exception."""
-        found: list[tuple[PieceEntry, ConnectorV2]] = []
+    def _made(self, setting: Setting) -> list[ConnectorV2]:
+        """The pieces of all entries, in order. Raises SpaceMismatch, MissingPackage; BadConfig for any other exception."""
         chain = ConnectorPipelineV2(setting.observation_space, setting.action_space)
         for entry in self.entries():
             try:
                 for piece in entry.made(self.kind, setting, chain):
-                    found.append((entry, piece))
                     chain.append(piece)
             except (SpaceMismatch, MissingPackage):
                 raise
@@ -291,7 +275,7 @@ class PipelineSpec:
                 raise BadConfig.of(
                     [f"{entry.label}: {message}"], where=self.where, fix="fix the options of this piece"
                 ) from err
-        return found
+        return chain.connectors
 
     def _whole(self, setting: Setting, custom: Custom) -> ConnectorPipelineV2:
         """The pipeline of these pieces and the default ones, unless the file turns those off."""
@@ -303,8 +287,8 @@ class PipelineSpec:
         options |= {"env": setting.env, "num_envs": setting.num_envs}
         if self.kind == "env_to_module":
             return env_to_module_pipeline(*spaces, mapping=setting.mapping, device=setting.device, **options)
-        normalize = says.get("normalize_actions", setting.action_scale != "env")
-        options |= {"normalize_actions": normalize, "clip_actions": says.get("clip_actions", not normalize)}
+        normalize = setting.action_scale != "env"  # "normalized", or unknown
+        options |= {"normalize_actions": normalize, "clip_actions": not normalize}
         return module_to_env_pipeline(*spaces, multi_agent=setting.mapping is not None, **options)
 
 
@@ -322,8 +306,6 @@ class PieceDocument(BaseModel):
         description="A class derived from ConnectorV2, or a function that builds pieces, as package.module:Class. Imported "
         "because this file names it.",
     )
-    before: Place | None = Field(None, description='Insert it right before this piece: before = "GetActions".')
-    after: Place | None = Field(None, description="Insert it right after this piece.")
 
 
 class PipelineDocument(BaseModel):
@@ -336,17 +318,7 @@ class PipelineDocument(BaseModel):
         True,
         description="Add the default pieces of this kind: after the listed ones, in module_to_env around them.",
     )
-    normalize_actions: bool | None = Field(
-        None,
-        description="module_to_env with defaults: stretch Box actions from -1..1 to the bounds of the action space. Default: "
-        "by the policy's action scale; true if it is unknown.",
-    )
-    clip_actions: bool | None = Field(
-        None,
-        description="module_to_env with defaults: clip actions that are not stretched to the bounds. Default: true if "
-        "normalize_actions is false.",
-    )
-    pieces: list[PieceDocument] = Field([], max_length=MAX_PIECES, description="The pieces, in order.")
+    pieces: list[PieceDocument] = Field([], description="The pieces, in order.")
 
 
 def document_mistakes(document: Mapping[str, Any]) -> list[str]:
@@ -375,14 +347,11 @@ def _entries(
     """The validated pieces of a file's content. Raises like `PipelineSpec.from_document`."""
     listed, kind = document.get("pieces", []), document.get("kind")
     problems = document_mistakes(document)
-    if kind in KINDS and kind != "module_to_env":
-        alone = [name for name in ("normalize_actions", "clip_actions") if name in document]
-        problems += [f"{name}: only for pipelines of kind 'module_to_env'" for name in alone]
     if kinds and kind in KINDS and kind not in kinds:
         needed = " or ".join(f"'{one}'" for one in kinds)
         problems.append(f"kind: this pipeline is of kind '{kind}', but {needed} is needed here")
     entries = []
-    for index, piece in enumerate(listed[:MAX_PIECES] if isinstance(listed, list) else []):
+    for index, piece in enumerate(listed if isinstance(listed, list) else []):
         if isinstance(piece, Mapping):
             entry, wrong = _entry(piece, index, kind, plugins)
             problems += wrong
@@ -413,29 +382,11 @@ def _entry(
     wrong = option_mistakes(signature, options)
     if kind in KINDS and home not in (None, "common", kind) and not (kind == "learner" and signature.takes_as_learner):
         wrong.append(f"belongs to pipelines of kind '{home}', but this pipeline is of kind '{kind}'")
-    if "before" in piece and "after" in piece:
-        wrong.append("before and after are mutually exclusive")
-    entry = PieceEntry(label, maker, signature, options, piece.get("before"), piece.get("after"))
-    return entry, [f"{label}: {mistake}" for mistake in wrong]
+    return PieceEntry(label, maker, signature, options), [f"{label}: {mistake}" for mistake in wrong]
 
 
 Given = str | PathLike[str] | PipelineSpec | Custom
 """The user's pipeline: path of a file, specification, pieces, a builder, or None."""
-
-
-def load_pipeline(
-    path: str | PathLike[str], *, kind: Kind | None = None, plugins: Collection[str] | None = None, **setting: Any
-) -> ConnectorPipelineV2:
-    """Load a pipeline file and build it for the spaces of an environment or a dataset.
-
-    `kind`: the required kind. `plugins`: see `PipelineSpec`. `setting`: fields of `Setting`: `observation_space`,
-    `action_space`, and optionally env, device, num_envs, mapping, action_scale.
-
-    Raises StorageNotFound; BadConfig with every mistake in `details["problems"]`; SpaceMismatch, naming the piece, its input
-    and what it needs; MissingPackage.
-    """
-    kinds = () if kind is None else (kind,)
-    return PipelineSpec.from_file(path, *kinds, plugins=plugins).build(Setting(**setting))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

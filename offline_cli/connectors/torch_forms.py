@@ -20,7 +20,7 @@ from offline_cli.modules.encoders import OneHotEncoder
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.trees import Tree, flatten, leaves, unflatten_like
 
-__all__ = ["Centred", "Flat", "Previous", "RememberingForm", "Stack", "Standardized", "State"]
+__all__ = ["Flat", "Previous", "RememberingForm", "Stack", "Standardized", "State"]
 
 State = dict[str, Tensor]
 
@@ -96,13 +96,6 @@ def _sorted(tree: Tree) -> Tree:
     if isinstance(tree, dict):
         return {key: _sorted(tree[key]) for key in sorted(tree)}
     return tuple(map(_sorted, tree)) if isinstance(tree, tuple) else tree
-
-
-class Centred(nn.Module):
-    """AtariRam: bytes scaled to [-1, 1)."""
-
-    def forward(self, observations: Tensor) -> Tensor:
-        return (observations.float() - 128.0) / 128.0
 
 
 class Stack(RememberingForm):

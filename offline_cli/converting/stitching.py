@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from offline_cli.converting.fitting import ExtraOutputs
 from offline_cli.converting.open_episode import OpenEpisode, after_end, as_json, broken, chains, lacks_final, start_kind
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.episodes.known_episodes import EarlierEpisodes, KnownIds, fingerprints
+from offline_cli.episodes.known_episodes import EarlierEpisodes, fingerprints
 from offline_cli.errors import PROBLEM, BadData, BadEpisode
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.source import BYTES, ROWS, Fragments, Origins, Source, StartKind
@@ -61,7 +61,7 @@ class Stitcher:
     limit: EpisodeLimit | None = None  # maximum size of one episode
     earlier: EarlierEpisodes | None = None  # of the dataset to append to
     _open: dict[str, OpenEpisode] = field(default_factory=dict)
-    _passed: KnownIds = field(default_factory=KnownIds)  # ids of completed episodes, in order
+    _passed: dict[str, int] = field(default_factory=dict)  # ids of completed episodes, numbered in order
     _prints: array[int] = field(default_factory=lambda: array("Q"))  # their fingerprints, in the same order, without `earlier`
     _places: list[tuple[Origins | None, str]] = field(default_factory=list)  # origins, or location, of each completed batch
     _ends: list[int] = field(default_factory=list)  # cumulative number of episodes after each of these batches
@@ -101,7 +101,7 @@ class Stitcher:
         names = set(batch.ids)
         fragments = {name for held in (self._open, self._refused, self.rejects.incomplete) for name in names if name in held}
         fragments |= {batch.ids[entry] for entry in np.flatnonzero(~whole).tolist()}
-        known, again = self._passed.met(names), list[int]()
+        known, again = self._passed.keys() & names, list[int]()
         if not known and not fragments and len(names) == len(batch):
             return whole, again
         for entry in np.flatnonzero(whole).tolist():
@@ -115,7 +115,7 @@ class Stitcher:
 
     def _is_passed(self, batch: EpisodeBatch, entry: int, own: int) -> bool:
         """Whether an episode of `batch`, with fingerprint `own`, equals the completed one with its id."""
-        number, earlier = self._passed.number(batch.ids[entry]), 0 if self.earlier is None else len(self.earlier.ids)
+        number, earlier = self._passed[batch.ids[entry]], 0 if self.earlier is None else len(self.earlier.ids)
         if self.earlier is not None and number < earlier:
             return self.earlier.is_same(number, batch.select([entry]))
         return self._prints[number - earlier] == own
@@ -147,13 +147,13 @@ class Stitcher:
                 passed += 1
         else:  # episodes that lost all their rows are known only by their ids
             unseen = [name for name in self.rejects.incomplete if name not in self._refused]
-            self.rejects.lose_episodes(Lost.BAD_ROW, len(unseen) - len(self._passed.met(unseen)))
+            self.rejects.lose_episodes(Lost.BAD_ROW, len(unseen) - len(self._passed.keys() & unseen))
         self._open.clear()
         yield from _gather(done)
 
     def _is_earlier(self, name: str, episode: OpenEpisode) -> bool:
         """Whether the dataset to append to has an unfinished episode as a truncated one."""
-        number = self._passed.number(name)
+        number = self._passed[name]
         if self.earlier is None or number >= len(self.earlier.ids):
             return False
         return self.earlier.is_same(number, replace(episode.joined(), truncated=np.ones(1, np.bool_)))
@@ -168,13 +168,13 @@ class Stitcher:
 
     def _note(self, names: Sequence[str], origins: Origins | None, location: str) -> None:
         """Record the ids and places of completed episodes."""
-        self._passed.add(names)
+        self._passed.update(zip(names, count(len(self._passed)), strict=False))
         self._places.append((None if origins is None else origins.compact(), location))
         self._ends.append(len(self._passed))
 
     def place_of(self, name: str, step: int = 0) -> str:
         """The place of a step of the completed episode `name`."""
-        number = self._passed.number(name)
+        number = self._passed[name]
         at = bisect_right(self._ends, number)
         origins, location = self._places[at]
         return location if origins is None else origins.of_step(number - (self._ends[at - 1] if at else 0), step)

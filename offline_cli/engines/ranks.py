@@ -39,7 +39,6 @@ class Ranks:
 
     rank: int = 0
     count: int = 1
-    here: int = 1  # ranks on this machine
     device: str = "cpu"  # of exchanged tensors: "cpu" with gloo, "cuda" with NCCL
 
     def share(self, rows: int) -> slice:
@@ -137,7 +136,6 @@ def joined(device: Callable[[], str]) -> Iterator[Ranks]:
         return
     try:
         rank, count, local = (int(os.environ.get(name, "0")) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
     except ValueError as err:
         fix = "start with torchrun, or unset RANK and WORLD_SIZE"
         raise BadConfig(f"invalid rank variables in the environment: {err}", where="RANK, WORLD_SIZE", fix=fix) from err
@@ -146,7 +144,7 @@ def joined(device: Callable[[], str]) -> Iterator[Ranks]:
     kind = device()
     if kind == "cuda":
         torch.cuda.set_device(local)
-    ranks = Ranks(rank, count, here, kind)
+    ranks = Ranks(rank, count, kind)
     with ranks._together() as dist:
         dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=ANSWER)
     _joined.append(ranks)

@@ -57,12 +57,24 @@ def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> ND
         return values
     if values.dtype.kind not in "biufO":
         raise ValueError(f"{noun} of {values.dtype}, which is not numeric")
-    with np.errstate(invalid="ignore", over="ignore"):  # the comparison below catches NaN as an integer
-        turned = values.astype(dtype)
-    rounded = values.dtype.kind == turned.dtype.kind == "f"
-    if not rounded and not np.array_equal(turned, values):
+    if values.dtype.kind == np.dtype(dtype).kind == "f":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    turned, lost = _cast_to(values, np.dtype(dtype))
+    if lost.any():
         raise ValueError(f"{noun} of {values.dtype}, but the space's {np.dtype(dtype)} cannot hold its values")
     return turned
+
+
+def _cast_to(values: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """`values` as `dtype`, and a mask of the values that this changes."""
+    with np.errstate(all="ignore"):
+        cast = values.astype(dtype)
+        lost = cast.astype(values.dtype) != values
+        lost |= (cast < 0) != (values < 0)  # -1 survives the round trip through uint64
+    if values.dtype.kind == dtype.kind == "f":
+        lost &= ~(np.isnan(values) & np.isnan(cast))
+    return cast, lost
 
 
 def category_check(space: Space, noun: str) -> Callable[[Tree], None]:
@@ -129,12 +141,7 @@ def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBat
         return leaf
     if leaf.dtype.kind not in "biuf":
         raise _bad(f"column {path!r} holds {leaf.dtype}, but its space has {dtype}", batch)
-    with np.errstate(all="ignore"):  # overflows are detected below
-        cast = leaf.astype(dtype)
-        lost = cast.astype(leaf.dtype) != leaf
-        lost |= (cast < 0) != (leaf < 0)  # -1 survives the round trip through uint64
-    if leaf.dtype.kind == "f":
-        lost &= ~(np.isnan(leaf) & (np.isnan(cast) if dtype.kind == "f" else False))
+    cast, lost = _cast_to(leaf, dtype)
     if lost.any():
         row = int(np.argwhere(lost)[0][0])
         value = leaf[row][lost[row]].flat[0] if leaf.ndim > 1 else leaf[row]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
@@ -23,36 +23,9 @@ from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData
 from offline_cli.trees import flatten
 
-__all__ = ["EarlierEpisodes", "KnownIds", "fingerprints"]
+__all__ = ["EarlierEpisodes", "fingerprints"]
 
 _KEY = os.urandom(32)
-
-
-class KnownIds:
-    """Episode ids, numbered in the order in which they were added."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        """The number of ids."""
-        return len(self._numbers)
-
-    def __contains__(self, name: str) -> bool:
-        """Whether the id was added."""
-        return name in self._numbers
-
-    def met(self, names: Collection[str]) -> set[str]:
-        """The ids among `names` that were added."""
-        return self._numbers.keys() & names
-
-    def number(self, name: str) -> int:
-        """The number of ids added before this one; KeyError if it was not added."""
-        return self._numbers[name]
-
-    def add(self, names: Collection[str]) -> None:
-        """Add ids, which must be new and distinct."""
-        self._numbers.update(zip(names, range(len(self), len(self) + len(names)), strict=True))
 
 
 @dataclass(slots=True)

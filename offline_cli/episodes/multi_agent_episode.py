@@ -5,8 +5,8 @@ SingleAgentEpisode, `agent_episodes[agent]`, with setters, slices and joins. doc
 
 All agents share one clock. Each agent has a timeline with one tag per environment timestep, lookback buffer included: the
 agent's own timestep (within the whole episode) of the observation it got then, or SKIP. Data of an incomplete step *hangs*: the
-action and outputs of an agent that waits for its next observation, its rewards since the last one, and the rewards of agents
-before their first observation. The agent's next observation completes the step.
+action and outputs of an agent that waits for its next observation, and its rewards since the last one. The agent's next
+observation completes the step. Rewards before an agent's first observation are dropped.
 """
 
 from __future__ import annotations
@@ -123,7 +123,6 @@ class MultiAgentEpisode:
         self._hanging_actions_end: dict[AgentID, Any] = {}  # agents that acted and wait for an observation
         self._hanging_extra_model_outputs_end: dict[AgentID, dict[str, Any]] = {}  # for the same agents
         self._hanging_rewards_end: dict[AgentID, float] = {}  # rewards since an agent's last observation
-        self._hanging_rewards_begin: dict[AgentID, float] = {}  # rewards before an agent's first observation
         self.custom_data: dict[str, Any] = {}  # of the whole episode; copied by `cut`, and stored in states
         none: list[ByAgent] = [{}] * len(observations or ())
         given: list[Steps] = [observations or (), none if infos is None else infos, actions or (), rewards or ()]
@@ -227,15 +226,10 @@ class MultiAgentEpisode:
         """Whether each agent is truncated, and under "__all__" whether the episode is."""
         return {**{agent: e.is_truncated for agent, e in self.agent_episodes.items()}, ALL: self.is_truncated}
 
-    def get_return(self, include_hanging_rewards: bool = False) -> float:
-        """The undiscounted sum of all agents' rewards, in the environment's units, without lookback buffers.
-
-        `include_hanging_rewards`: add the rewards of incomplete steps.
-        """
-        total = sum(part.get_return() for part in self.agent_episodes.values())
-        if include_hanging_rewards:
-            total += sum(self._hanging_rewards_begin.values()) + sum(self._hanging_rewards_end.values())
-        return float(total)
+    def get_return(self) -> float:
+        """The undiscounted sum of all agents' rewards, in the environment's units, without lookback buffers and hanging
+        steps."""
+        return float(sum(part.get_return() for part in self.agent_episodes.values()))
 
     def __repr__(self) -> str:
         state = "done" if self.is_done else "running"
@@ -325,8 +319,6 @@ class MultiAgentEpisode:
         if part is None:
             if turn.observation is not None and not turn.is_done:
                 self._enter(agent, turn.observation, turn.infos)
-            if turn.reward:
-                self._hanging_rewards_begin[agent] = self._hanging_rewards_begin.get(agent, 0.0) + turn.reward
         elif part.is_done:
             return
         elif turn.action is None:  # it waits; if it ends, hanging rewards go to its last step
@@ -353,8 +345,6 @@ class MultiAgentEpisode:
             self.env_t_to_agent_t[agent].append(part.t)
             for name in HANGING:
                 getattr(self, name).pop(agent, None)
-        if turn.is_done:
-            self._hanging_rewards_begin.pop(agent, None)
 
     def _enter(self, agent: AgentID, observation: Any, infos: Any) -> None:
         """Add an agent with its first observation, at the current environment timestep."""
@@ -475,7 +465,7 @@ class MultiAgentEpisode:
         chunk = copy.copy(self)
         chunk.env_t_started, chunk.custom_data = self.env_t, copy.deepcopy(self.custom_data)
         chunk._agent_to_module_mapping = dict(self._agent_to_module_mapping)
-        for name in ("agent_episodes", "env_t_to_agent_t", "_hanging_rewards_begin", *HANGING):
+        for name in ("agent_episodes", "env_t_to_agent_t", *HANGING):
             setattr(chunk, name, {})
         last_seen = [
             max(at for at, tag in enumerate(self.env_t_to_agent_t[agent].data) if tag != SKIP)
@@ -512,7 +502,8 @@ class MultiAgentEpisode:
             "env_t_to_agent_t": defaultdict(Timeline, timelines),
             "_hanging_actions_end": dict(self._hanging_actions_end),
             "_hanging_extra_model_outputs_end": defaultdict(dict, self._hanging_extra_model_outputs_end),
-            **{name: defaultdict(float, getattr(self, name)) for name in ("_hanging_rewards_end", "_hanging_rewards_begin")},
+            "_hanging_rewards_end": defaultdict(float, self._hanging_rewards_end),
+            "_hanging_rewards_begin": defaultdict(float),
             "agent_episodes": [(agent, part.get_state()) for agent, part in self.agent_episodes.items()],
         }
 
@@ -520,7 +511,7 @@ class MultiAgentEpisode:
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         """Restore an episode from a state of RLlib 2.60 or of `get_state`; it shares the state's arrays.
 
-        Raises BadEpisode for an invalid or inconsistent state.
+        Raises BadEpisode for an invalid state.
         """
         name = state.get("id_", "(no id)") if isinstance(state, Mapping) else "(no id)"
         episode = cls()
@@ -528,7 +519,6 @@ class MultiAgentEpisode:
             episode._read(state)
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise state_error(err, "a multi-agent episode", f"state of multi-agent episode {name}", "RLlib 2.60") from err
-        episode.validate()
         return episode
 
     def _read(self, state: Mapping[str, Any]) -> None:
@@ -539,10 +529,8 @@ class MultiAgentEpisode:
         self._hanging_actions_end = dict(state["_hanging_actions_end"])
         extra = state["_hanging_extra_model_outputs_end"]
         self._hanging_extra_model_outputs_end = {agent: dict(extra.get(agent) or {}) for agent in self._hanging_actions_end}
-        # RLlib keeps empty entries for agents without hanging data.
-        for name in ("_hanging_rewards_end", "_hanging_rewards_begin"):
-            setattr(self, name, {agent: float(reward) for agent, reward in state[name].items() if reward})
-        self._hanging_rewards_end = {**dict.fromkeys(self._hanging_actions_end, 0.0), **self._hanging_rewards_end}
+        owed = {agent: float(reward) for agent, reward in state["_hanging_rewards_end"].items() if reward}  # RLlib keeps zeros
+        self._hanging_rewards_end = dict.fromkeys(self._hanging_actions_end, 0.0) | owed
         timelines = state["env_t_to_agent_t"].items()
         self._lookback = max((int(timeline.lookback) for _, timeline in timelines), default=0)
         for agent, timeline in timelines:
@@ -559,21 +547,6 @@ class MultiAgentEpisode:
         if 0 < early <= at[0]:
             del tags[:early]
         tags.extend([SKIP] * (self._moments - len(tags)))
-
-    def validate(self) -> None:
-        """Raise BadEpisode, naming the agent, if lengths, timelines and hanging steps are inconsistent."""
-        for agent, part in self.agent_episodes.items():
-            part.validate()
-            timeline = self.env_t_to_agent_t.get(agent, Timeline())
-            steps = _seen(timeline.data)
-            if (
-                (len(timeline.data), timeline.lookback) != (self._moments, self._lookback)
-                or steps != list(range(part.t + 1 - len(steps), part.t + 1))
-                or len(steps) > part.observations.len_incl_lookback()
-                or (part.is_done and agent in self._hanging_actions_end)
-            ):
-                what = f"agent {agent!r} has a timeline of {len(timeline.data)} timesteps and {len(steps)} observations"
-                raise self._bad(f"{what}, which contradicts its episode", fix="write the state again from its source")
 
     def _bad(self, what: str, *, fix: str) -> BadEpisode:
         return BadEpisode(what, where=f"multi-agent episode {self.id_}, environment timestep {self.env_t}", fix=fix)

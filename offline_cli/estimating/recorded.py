@@ -169,7 +169,7 @@ def _seen(
     for part in learner_batches.grouped([whole], STEPS):
         _, more = AddOneTsToEpisodesAndTruncate().on_episode_batch(batch={}, episodes=part)
         if module.is_stateful():  # a sequence is a whole episode
-            module.model_config |= {"max_seq_len": int(more.lengths.max()), "burn_in": 0}
+            module.model_config |= {"max_seq_len": int(more.lengths.max())}
         columns = learner_batches.learner_columns(pipeline, more, announced, where=where, rl_module=module)
         batches = Batches(Steps(columns), batch_size=ROWS, seed=0, device=device, before=before)
         with torch.inference_mode():

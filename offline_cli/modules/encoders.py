@@ -3,11 +3,8 @@
 Each leaf is encoded by its type, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
 bounds of its space to [0, 1], other numbers as float32, images through a convolutional network.
 
-`ImageForm` decides which leaves are images. With layout AUTO an image is a uint8 Box of two axes (height, width), or of three,
-where the shorter of the first and last axis is the channels (the last if they are equal), and whose sides are as long as the
-encoder needs. If the shorter axis is more than half as long as the other, the layout is ambiguous: `image_notes` reports it,
-and an explicit layout (HW, HWC, CHW) resolves it. With an explicit layout every Box of that many axes is an image, floats
-included; with NONE no leaf is.
+An image is a uint8 Box (height, width, channels), as in gymnasium, or (height, width), whose sides are as long as the encoder
+needs.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -32,10 +28,7 @@ from offline_cli.trees import Tree, leaves
 __all__ = ["ACTIVATIONS", "ImageEncoder", "ObservationEncoder", "OneHotEncoder", "after_layer", "columns_of", "mlp"]
 
 
-AUTO, HW, HWC, CHW, NONE = "auto", "hw", "hwc", "chw", "none"
 NATURE: Final = "nature"
-CHANNELS: Final = "channels"
-AXES: Final = {HW: ("height", "width"), HWC: ("height", "width", CHANNELS), CHW: (CHANNELS, "height", "width")}
 
 
 class ImageNetwork(nn.Module, ABC):
@@ -67,37 +60,7 @@ class Nature(ImageNetwork):
         return self.convolutions(images).flatten(1)  # type: ignore[no-any-return]
 
 
-class _Residual(nn.Module):
-    """Residual block of two convolutions."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
-
-    def forward(self, images: Tensor) -> Tensor:
-        inner: Tensor = self.second(nn.functional.relu(self.first(nn.functional.relu(images))))
-        return images + inner
-
-
-class Impala(ImageNetwork):
-    """Three stages: convolution, pooling, two residual blocks. Source: Espeholt et al. 2018, figure 3, the large network."""
-
-    def __init__(self, channels: int, height: int, width: int) -> None:
-        super().__init__()
-        stages: list[nn.Module] = []
-        for made in (16, 32, 32):
-            stages += [nn.Conv2d(channels, made, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), _Residual(made), _Residual(made)]
-            channels, height, width = made, -(-height // 2), -(-width // 2)
-        self.stages = nn.Sequential(*stages, nn.ReLU())
-        self.size = channels * height * width
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, size)."""
-        return self.stages(images).flatten(1)  # type: ignore[no-any-return]
-
-
-OURS: Final[dict[str, type[ImageNetwork]]] = {NATURE: Nature, "impala": Impala}
+OURS: Final[dict[str, type[ImageNetwork]]] = {NATURE: Nature}
 
 
 def encoder_kind(name: str, *, named: Collection[str] | None = None) -> type[ImageNetwork]:
@@ -107,65 +70,23 @@ def encoder_kind(name: str, *, named: Collection[str] | None = None) -> type[Ima
     return registered_class(ENCODERS, name, ImageNetwork, ours=OURS, named=named)  # type: ignore[type-abstract]
 
 
-@dataclass(frozen=True, slots=True)
-class Axes:
-    """Layout and sizes of an image."""
-
-    layout: str  # HW, HWC or CHW
-    channels: int
-    height: int
-    width: int
-    is_clear: bool = True  # the layout is explicit, or unambiguous from the shape
+def image_sizes(space: Space, encoder: str) -> tuple[int, int, int] | None:
+    """Channels, height and width of a leaf space that is an image; None for other leaves."""
+    if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
+        return None
+    height, width, channels = (*space.shape, 1)[:3]
+    return (channels, height, width) if min(height, width) >= encoder_kind(encoder).least_side else None
 
 
-@dataclass(frozen=True, slots=True)
-class ImageForm:
-    """Which leaves a network treats as images, and which encoder it uses."""
-
-    layout: str = AUTO  # AUTO, HW, HWC, CHW or NONE
-    encoder: str = NATURE
-
-    def axes(self, space: Space) -> Axes | None:
-        """The image layout of a leaf space; None if it is no image."""
-        if not isinstance(space, spaces.Box) or self.layout == NONE:
-            return None
-        shape, layout, is_clear = space.shape, self.layout, True
-        if layout == AUTO:
-            if space.dtype != np.uint8:
-                return None
-            layout = HW if len(shape) == 2 else HWC if shape[-1:] <= shape[:1] else CHW
-            is_clear = len(shape) != 3 or 2 * min(shape[0], shape[-1]) <= max(shape[0], shape[-1])
-        if len(shape) != len(AXES[layout]) or np.dtype(space.dtype).kind not in "uif":
-            return None
-        sizes = dict(zip(AXES[layout], shape, strict=True))
-        axes = Axes(layout, sizes.get(CHANNELS, 1), sizes["height"], sizes["width"], is_clear)
-        return axes if min(axes.height, axes.width) >= encoder_kind(self.encoder).least_side else None
-
-
-BY_SHAPE: Final = ImageForm()
-
-
-def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> list[str]:
-    """One sentence for each leaf with two or more axes that is no image; none with layout NONE. `name`: the space's name."""
-    least = encoder_kind(form.encoder).least_side
-    leaves = leaf_spaces(space, name).items() if form.layout != NONE else ()
+def flattened_images(space: Space, name: str, encoder: str) -> list[str]:
+    """One sentence for each leaf with two or more axes that is no image. `name`: the space's name."""
+    least = encoder_kind(encoder).least_side
     return [
         f"{path}, {describe(leaf)}, is flattened to {math.prod(leaf.shape or ())} numbers for the MLP: "
-        f'the encoder "{form.encoder}" takes uint8 images with two or three axes, height and width at least {least}'
-        for path, leaf in leaves
-        if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and form.axes(leaf) is None
+        f'the encoder "{encoder}" takes uint8 images (height, width, channels) with sides of at least {least}'
+        for path, leaf in leaf_spaces(space, name).items()
+        if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and not image_sizes(leaf, encoder)
     ]
-
-
-def image_notes(space: Space, name: str, form: ImageForm) -> list[str]:
-    """One sentence for each image whose layout is a guess. `name`: the space's name."""
-    notes = []
-    for path, leaf in leaf_spaces(space, name).items():
-        axes = form.axes(leaf)
-        if axes is not None and (not axes.is_clear or (axes.layout == HW and form.layout == AUTO)):
-            read = f"({', '.join(AXES[axes.layout])}), {axes.channels} channel{'s' * (axes.channels > 1)}"
-            notes.append(f"{path}, {describe(leaf)}, is read as images {read}: [network] images sets another layout")
-    return notes
 
 
 def encoder_package(name: str) -> str | None:
@@ -213,12 +134,11 @@ class TrainingDropout(nn.Dropout):
 class ObservationEncoder(nn.Module):
     """Trees of leaves (B, *shape) to features (B, size). Raises UnsupportedSpace."""
 
-    def __init__(self, space: Space, *, images: ImageForm = BY_SHAPE) -> None:
-        """`images`: which leaves are images."""
+    def __init__(self, space: Space, *, encoder: str = NATURE) -> None:
+        """`encoder`: name of the image encoder."""
         super().__init__()
         check_supported(space, where="observation space")
-        self.images = images
-        parts = [_leaf_encoder(leaf, images) for leaf in leaf_spaces(space).values()]
+        parts = [_leaf_encoder(leaf, encoder) for leaf in leaf_spaces(space).values()]
         self.parts = nn.ModuleList(parts)
         self.size = sum(part.size for part in parts)
 
@@ -281,25 +201,22 @@ def columns_of(space: Space) -> int:
 
 
 class ImageEncoder(_LeafEncoder):
-    """Images (B, *shape) through an image network; float images are not scaled."""
+    """Images (B, height, width[, channels]) through an image network."""
 
-    def __init__(self, space: spaces.Box, axes: Axes, encoder: str) -> None:
+    def __init__(self, space: Space, network: ImageNetwork) -> None:
         super().__init__(space)
-        self.layout = axes.layout
-        self.network = encoder_kind(encoder)(axes.channels, axes.height, axes.width)
-        self.size = self.network.size
+        self.network = network
+        self.size = network.size
 
     def forward(self, leaf: Tensor) -> Tensor:
         """(B, size)."""
         images = self.numbers(leaf)
-        if self.layout != CHW:
-            images = images[:, None] if self.layout == HW else images.permute(0, 3, 1, 2)
-        features: Tensor = self.network(images)
+        features: Tensor = self.network(images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2))
         return features.flatten(1)
 
 
-def _leaf_encoder(space: Space, images: ImageForm) -> _LeafEncoder:
+def _leaf_encoder(space: Space, encoder: str) -> _LeafEncoder:
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return OneHotEncoder(space)
-    axes = images.axes(space)
-    return _LeafEncoder(space) if axes is None else ImageEncoder(space, axes, images.encoder)  # type: ignore[arg-type]
+    sizes = image_sizes(space, encoder)
+    return _LeafEncoder(space) if sizes is None else ImageEncoder(space, encoder_kind(encoder)(*sizes))

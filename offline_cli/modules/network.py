@@ -18,9 +18,9 @@ from offline_cli.choices import ACTIVATION, HIDDEN, Activation
 from offline_cli.columns import Columns
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head, network_space
-from offline_cli.modules.encoders import AUTO, NATURE, ImageForm, ObservationEncoder, after_layer, mlp
+from offline_cli.modules.encoders import NATURE, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.policy_modules import build_module, build_recurrent_module
-from offline_cli.modules.python_network import check_policy, made_by, own_policy
+from offline_cli.modules.python_network import OwnPolicy, made_by
 from offline_cli.modules.rl_module import RLModule
 from offline_cli.plugins import NETWORKS, PYTHON, named_code, network_of_run, package_of, registered_class, the_class
 from offline_cli.spaces import Space
@@ -133,8 +133,8 @@ class Critic(nn.Module):
         return values.float()
 
 
-def _count(description: str, minimum: int = 1, **more: Any) -> dict[str, Any]:
-    return {"description": description, "type": "integer", "minimum": minimum, **more}
+def _count(description: str, **more: Any) -> dict[str, Any]:
+    return {"description": description, "type": "integer", "minimum": 1, **more}
 
 
 LAYERS: Final[dict[str, Any]] = {
@@ -158,16 +158,11 @@ LAYERS: Final[dict[str, Any]] = {
     },
 }
 """Options of the network mlp that are top-level keys of the config file too."""
-IMAGES: Final[dict[str, Any]] = {
+ENCODER: Final[dict[str, Any]] = {
     "encoder": {
-        "description": "Image encoder: nature, impala, or one from a package. Default: nature.",
+        "description": "Image encoder: nature, or one from a package. Default: nature.",
         "type": "string",
         "minLength": 1,
-    },
-    "images": {
-        "description": "Axes of images: height, width and channels, in this order; none: treat no leaf as an image. "
-        "Default: auto, by shape.",
-        "enum": ["auto", "hw", "hwc", "chw", "none"],
     },
 }
 MEMORY: Final[dict[str, Any]] = {
@@ -175,7 +170,6 @@ MEMORY: Final[dict[str, Any]] = {
     "memory_size": _count("Size of a recurrent layer's state.", default=256),
     "memory_layers": _count("Recurrent layers.", default=1),
     "max_seq_len": _count("Steps per sequence of backpropagation through time.", default=20),
-    "burn_in": _count("Steps before a sequence that warm up the state without loss.", 0, default=0),
 }
 
 
@@ -186,18 +180,15 @@ class Mlp(Network):
     """
 
     schema: ClassVar[Mapping[str, Any]] = {
-        "properties": LAYERS | IMAGES | MEMORY,
+        "properties": LAYERS | ENCODER | MEMORY,
         "dependentRequired": {name: ["memory"] for name in MEMORY if name != "memory"},
     }
 
     def features(self, observation_space: Space) -> Any:
-        encoder = ObservationEncoder(observation_space, images=self.images)
-        return _Hidden(encoder, self.options["hidden"], self._between())
+        return _Hidden(self._encoder(observation_space), self.options["hidden"], self._between())
 
-    @property
-    def images(self) -> ImageForm:
-        """The image options."""
-        return ImageForm(self.options.get("images", AUTO), self.options.get("encoder", NATURE))
+    def _encoder(self, observation_space: Space) -> ObservationEncoder:
+        return ObservationEncoder(observation_space, encoder=self.options.get("encoder", NATURE))
 
     def _between(self) -> dict[str, Any]:
         """Keyword arguments of `mlp`: activation, dropout, layer norm."""
@@ -208,11 +199,10 @@ class Mlp(Network):
 
     def policy(self, observation_space: Space, action_space: Space, **form: Any) -> RLModule:
         build = build_recurrent_module if "memory" in self.options else build_module
-        options = {name: value for name, value in self.options.items() if name not in IMAGES}
-        return build(observation_space, action_space, seed=None, images=self.images, **options, **form)
+        return build(observation_space, action_space, seed=None, **self.options, **form)
 
     def critic(self, observation_space: Space, action_space: Space | None = None, *, outputs: int = 1) -> Critic:
-        encoder = ObservationEncoder(observation_space, images=self.images)
+        encoder = self._encoder(observation_space)
         hidden, between = self.options["hidden"], self._between()
         return Critic(encoder, action_space, lambda width: mlp([width, *hidden, outputs], **between))
 
@@ -251,13 +241,16 @@ class PythonNetwork(Network):
     def policy(
         self, observation_space: Space, action_space: Space, *, action_scale: str, gaussian: GaussianForm = CLONING
     ) -> RLModule:
-        """See Network. Raises BadConfig if the module breaks the contract."""
+        """See Network."""
         self.action_space = action_space
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
         made = made_by(self.build[0], self.name, observation_space, action_space, self.options)
-        if isinstance(made, RLModule) or not hasattr(made, "size"):
-            return check_policy(own_policy(made, self.name, observation_space, action_space, head), self.name)
-        return check_policy(FeaturePolicy(observation_space, action_space, head, self._sized(made)), self.name)
+        if isinstance(made, RLModule):
+            made.action_head = head
+            return made
+        if hasattr(made, "size"):
+            return FeaturePolicy(observation_space, action_space, head, self._sized(made))
+        return OwnPolicy(observation_space, action_space, head, made)
 
 
 OURS: Final[dict[str, type[Network]]] = {MLP: Mlp}

@@ -7,7 +7,6 @@ after the real steps, so it changes `state_out` but no output of a real step.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -16,11 +15,10 @@ from torch import Tensor, nn
 
 from offline_cli.choices import ACTIVATION, HIDDEN
 from offline_cli.columns import Columns
-from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import CLONING, ActionHead, GaussianForm, build_head
-from offline_cli.modules.encoders import ACTIVATIONS, BY_SHAPE, ImageForm, ObservationEncoder, after_layer, columns_of, mlp
+from offline_cli.modules.encoders import ACTIVATIONS, NATURE, ObservationEncoder, after_layer, mlp
 from offline_cli.modules.rl_module import RLModule
-from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.spaces import Space
 from offline_cli.trees import leaves, map_leaves
 
 __all__ = ["FeedForwardPolicy", "RecurrentPolicy", "build_module", "build_recurrent_module"]
@@ -30,7 +28,6 @@ MEMORIES: Final[dict[str, tuple[type[nn.LSTM | nn.GRU], tuple[str, ...]]]] = {
     "gru": (nn.GRU, ("h",)),  # Cho et al. 2014
 }
 """Recurrent cells and the names of their states."""
-MAX_WEIGHTS: Final = 1 << 30  # 4 GiB of float32; Adam adds twice that
 
 
 class FeedForwardPolicy(RLModule):
@@ -43,12 +40,12 @@ class FeedForwardPolicy(RLModule):
         head: ActionHead,
         *,
         hidden: Sequence[int],
-        images: ImageForm = BY_SHAPE,
+        encoder: str = NATURE,
         **between: Any,
     ) -> None:
         """`between`: activation, dropout and layer norm, as for `mlp`."""
         super().__init__(observation_space, action_space, head)
-        self.encoder = ObservationEncoder(observation_space, images=images)
+        self.encoder = ObservationEncoder(observation_space, encoder=encoder)
         self.network = mlp([self.encoder.size, *hidden, head.size], **between)
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,13 +67,12 @@ class RecurrentPolicy(RLModule):
         memory_size: int,
         memory_layers: int,
         max_seq_len: int,
-        burn_in: int = 0,
-        images: ImageForm = BY_SHAPE,
+        encoder: str = NATURE,
         **between: Any,
     ) -> None:
         """`memory`: a key of MEMORIES; `between`: activation, dropout and layer norm, as for `mlp`."""
-        super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len, "burn_in": burn_in})
-        self.encoder = ObservationEncoder(observation_space, images=images)
+        super().__init__(observation_space, action_space, head, {"max_seq_len": max_seq_len})
+        self.encoder = ObservationEncoder(observation_space, encoder=encoder)
         sizes = [self.encoder.size, *hidden]
         self.tokens = nn.Sequential(mlp(sizes, **between), after_layer(sizes[-1], **between))
         kind, self._states = MEMORIES[memory]
@@ -112,7 +108,7 @@ def build_module(
     activation: str = ACTIVATION,
     dropout: float = 0.0,
     layer_norm: bool = False,
-    images: ImageForm = BY_SHAPE,
+    encoder: str = NATURE,
     action_scale: str = "unknown",
     gaussian: GaussianForm = CLONING,
     seed: int | None = 0,
@@ -121,27 +117,17 @@ def build_module(
     """Build a policy on the CPU whose initial weights depend on `seed` only (None: on torch's random generator).
 
     `activation`: a key of `encoders.ACTIVATIONS`. `memory`: the recurrent options of `build_recurrent_module`. Raises
-    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale and for a network of more
-    than MAX_WEIGHTS weights.
+    UnsupportedSpace, ValueError for unknown names, and BadConfig for Box actions of unknown scale.
     """
     if activation not in ACTIVATIONS or memory.get("memory", "lstm") not in MEMORIES:
         raise ValueError(f"{activation!r} or {memory.get('memory')!r} is none of {[*ACTIVATIONS, *MEMORIES]}")
-    seen = sum(columns_of(leaf) for leaf in leaf_spaces(observation_space).values() if images.axes(leaf) is None)
-    widths = [seen, *hidden, sum(map(columns_of, leaf_spaces(action_space).values()))]
-    weights = sum(wide * next_wide for wide, next_wide in itertools.pairwise(widths))  # checked before any is allocated
-    weights += 3 * memory.get("memory_layers", 0) * memory.get("memory_size", 0) ** 2
-    if weights > MAX_WEIGHTS:
-        fix = "check the spaces (`offline-cli inspect`) and the layer sizes"
-        raise BadConfig(
-            f"the network would have {weights} weights", where="observation space, hidden layers, action space", fix=fix
-        )
     head = build_head(action_space, action_scale=action_scale, form=gaussian)
     layers: dict[str, Any] = {"hidden": hidden, "activation": activation, "dropout": dropout, "layer_norm": layer_norm}
     kind: Any = RecurrentPolicy if memory else FeedForwardPolicy
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        made: RLModule = kind(observation_space, action_space, head, images=images, **layers, **memory)
+        made: RLModule = kind(observation_space, action_space, head, encoder=encoder, **layers, **memory)
     return made
 
 
@@ -153,13 +139,12 @@ def build_recurrent_module(
     memory_size: int = 256,
     memory_layers: int = 1,
     max_seq_len: int = 20,
-    burn_in: int = 0,
     hidden: Sequence[int] = (256,),
     **form: Any,
 ) -> RLModule:
     """Build a recurrent policy; `memory` is `lstm` or `gru`; `form`: see `build_module`.
 
-    `max_seq_len`: timesteps per row of a train batch; `burn_in`: timesteps before them that only warm up the state.
+    `max_seq_len`: timesteps per row of a train batch.
     """
     form |= {"memory": memory, "memory_size": memory_size, "memory_layers": memory_layers}
-    return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, burn_in=burn_in, **form)
+    return build_module(observation_space, action_space, hidden=hidden, max_seq_len=max_seq_len, **form)

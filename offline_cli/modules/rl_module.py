@@ -5,9 +5,8 @@ The three forward methods follow RLlib: `forward_inference` for greedy actions, 
 from which `action_head` computes actions, likelihood and entropy. The inputs are already limited by the head, so that training,
 playing and recording use one distribution.
 
-Classes written for RLlib run after changing their import line. They take spaces and a `model_config`, build networks in
-`setup()`, and define `_forward`, or `_forward_inference` and `_forward_exploration`. They return inputs of the default action
-head or of their own distribution classes, or actions; as in RLlib, these are not limited.
+A class of your own builds its networks in `__init__`, after `super().__init__(observation_space, action_space,
+model_config=model_config)`, and defines `_forward`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,15 +30,7 @@ DEFAULT_MODULE_ID: Final = "default_policy"  # RLlib's name for a single module
 
 
 class RLModule(nn.Module):
-    """A policy for the given spaces. Subclasses define `_forward`, and override the other forward methods as needed.
-
-    `action_head` is None if the class names its own distributions (`get_inference_action_dist_cls` and the like, or
-    `action_dist_cls`): such a module plays between connector pipelines, and cannot be trained here.
-    """
-
-    catalog: Any = None  # RLlib's modules have one; here `setup` builds the networks
-    action_dist_cls: Any = None
-    action_head: ActionHead
+    """A policy for the given spaces. Subclasses define `_forward`, and override the other forward methods as needed."""
 
     def __init__(
         self,
@@ -47,34 +38,15 @@ class RLModule(nn.Module):
         action_space: Space,
         action_head: ActionHead | None = None,
         model_config: Mapping[str, Any] | None = None,
-        *,
-        inference_only: bool = False,
-        catalog_class: Any = None,
     ) -> None:
-        """`model_config`: settings that connector pieces read by RLlib's names, such as `max_seq_len` of a stateful module.
-
-        Without `action_head` the class counts as RLlib-style, and its Box actions as normalized. Raises BadConfig for a
-        `catalog_class`, UnsupportedSpace.
+        """`action_head`: None for Box actions in [-1, 1]. `model_config`: settings that connector pieces read by RLlib's names,
+        such as `max_seq_len` of a stateful module. Raises UnsupportedSpace.
         """
         super().__init__()
-        if catalog_class is not None:
-            what, fix = f"{type(self).__name__} needs a catalog ({catalog_class!r})", "build the networks in setup()"
-            raise BadConfig(what, where="RLModule", fix=fix)
         self.model_config = dict(model_config or {})
         self.observation_space = observation_space
         self.action_space = action_space
-        self.inference_only = inference_only
-        self.in_rllibs_manner = action_head is None
-        self.setup()
-        if not isinstance(getattr(self, "action_head", None), (ActionHead, type(None))):
-            what = f"{type(self).__name__}.setup() assigns a network to action_head, which is reserved for the distribution"
-            raise BadConfig(what, where="RLModule", fix="rename the network, for example to self.logits")
-        if action_head is None and not self.names_distributions:
-            action_head = build_head(action_space, action_scale="normalized")
-        self.action_head = cast(ActionHead, action_head)
-
-    def setup(self) -> None:
-        """Build the networks: called once, after spaces and `model_config` are set."""
+        self.action_head = action_head or build_head(action_space, action_scale="normalized")
 
     def _forward(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """`batch[OBS]`: leaves (B, *shape). Returns at least ACTION_DIST_INPUTS, (B, action_head.size), not limited."""
@@ -105,30 +77,14 @@ class RLModule(nn.Module):
 
     def _limited(self, outputs: dict[str, Any]) -> dict[str, Any]:
         """`outputs` with ACTION_DIST_INPUTS limited by the action head. Raises BadConfig if their width does not fit it."""
-        inputs, head = outputs.get(Columns.ACTION_DIST_INPUTS), self.action_head
-        if inputs is None or not isinstance(head, ActionHead) or Columns.ACTIONS in outputs:
-            return outputs
+        inputs: Any = outputs.get(Columns.ACTION_DIST_INPUTS)
+        head = self.action_head
         shape = tuple(getattr(inputs, "shape", ()))
         if len(shape) < 2 or shape[-1] != head.size:
             kind, name = type(self).__name__, Columns.ACTION_DIST_INPUTS
-            got = f"width {shape[-1]}, as shape {shape}" if shape else "no shape"
-            what = f"{kind} returns {name!r} of {got}; the distribution for {self.action_space} needs width {head.size}"
+            what = f"{kind} returns {name!r} of shape {shape}; the distribution for {self.action_space} needs width {head.size}"
             raise BadConfig(what, where=f"module {kind}", fix=f"return {name!r} (B, {head.size}) from its forward methods")
-        return outputs if self.in_rllibs_manner else {**outputs, Columns.ACTION_DIST_INPUTS: head.limited(inputs)}
-
-    @property
-    def names_distributions(self) -> bool:
-        """Whether the class names its own action distributions."""
-        own = type(self).get_inference_action_dist_cls is not RLModule.get_inference_action_dist_cls
-        return own or self.action_dist_cls is not None
-
-    def get_inference_action_dist_cls(self) -> Any:
-        """The module's own distribution class for greedy actions, if any: RLlib's, or one with the same methods."""
-        return self.action_dist_cls
-
-    def get_exploration_action_dist_cls(self) -> Any:
-        """The same for sampled actions."""
-        return self.action_dist_cls or self.get_inference_action_dist_cls()
+        return {**outputs, Columns.ACTION_DIST_INPUTS: head.limited(inputs)}
 
     def get_initial_state(self) -> dict[str, Any]:
         """The recurrent state of one row before its first step; empty for a stateless module."""
@@ -185,22 +141,13 @@ def module_of(rl_module: Any, module_id: Any) -> Any:
 
 
 def max_seq_len(module: Any) -> int:
-    """Timesteps per row of a train batch, without burn-in. Raises BadConfig if a stateful module does not set it."""
-    length = _configured(module, "max_seq_len")
+    """Timesteps per row of a train batch. Raises BadConfig if a stateful module does not set it."""
+    config = getattr(module, "model_config", None)
+    length = config.get("max_seq_len") if isinstance(config, Mapping) else getattr(config, "max_seq_len", None)
     if length is None or int(length) < 1:
         what = f"the stateful module {type(module).__name__} sets no sequence length (max_seq_len is {length})"
         raise BadConfig(what, where="AddTimeDimToBatchAndZeroPad", fix='give the module model_config={"max_seq_len": 20}')
     return int(length)
-
-
-def burn_in(module: Any) -> int:
-    """Burn-in timesteps before each row of a train batch."""
-    return int(_configured(module, "burn_in") or 0)
-
-
-def _configured(module: Any, name: str) -> Any:
-    config = getattr(module, "model_config", None)
-    return config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
 
 
 def initial_state(module: Any) -> Tree:

@@ -29,7 +29,6 @@ from offline_cli.environments import Environment, EnvironmentSpec, open_environm
 from offline_cli.errors import BadConfig, BadData, MissingPackage, TargetNotMet, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.mean_interval import mean_interval
-from offline_cli.modules.python_network import choose_threads
 from offline_cli.playing.loop import Plan, opened_policy, played, played_on
 from offline_cli.playing.returns import Played, Returns, played_of
 from offline_cli.policies.by_name import is_named
@@ -110,7 +109,6 @@ class EvaluateResult:
     explore: bool  # sampled, not greedy actions
     seed: int
     checkpoint: int | None = None  # update of the checkpoint, for an unfinished run
-    observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
     pieces: Mapping[str, Sequence[str]] = field(default_factory=dict)  # names of connector pieces by pipeline
     return_by_agent: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of games: see `Played.return_by_agent`
     notes: Sequence[str] = ()
@@ -255,7 +253,6 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
             episodes=episodes,
             infos="none" if loaded is None and opening.pieces.is_default else "plain",
             num_envs=num_envs,
-            threads=1 if loaded is None else choose_threads(loaded.module, num_envs),
         )
         opened = opened_policy(plan, environment)
         notes = [] if loaded is None or others else _notes_on_agents(loaded.description, environment, name)
@@ -264,9 +261,6 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
         with played_on(engine, engines.workers, plan, environment, opened, Returns) as outcomes:
             found = played_of(outcomes, environment, report)
         videos = [] if video is None else film(plan, opened, video, given["video_episodes"])
-    if found.observations_not_finite:
-        counts = ", ".join(f"{kind} {times:,}" for kind, times in found.observations_not_finite.items())
-        _log.warning("note: the policy acted on non-finite observations: %s", counts)
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,
@@ -281,7 +275,6 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
         explore=given["explore"],
         seed=given["seed"],
         checkpoint=None if loaded is None else loaded.checkpoint,
-        observations_not_finite=found.observations_not_finite,
         pieces=opened.piece_names() if isinstance(opened, PolicyForPieces) else {},
         return_by_agent=found.return_by_agent,
         notes=notes,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.environments import ACTS, OBS, RETURN, STATE, TERMINATED, TRUNCATED, Environment
+from offline_cli.environments import RETURN, STATE, TERMINATED, TRUNCATED, Environment
 from offline_cli.errors import BadData, OfflineCliError
 from offline_cli.modules.rl_module import RLModule, evaluating
 from offline_cli.playing.copies import KeptInfo
@@ -21,7 +21,7 @@ from offline_cli.policies.module_policy import module_policy
 from offline_cli.policies.play_spec import PlaySpec
 from offline_cli.policies.policy import Acted, Policy, PolicyOptions, Purpose, stand_in
 from offline_cli.stop_signals import StopRequested, check
-from offline_cli.trees import Tree, leaves
+from offline_cli.trees import Tree
 
 
 class Outcome(NamedTuple):
@@ -29,8 +29,6 @@ class Outcome(NamedTuple):
 
     length: int  # steps
     value: float  # undiscounted return, in the environment's units; for games the sum over agents
-    nans: int  # NaN count in observations acted on
-    infinities: int  # count of infinities in observations acted on
     by_agent: Sequence[float]  # for games: each agent's return; NaN if it took no part
     nbytes: int = 0  # see StepSink
 
@@ -40,26 +38,15 @@ class Returns:
 
     def __init__(self, slots: int, environment: Environment) -> None:
         """See MakeSink."""
-        self._sums, self._counts = np.zeros(slots), np.zeros((slots, 3), np.int64)  # rewards; steps, NaNs, infinities
+        self._sums, self._steps = np.zeros(slots), np.zeros(slots, np.int64)  # of rewards
         self._agents = tuple(environment.agents or ())
 
     def step(
         self, rows: Any, observations: Tree, infos: Sequence[KeptInfo] | None, acted: Acted, rewards: NDArray[np.float64]
     ) -> None:
-        """See StepSink. Non-finite observations are counted; they are no error, because a policy may handle them."""
+        """See StepSink."""
         self._sums[rows] += rewards
-        self._counts[rows, 0] += 1
-        if not self._agents:
-            self._count_not_finite(rows, observations, 1)
-        for agent in self._agents:
-            self._count_not_finite(rows, observations[agent][OBS], observations[agent][STATE][:, ACTS] > 0)
-
-    def _count_not_finite(self, rows: Any, observations: Tree, acts: Any) -> None:
-        for leaf in leaves(observations):
-            if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-                numbers = leaf.reshape(len(leaf), -1)
-                self._counts[rows, 1] += np.isnan(numbers).sum(axis=1) * acts
-                self._counts[rows, 2] += np.isinf(numbers).sum(axis=1) * acts
+        self._steps[rows] += 1
 
     def end(self, slot: int, terminated: bool, truncated: bool, final: Tree, info: KeptInfo) -> Outcome:
         """See StepSink."""
@@ -67,9 +54,9 @@ class Returns:
         by_agent = [float(one[RETURN]) if one[TERMINATED] or one[TRUNCATED] else math.nan for one in states]
         total = sum(one[RETURN] for one in states if one[TERMINATED] or one[TRUNCATED])
         value = float(total if self._agents else self._sums[slot])
-        steps, nans, infinities = self._counts[slot].tolist()
-        self._sums[slot], self._counts[slot] = 0.0, 0
-        return Outcome(steps, value, nans, infinities, by_agent)
+        steps = int(self._steps[slot])
+        self._sums[slot], self._steps[slot] = 0.0, 0
+        return Outcome(steps, value, by_agent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +65,6 @@ class Played:
 
     returns: NDArray[np.float64]  # (N,) undiscounted, in the environment's units
     lengths: NDArray[np.int64]  # (N,) steps
-    observations_not_finite: Mapping[str, int] = field(default_factory=dict)  # "nan-in-observations", ...: numbers acted on
     by_agent: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)  # (N,) for games; NaN if it took no part
 
     def of_agent(self, agent: str) -> Played:
@@ -182,13 +168,8 @@ def played_of(
     if (bad := np.flatnonzero(~np.isfinite(values))).size:
         place, fix = f"{environment.name}, episode {bad[0]}", "fix the environment's rewards"
         raise BadData(f"the return is {values[bad[0]]}", where=place, fix=fix)
-    kinds = {
-        "nan-in-observations": sum(one.nans for one in every),
-        "infinite-in-observations": sum(one.infinities for one in every),
-    }
     return Played(
         values,
         np.array([one.length for one in every], np.int64),
-        {kind: times for kind, times in kinds.items() if times},
         {agent: np.array([one.by_agent[number] for one in every]) for number, agent in enumerate(environment.agents or ())},
     )

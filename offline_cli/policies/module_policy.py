@@ -53,7 +53,7 @@ def open_module(
     play: PlaySpec | None = replace(options.pieces, trained=trained)
     if options.pieces.is_default and trained is None and not module.is_stateful():
         environment = fitting((module.observation_space, module.action_space), name, environment)
-        play = play if module.in_rllibs_manner else None
+        play = None
     environment = environment or fitting((None, None), name, None)
     return module_policy(module, play, environment, device=torch.device(options.device), fingerprint=fingerprint, name=name)
 
@@ -69,10 +69,9 @@ def module_policy(
         return ModulePolicy(module, environment, device=device, fingerprint=fingerprint)
     place, own = f"--policy {name} in {environment.name}", (module.observation_space, module.action_space)
     pipelines = pieces.build_in(environment, *own, where=place, device=device)
-    every, head = pipelines.pieces(), getattr(module, "action_head", None)
-    head = head if isinstance(head, ActionHead) else None
+    every, head = pipelines.pieces(), module.action_head
     stretching = [piece for piece in every if isinstance(piece, NormalizeAndClipActions)]
-    if head is not None and not misfits(own[1], environment.action_space, inferred=False, what="actions"):
+    if not misfits(own[1], environment.action_space, inferred=False, what="actions"):
         for piece in stretching:  # use the bounds that scaled the training data
             piece.stretched_by = head.stretched_by(environment.action_space)
     are_ours = all(type(piece).__module__.startswith("offline_cli.") for piece in every)

@@ -40,7 +40,6 @@ from offline_cli.episodes.episode_spaces import space_tree
 from offline_cli.episodes.fit import category_check, fitted
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, SpaceMismatch, StorageNotFound
 from offline_cli.import_path import PYTHON, named_object
-from offline_cli.modules.python_network import module_in_rllibs_manner
 from offline_cli.modules.rl_module import RLModule, hash_of_weights
 from offline_cli.policies.module_policy import open_module
 from offline_cli.policies.policy import RAISED, Acted, Policy, PolicyOptions, State, fitting, seeded
@@ -81,7 +80,7 @@ def _made(kind: type[Any], environment: Environment | None, name: str) -> Any:
         environment = fitting((None, None), name, environment)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # initial weights must be the same in each process
-            return module_in_rllibs_manner(kind, environment.observation_space, environment.action_space, {})
+            return kind(environment.observation_space, environment.action_space)
     except OfflineCliError:
         raise
     except RAISED as err:

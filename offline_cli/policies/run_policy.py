@@ -75,7 +75,6 @@ __all__ = [
     "VERSION",
     "WEIGHTS",
     "LoadedPolicy",
-    "check_learned",
     "checkpoint_bytes",
     "copy_into",
     "described_form",
@@ -161,15 +160,6 @@ def tensor_bytes(tensors: Mapping[str, Tensor], counters: str | None = None) -> 
     return save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}, metadata)
 
 
-def check_learned(content: bytes | None, told: Any) -> bytes:
-    """Return `content` (None: no file). Raises ValueError unless its hash is the one in policy.json."""
-    if content is None:
-        raise ValueError(f"{LEARNED}, the learned state of its connector pieces, is missing")
-    if not isinstance(told, dict) or hashlib.sha256(content).hexdigest() != told.get("state_sha256"):
-        raise ValueError(f"{LEARNED} does not belong to {POLICY}")
-    return content
-
-
 _log = logging.getLogger(__name__)
 
 FORMAT = "offline-cli-policy"
@@ -244,10 +234,10 @@ def load_policy(
     with _reading(WEIGHTS if update is None else TENSORS, where):
         tensors = load(weights) if update is None else part(load(weights), f"{MODULES}{OF_POLICY}")
     module = _module_of(described, tensors, where, code)
-    learned, trained = folder.join(LEARNED).read_bytes() if folder.join(LEARNED).is_file() else None, None
-    if learned is not None or "pipeline" in description:
+    trained = None
+    if "pipeline" in description:
         with _reading(LEARNED, where):
-            state = state_from_bytes(check_learned(learned, description.get("pipeline")), where=f"{where}/{LEARNED}")
+            state = state_from_bytes(folder.join(LEARNED).read_bytes(), where=f"{where}/{LEARNED}")
             state = copy.deepcopy(state)  # the copy's arrays are writable
             trained = PipelineSpec.from_json(description["pipeline"], state, where=f"{where}/{POLICY}", plugins=code)
     if update is not None:
@@ -330,9 +320,10 @@ def environment_spaces(loaded: LoadedPolicy, where: str) -> tuple[Space, Space]:
 
 
 def fingerprint_of(loaded: LoadedPolicy) -> str:
-    """The hash of a run's weights and description, which includes its pieces and the hash of their state.
+    """The hash of a run's weights, of its description, which includes its pieces, and of their state.
 
     Environments are excluded, because ids of recorded episodes are derived from the fingerprint.
     """
     played = {name: value for name, value in loaded.description.items() if name not in (ENVIRONMENTS, GIVEN_SPACE)}
-    return hash_of_weights(loaded.module, json.dumps(played, sort_keys=True).encode())
+    state = b"" if loaded.trained is None else loaded.trained.state_bytes()
+    return hash_of_weights(loaded.module, json.dumps(played, sort_keys=True).encode() + state)

@@ -23,6 +23,7 @@ import numpy as np
 from offline_cli.checked_keywords import checked
 from offline_cli.choices import (
     MAX_BYTES_PER_FILE,
+    WORKERS,
     Compression,
     Count,
     Device,
@@ -80,13 +81,11 @@ def record(
     trust_pickle: bool = False,
     episodes: Count | None = None,
     steps: Count | None = None,
-    first_episode: Whole = 0,
     device: Device = "auto",
     num_envs: Count = 16,
     num_env_runners: Whole = 0,
     engine: EngineName = "local",
     engine_address: str | None = None,
-    workers: Count = 4,
     vectorize: Vectorize = "sync",
     step_timeout: Positive | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -125,8 +124,8 @@ def record(
     plan = _plan(options)
     if not resume:
         check_target(target, overwrite=overwrite, force_unlock=force_unlock)  # before long work
-    engines, spec = EngineSpec.of(options), plan.environment
-    engines = EngineSpec(PROCESSES, num_env_runners) if num_env_runners else engines
+    spec, name = plan.environment, PROCESSES if engine == "local" and num_env_runners else engine
+    engines = EngineSpec.of({**options, "engine": name, "workers": num_env_runners or WORKERS})
     with (
         signals_noted(),
         engines.engine() as workers_of,
@@ -160,8 +159,6 @@ def _plan(options: Mapping[str, Any]) -> Plan:
     wrong = []
     if (options["episodes"] is None) == (options["steps"] is None):
         wrong.append("give exactly one of --episodes and --steps")
-    if options["engine"] != "local" and options["num_env_runners"]:
-        wrong.append("--num-env-runners is for --engine local; use --workers")
     if options["step_timeout"] is not None and options["vectorize"] != "async":
         wrong.append("--step-timeout needs --vectorize async: a copy in this process cannot be stopped")
     if wrong:
@@ -172,7 +169,6 @@ def _plan(options: Mapping[str, Any]) -> Plan:
         environment=EnvironmentSpec(options["env"], asked.kwargs or {}, tuple(asked.wrappers or ())),
         policies=options["policies"],
         opening=PolicyOptions.of(options),
-        first=options["first_episode"],
         **{name: options[name] for name in OF_PLAN},
     )
 
@@ -199,20 +195,19 @@ def _provenance(plan: Plan, policy: Policy, environment: Environment, command: S
     """Policy, seeds, and everything else that determines the episodes: options, code of environment, policy and pieces."""
     opening = plan.opening
     recording: dict[str, Any] = {
-        "first_episode": plan.first,
         "asked": {"episodes": plan.episodes, "steps": plan.steps},
         "policy_fingerprint": policy.fingerprint,
         "explore": opening.explore,
         **{name: getattr(plan, name) for name in ("seed", "vectorize", "num_envs", "infos")},
         "device": opening.device,
-        "first_environment_seed": plan.reset_seed(plan.first),  # later episodes count up
+        "first_environment_seed": plan.reset_seed(0),  # later episodes count up
         **opening.pieces.described(),
     }
     followed = _followed(plan, policy.fingerprint).items()
     options = {name: value if isinstance(value, int) else content_hash_of(value) for name, value in followed}
     policies = [text.rpartition("=")[2] for text in plan.policies]  # AGENT=POLICY
     named = [plan.environment.id, *plan.environment.wrappers, *policies, *opening.plugins, *opening.pieces.code()]
-    identity = {**options, "--first-episode": plan.first, **code_of(*environment.singles(1), *named)}
+    identity = {**options, **code_of(*environment.singles(1), *named)}
     known = {"policy": blanked(", ".join(plan.policies)), "seeds": [plan.seed], RECORDING: recording, IDENTITY: identity}
     return {**known, "commands": [shlex.join(command)]} if command else known
 
@@ -225,8 +220,7 @@ def _finished(place: Location, provenance: Mapping[str, Any], options: Mapping[s
     if options["resume"] and place.join(MANIFEST).exists() and not place.join(WRITING).exists():
         found, wanted = Manifest.read(place), provenance[RECORDING]
         told, known = (found.provenance.get(name) or {} for name in (RECORDING, IDENTITY))
-        is_asked = all(told.get(name) == wanted[name] for name in ("first_episode", "asked"))
-        if found.complete and found.format == options["format"] and is_asked:
+        if found.complete and found.format == options["format"] and told.get("asked") == wanted["asked"]:
             fix = "nothing is left to record; use --overwrite to record again, or another --out"
             allowed_changes(known, provenance[IDENTITY], None, where=place.url, fix=fix)
             keep_names(place)  # the recorder may have been killed before it did so
@@ -308,7 +302,7 @@ class _Recording:
             if not self._is_enough():
                 rest = replace(
                     plan,
-                    first=plan.first + self.episodes,
+                    first=self.episodes,
                     episodes=None if plan.episodes is None else plan.episodes - self.episodes,
                     steps=None if plan.steps is None else plan.steps - self.steps,
                     num_envs=_even_envs(plan),
@@ -331,7 +325,7 @@ class _Recording:
         if part.agents is None:
             return part.writer.episodes_written, part.writer.steps_written
         games = {name.partition("-")[0] for name in part.writer.ids_written}
-        last = _ids(self._followed, [self._plan.first + max(0, len(games) - 1)])[0]
+        last = _ids(self._followed, [max(0, len(games) - 1)])[0]
         return len(games) - (last in games), 0  # after allowed changes ids differ, and the last game is not replayed
 
     def _is_enough(self) -> bool:
@@ -342,7 +336,7 @@ class _Recording:
     def _write(self, played: Iterator[list[RecordedEpisode]], parts: Sequence[_Output]) -> None:
         plan = self._plan
         for episodes in played:
-            first = plan.first + self.episodes
+            first = self.episodes
             batch = batch_of(episodes, _ids(self._followed, range(first, first + len(episodes))), self._policy.spaces)
             if plan.steps is not None:  # stop at the episode that reaches the number of steps
                 last = int(np.searchsorted(np.cumsum(batch.lengths), plan.steps - self.steps))

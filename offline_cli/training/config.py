@@ -43,7 +43,7 @@ from offline_cli.choices import (
 from offline_cli.environments import EnvironmentSpec
 from offline_cli.errors import BadConfig, StorageNotFound, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment, refused
-from offline_cli.modules.encoders import AUTO, encoder_kind
+from offline_cli.modules.encoders import encoder_kind
 from offline_cli.modules.network import LAYERS, MLP, network_kind
 from offline_cli.plugins import network_named
 from offline_cli.policies.by_name import is_code
@@ -162,7 +162,7 @@ class BCConfig(BaseModel):
     )
     eval_episodes: Count = Field(default=20, description="Greedy episodes per check.")
     confirm_episodes: Count = Field(default=100, description="Fresh episodes that must confirm `until_return`.")
-    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints; more if uploads are slow.")
+    checkpoint_every: Count = Field(default=500, description="Updates between two checkpoints.")
     log_every: Count = Field(default=50, description="Updates between two rows of metrics.jsonl.")
     device: Device = Field(default="auto", description="Device of the network; auto uses a GPU if there is one.")
     precision: Precision = Field(
@@ -170,7 +170,7 @@ class BCConfig(BaseModel):
     )
     compile: bool = Field(default=False, description="Compile the losses with torch.compile.")
     threads: Count | None = Field(
-        default=None, description="CPU threads of the network. Default: 1 for small networks, else one per core, at most 8."
+        default=None, description="CPU threads of the network. Default: 1 for small networks, else torch's."
     )
     seed: Whole = Field(default=0, description="Random seed.")
     track: tuple[Tracker, ...] | None = Field(
@@ -181,7 +181,7 @@ class BCConfig(BaseModel):
     streaming: bool = Field(default=False, description="Keep the steps on disk while training, to stay within `memory_limit`.")
     memory_limit: Count | None = Field(
         default=None,
-        description="Memory limit of the process in bytes. Default: 1 GiB with `streaming` (on a GPU 4 GiB), else none.",
+        description="Memory limit of the process in bytes. Default: 1 GiB with `streaming`, else none.",
     )
 
     @property
@@ -214,7 +214,7 @@ class BCConfig(BaseModel):
         own: dict[str, Any] = {}
         if self.network["name"] == MLP:
             own = {"hidden": [*self.hidden], "activation": self.activation}
-            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm), "images": AUTO}
+            own |= {"dropout": self.dropout or 0.0, "layer_norm": bool(self.layer_norm)}
         return own | {name: value for name, value in self.network.items() if name != "name"}
 
 

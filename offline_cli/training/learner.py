@@ -53,7 +53,7 @@ from offline_cli.training.config import BCConfig
 
 __all__ = ["Learner", "Setup", "Start", "Update", "cloning_learner", "rate_factor"]
 
-ASIDE: Final = ("dropout", "max_seq_len", "burn_in")  # network options that do not affect weights
+ASIDE: Final = ("dropout", "max_seq_len")  # network options that do not affect weights
 BETAS: Final = (0.9, 0.999)
 UNWRAPPED_STEP: Final = inspect.unwrap(torch.optim.AdamW.step)  # the wrapper imports torch's compiler: 60 MB and one second
 LIKE_EAGER: Final[dict[str, Any]] = {"fallback_random": True}  # use torch's generators, which checkpoints store
@@ -336,10 +336,26 @@ class Update:
         self._compiled = {id(one): torch.compile(one.group.loss, options=LIKE_EAGER) for one in (self.steps if compile else ())}
 
     def __call__(self, number: int = 0) -> None:
-        """Run update `number` (0-based): each group that is due takes a step."""
+        """Run update `number` (0-based): each group that is due takes a step.
+
+        Raises BadConfig for losses that cannot be minimised; MissingPackage if `compile` finds no compiler. Exceptions of other
+        packages' code pass through.
+        """
         for one in self.steps:
             if (number + 1) % one.group.every == 0:
-                self._step(one)
+                try:
+                    self._step(one)
+                except Exception as err:
+                    trace = "".join(traceback.format_exception(err))
+                    if plugin_behind(err) is not None or any(word in trace.lower() for word in SHORTAGE):
+                        raise
+                    kind = type(self.learner.algorithm).__name__
+                    what = f"algorithm {kind}: the losses {list(one.sums)} cannot be minimised: {err}"
+                    if any(name in trace for name in NO_COMPILER):
+                        fix = "leave out --compile, or install g++ or clang++ (or set CXX), on a GPU triton"
+                        raise MissingPackage(what, where="--compile", fix=fix) from err
+                    fix = "check the layers of your network, and that losses are scalars with a gradient, by name"
+                    raise BadConfig(what, where=f"algorithm {kind}", fix=fix) from err
 
     def _step(self, one: GroupState) -> None:
         """One step of a group: losses, gradients, all-reduce over ranks, Adam, averages and the `then` callback."""
@@ -385,42 +401,6 @@ class Update:
         """Set learning rates to their base value times `factor`."""
         for step in self.steps:
             step.lr.fill_(step.rate * factor)
-
-    def check(self) -> None:
-        """Validate losses and gradients once, without a step, so that updates need no checks. Modules stay unchanged; random
-        numbers are consumed.
-
-        Raises BadConfig for losses with wrong names, without a gradient, or that cannot be compiled; MissingPackage without a
-        compiler.
-        """
-        kind = f"algorithm {type(self.learner.algorithm).__name__}"
-        with unchanged([*self.learner.others().values()]):
-            for one in self.steps:
-                where, fix = (
-                    kind,
-                    "return the group's losses by name, as scalars with a gradient: torch.dot(rows, batch['weights'])",
-                )
-                try:
-                    losses = self._losses(one, one.group.loss)
-                    if losses.keys() != one.sums.keys() or any(loss.shape != () for loss in losses.values()):
-                        raise TypeError(
-                            f"the loss function returns { ({name: tuple(loss.shape) for name, loss in losses.items()}) }"
-                        )
-                    self._backward(one, losses)
-                    if id(one) in self._compiled:
-                        where, fix = "--compile", "leave out --compile"
-                        self._backward(one, self._losses(one, self._compiled[id(one)]))
-                except Exception as err:
-                    trace = "".join(traceback.format_exception(err))
-                    if plugin_behind(err) is not None or any(word in trace.lower() for word in SHORTAGE):
-                        raise
-                    lacking = any(name in trace for name in NO_COMPILER)
-                    fix += "; or install g++ or clang++ (or set CXX), on a GPU triton" * lacking
-                    what = f"{kind}: the losses {list(one.sums)} cannot be minimised: {err}"
-                    raise (MissingPackage if lacking else BadConfig)(what, where=where, fix=fix) from err
-                finally:
-                    for parameter in one.parameters:
-                        parameter.grad = None
 
     # ---- the policy that is kept ----
 

@@ -37,7 +37,7 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import infos_of_manifests
 from offline_cli.formats.tables import TableOptions
 from offline_cli.import_path import code_of
-from offline_cli.modules.encoders import BY_SHAPE, flattened_images, image_notes
+from offline_cli.modules.encoders import NATURE, flattened_images
 from offline_cli.modules.python_network import choose_device, choose_threads, use_threads
 from offline_cli.plugins import check_plugins, network_named
 from offline_cli.policies.policy import draw
@@ -109,7 +109,6 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             config,
             setup,
             environment=None if environment is None else checks.seen_by(config.agent, environment),
-            device=device.type,
             tables=tables,
             weights=weights,
             on_progress=on_progress,
@@ -130,7 +129,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             init_from={} if setup.start is None else setup.start.told(learner),
             opponents={agent: policy.fingerprint for agent, policy in others.items()},
             code=code_of(*(environment.singles(1) if environment else ()), *own_code, setup.algorithm, *data.code),
-            threads=config.threads or choose_threads(learner.whole, config.batch_size, ranks.here),
+            threads=config.threads or choose_threads(learner.whole, config.batch_size),
         )
         described = describe_policy(data, config, played_in)
         notes += _notes(data, config, state if checkpoint is None else checkpoint[0])
@@ -159,7 +158,6 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             if ranks.count > 1:
                 _check_rows_apart(learner.whole)
             batches.fill(state.update)
-            update.check()
             checks.check_gates(learner, batches.batch, config)
         if options["dry_run"]:
             return replace(_result(folder, config, state, data, per_epoch, notes, None), stopped_by="dry-run")
@@ -209,7 +207,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
                 stopping = stopping or ranks.summed([float(requested() is not None)])[0] > 0
             is_checked = number > 0 and (number % config.check_every(per_epoch) == 0 or number == bound)
             is_told = is_checked or (number > 0 and number % config.log_every == 0)
-            is_saved = number == bound or (number % config.checkpoint_every == 0 and folder.checkpoint_is_due) or stopping
+            is_saved = number == bound or number % config.checkpoint_every == 0 or stopping
             if is_told or is_saved:
                 before = time.perf_counter()
                 state.samples, samples = state.samples + int(samples), 0
@@ -390,9 +388,8 @@ def _reference(places: Sequence[Location]) -> dict[str, float]:
 
 def _notes(data: TrainingData, config: BCConfig, state: TrainState) -> list[str]:
     """Notes on the data and the start of the run."""
-    form = getattr(getattr(data.learner.policy, "encoder", None), "images", BY_SHAPE)
-    seen = (data.observation_space, "observations", form)
-    notes = [*data.facts.notes, *flattened_images(*seen), *image_notes(*seen)]
+    encoder = config.network.get("encoder", NATURE)
+    notes = [*data.facts.notes, *flattened_images(data.observation_space, "observations", encoder)]
     if config.precision == "bf16" and state.device == "cpu":
         notes.append("bf16 on a CPU is often 10 to 30 times slower than fp32; leave out --precision bf16")
     if fresh := ", ".join(state.init_from.get("fresh", [])):

@@ -15,9 +15,8 @@ All files are written atomically, by rename or a single upload, except metrics.j
 the old checkpoint or the new one, whose policy can be played; result.json, written last, marks the run as finished. Resuming
 cuts off rows of metrics.jsonl that are newer than the checkpoint.
 
-On remote storage, checkpoints are at least `EVERY` seconds apart, and rarer if they would take more than a twentieth of the
-time; rows are written with them. Results do not depend on it. Buckets have no lock: two trainers in one folder overwrite each
-other's files. No pickle.
+On remote storage, rows of metrics.jsonl are written with checkpoints. Buckets have no lock: two trainers in one folder
+overwrite each other's files. No pickle.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -77,8 +75,6 @@ REPLACED: Final = (
     *(files.METRICS, files.CURVE, files.TRACKERS, files.CONFIG),
 )
 """In order of removal by a new run: result and checkpoint never coexist with another run's configuration."""
-EVERY: Final = 10.0  # minimum seconds between two checkpoints on remote storage
-SHARE: Final = 0.05  # maximum share of the time that they take there
 T = TypeVar("T")
 
 
@@ -226,7 +222,6 @@ class RunFolder:
         self._place = open_location(out)
         self._writes = writes
         self._rows = bytearray()  # of metrics.jsonl
-        self._next = 0.0  # time of the next checkpoint on remote storage
         self.url = self._place.url
         self.local_path = Path(self._place.path).absolute() if self._place.is_local else None
 
@@ -267,11 +262,7 @@ class RunFolder:
     def learned(self) -> dict[str, Any] | None:
         """The learned state of the run's connector pieces, or None. Raises BadData."""
         place = self._place.join(files.LEARNED)
-        spec = self._read(files.POLICY, lambda content: files.json_object(content).get("pipeline"))
-        state = self._read(files.LEARNED, lambda content: state_from_bytes(files.check_learned(content, spec), where=place.url))
-        if state is None and spec is not None:
-            raise BadData(f"{files.LEARNED} is missing", where=self.url, fix="train again with --overwrite")
-        return state
+        return self._read(files.LEARNED, lambda content: state_from_bytes(content, where=place.url))
 
     def load(self) -> tuple[TrainState, dict[str, Tensor]] | None:
         """State and tensors of the checkpoint, or None. Raises BadData if it cannot be read."""
@@ -362,20 +353,13 @@ class RunFolder:
             self._place.ask("writing", lambda: _append(self._place.join(files.METRICS).path, line))
         return len(self._rows)
 
-    @property
-    def checkpoint_is_due(self) -> bool:
-        """Whether a checkpoint is due by `EVERY` and `SHARE`; always on a local disk."""
-        return self._place.is_local or time.monotonic() >= self._next
-
     def save(self, state: TrainState, tensors: Mapping[str, Tensor]) -> None:
         """Write the metrics rows, then the checkpoint."""
         if self._writes:
-            began, counters = time.monotonic(), json.dumps(asdict(state))
+            counters = json.dumps(asdict(state))
             self._flush_rows()
             self._write(files.TENSORS, files.tensor_bytes(tensors, counters))
             self._write(files.STATE, counters.encode())
-            ended = time.monotonic()
-            self._next = ended + max(EVERY, (ended - began) / SHARE)
 
     def keep_trackers(self, ids: Mapping[str, str]) -> None:
         """Write the ids that `trackers` reads."""

@@ -21,6 +21,8 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any, Final
 
+import torch
+
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.engines.engine import PROCESSES, EngineSpec
 from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, UsageError
@@ -164,8 +166,9 @@ def _run(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[Trai
 
 
 def _quiet(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult, str]]:
-    """The same in a worker, whose notes the command tells."""
+    """The same in a worker on its own core; the command tells its notes."""
     logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
     yield from _run(call)
 
 

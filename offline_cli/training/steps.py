@@ -86,11 +86,6 @@ class FileRows(TempFile):
     def range(self, first: int, stop: int) -> list[Tensor]:
         return self._read(stop - first, [first])
 
-    def expect(self, chosen: Tensor) -> None:
-        """Prefetch rows into the page cache."""
-        for row in chosen.tolist() if hasattr(os, "posix_fadvise") else ():
-            os.posix_fadvise(self._file.fileno(), row * self.row_bytes, self.row_bytes, os.POSIX_FADV_WILLNEED)
-
     def close(self) -> None:
         """Delete the file."""
         self.__exit__(None, None, None)
@@ -186,11 +181,6 @@ class Steps:
         self._rows.take(chosen, direct)
         for column, own, made in stacks:
             self._gather_stacks(column, own, made)
-
-    def expect(self, chosen: Tensor) -> None:
-        """Prefetch the rows of the next batch."""
-        if isinstance(self._rows, FileRows):
-            self._rows.expect(chosen)
 
     def on(self, device: torch.device) -> tuple[Self, torch.device]:
         """A copy on `device` if it fits there, else itself; and its device."""
@@ -306,8 +296,6 @@ class Batches:
             self._store.gather(chosen, held)
             for target, leaf in zip(self._targets, held, strict=True):
                 target.copy_(leaf, non_blocking=True)  # torch keeps pinned memory until the copy is done
-        after = first + self.batch_size
-        self._store.expect(self._order[after + own.start : after + own.stop])
         if Columns.LOSS_MASK in self.batch:
             mask: Tensor = self.batch[Columns.LOSS_MASK]
             mask[own.stop - own.start :] = False

@@ -71,11 +71,6 @@ from offline_cli.trees import Tree, flatten, leaves
 __all__ = ["DataFacts", "TrainingData", "load_data"]
 
 PLACE: Final = "learner pipeline"
-MiB: Final = 1 << 20
-PROGRAM: Final = {"cpu": 352 * MiB, "cuda": 2560 * MiB}  # libraries, on a GPU with the CUDA context
-LEAST_ROOM: Final = 160 * MiB  # minimum for data when streaming, besides the program
-DEFAULT: Final = {"cpu": 1024 * MiB, "cuda": 4096 * MiB}  # limits for streaming
-COPIES: Final = 5  # peak memory relative to the episodes while concatenating: 515 MB took 2.3 GB
 TIDY: Final = 16  # parts between two returns of free memory to the system, which halve the peak
 
 
@@ -89,7 +84,6 @@ def load_data(
     env_to_module: Given = None,
     from_: str = SOURCE_FORMAT,
     module_id: str | None = None,
-    device: str = "cpu",
     tables: TableOptions = PLAIN_TABLES,
     weights: Weights | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -98,25 +92,20 @@ def load_data(
     """Read all `sources` and pass them through the learner pipeline, whose pieces learn from training episodes only.
 
     `setup`: algorithm and network; None: from the configuration. With `config.streaming` the steps go to temporary files in the
-    `temp_dir` of `tables`, which `TrainingData.close` deletes. `device`: of the training, whose libraries take memory.
+    `temp_dir` of `tables`, which `TrainingData.close` deletes.
 
     Raises like `read_episodes`, NoData if no episode has steps, BadData for values outside the spaces; BadConfig for an unknown
-    scale of Box actions, a memory limit that is too small, episodes of several modules without `module_id`, and no episodes of
+    scale of Box actions, episodes beyond the memory limit, episodes of several modules without `module_id`, and no episodes of
     the agent. Before reading data: SpaceMismatch if the policy cannot play in `environment` or a piece cannot take the spaces,
     BadConfig if a pipeline is invalid or cannot stream; afterwards BadPiece if a piece raises or its state cannot be saved;
     StorageError for a full disk.
     """
     setup, temp_dir, episode_limit = setup or Setup.of(config), tables.temp_dir, None
-    limit = config.memory_limit or (DEFAULT[device] if config.streaming else None)
-    room = None if limit is None else limit - PROGRAM[device]
-    if room is not None and config.streaming:
-        if room < LEAST_ROOM:
-            what = f"--memory-limit is too small: torch alone needs {PROGRAM[device] // MiB:,} MiB on this device"
-            raise BadConfig(
-                what, where="--memory-limit", fix=f"set it to at least {(PROGRAM[device] + LEAST_ROOM) // MiB:,} MiB"
-            )
-        tables, episode_limit = replace(tables, memory_limit=LEAST_MEMORY + room // 4), EpisodeLimit(room // COPIES)
-    elif limit is not None:
+    limit = config.memory_limit or MEMORY_LIMIT
+    if config.streaming:  # half of it is for reading
+        tables = replace(tables, memory_limit=max(LEAST_MEMORY, limit // 2))
+        episode_limit = EpisodeLimit.within(tables.memory_limit)
+    else:
         tables = replace(tables, memory_limit=max(MEMORY_LIMIT, limit))
     given, beside = PipelineSpec.of(pipeline, "learner"), PipelineSpec.of(env_to_module, "env_to_module", "learner")
     used = (Columns.LOSS_MASK, *(name for name in setup.algorithm.columns if name not in STEP_COLUMNS))
@@ -140,7 +129,7 @@ def load_data(
         if weights is not None and data.learner.is_stateful:
             fix = "leave out --weight, or use a network without memory"
             raise BadConfig("--weight does not support recurrent networks", where="--weight", fix=fix)
-        recorded = Recorded(scope, [stream], open_stream, data, module_id, weights, room)
+        recorded = Recorded(scope, [stream], open_stream, data, module_id, weights)
         if config.top_fraction is not None:
             recorded.chosen, data.facts.chosen, notes = best_episodes(recorded.once(), config.top_fraction, data.where)
             data.facts.notes += notes
@@ -229,7 +218,6 @@ class Recorded:
     data: TrainingData
     module_id: str | None
     weights: Weights | None
-    room: int | None  # memory limit for episodes in bytes; None: no limit
     chosen: set[tuple[str, str | None]] | None = None  # (id, agent) of selected episodes; None: all
     modules: Counter[str] = field(default_factory=Counter)  # episodes by module, after reading
     _whole: EpisodeBatch | None = None
@@ -282,10 +270,10 @@ class Recorded:
             for batch in of_one_module(batches, config.agent, self.module_id, where=where, seen=self.modules):
                 self.data.check_recorded_rewards(stream)
                 count, size, steps = count + len(batch), size + batch.nbytes, steps + batch.num_steps
-                if not config.streaming and self.room is not None and COPIES * size > self.room:
-                    what = f"the first {steps:,} steps take {size // MiB:,} MiB, and {COPIES} times that while loading"
+                if not config.streaming and config.memory_limit is not None and 2 * size > config.memory_limit:
+                    what = f"the first {steps:,} steps take {size:,} bytes, more than half of the memory limit"
                     fix = "use --streaming, which keeps them on disk, or a larger --memory-limit"
-                    raise BadConfig(f"{what}, which exceeds the memory limit", where=where, fix=fix)
+                    raise BadConfig(what, where=where, fix=fix)
                 if self.weights is not None:
                     self._sources |= dict.fromkeys(batch.ids, numbers[stream.drawn_from()])
                 yield batch

@@ -1,4 +1,4 @@
-"""`apply` with `show` and `trace`: pieces, spaces, columns and values, by real episodes or by an environment alone."""
+"""`apply` with `show` and `trace`: pieces, spaces, columns and values, by recorded episodes."""
 
 from __future__ import annotations
 
@@ -45,18 +45,6 @@ def test_pieces_are_shown_with_their_spaces_and_the_columns_that_a_batch_then_ha
     columns = json.loads((tmp_path / "out" / "batches.json").read_text(encoding="utf-8"))["columns"]
     assert [{key: one[key] for key in ("name", "dtype", "shape")} for one in found.pieces[-1]["columns"]] == columns
     assert {"name": "state.h", "dtype": "float32", "shape": [2]} in columns
-
-
-def test_an_environment_alone_is_enough_to_look(pipeline_file: Pipeline) -> None:
-    found = view(env="CartPole-v1", pipeline=pipeline_file(FILTER_AND_STACK), show=True)
-    assert (found.sources, found.steps) == ([], 5)
-    assert {one["name"]: (one["held"], one["dtype"], one["shape"]) for one in found.pieces[-1]["columns"]} == {
-        "obs": ("tensor", "float32", [16]),
-        "actions": ("tensor", "int64", []),
-        "rewards": ("tensor", "float32", []),
-        "terminateds": ("tensor", "bool", []),
-        "truncateds": ("tensor", "bool", []),
-    }
 
 
 def test_a_trace_tells_what_the_batch_holds_after_each_piece(

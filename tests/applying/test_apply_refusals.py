@@ -10,9 +10,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from default_pieces import LEARNER_DEFAULTS
 
 from offline_cli import apply
 from offline_cli.applying.apply import ApplyResult
+from offline_cli.connectors.piece_makers import snake
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadPiece, NoData, OfflineCliError, OutputExists, SpaceMismatch, UsageError
 
@@ -55,13 +57,13 @@ PIECES = """
                 "another dtype later": torch.zeros(rows, dtype=torch.int32 if self.calls > 1 else torch.int64),
             }[self.what]
             return batch
-        def get_state(self, components=None, **kwargs):
+        def get_state(self):
             return {}  # the calls are nothing learned
 
     class Remembers(ConnectorV2):
         def __call__(self, *, batch, **kwargs):
             return batch
-        def get_state(self, components=None, **kwargs):
+        def get_state(self):
             return {"it": object()}
 """
 NO_COLUMNS = ("a number", "a row less", "a set", "bfloat16", "another dtype later")
@@ -76,8 +78,10 @@ def my_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path / "here"))
 
 
-def use(name: str, options: str = 'after = "NumpyToTensor"\n') -> str:
-    return f'[[pieces]]\nuse = "refused_pieces:{name}"\n{options}'
+def use(name: str, options: str = "") -> str:
+    """The default pieces, then that one."""
+    default = "".join(f'[[pieces]]\nname = "{snake(piece)}"\n' for piece in LEARNER_DEFAULTS)
+    return f'defaults = false\n{default}[[pieces]]\nuse = "refused_pieces:{name}"\n{options}'
 
 
 @pytest.mark.parametrize(
@@ -87,7 +91,7 @@ def use(name: str, options: str = 'after = "NumpyToTensor"\n') -> str:
         (use("Files"), BadPiece),
         (use("Narrows"), BadConfig),
         (use("Remembers"), BadPiece),
-        *((use("Puts", f'after = "NumpyToTensor"\nwhat = "{what}"\n'), BadPiece) for what in NO_COLUMNS),
+        *((use("Puts", f'what = "{what}"\n'), BadPiece) for what in NO_COLUMNS),
     ],
 )
 def test_a_piece_that_gives_no_batch_for_files_is_named_and_nothing_is_written(
@@ -100,7 +104,9 @@ def test_a_piece_that_gives_no_batch_for_files_is_named_and_nothing_is_written(
 ) -> None:
     with pytest.raises(kind) as caught:
         apply(dataset(episodes), str(tmp_path / "out"), pipeline=pipeline_file(piece), steps_per_batch=14)
-    assert kind is BadConfig or any(name in str(caught.value) for name in (piece.split('"')[1].split(":")[1], "'mine'"))
+    assert kind is BadConfig or any(
+        name in str(caught.value) for name in (piece.split("refused_pieces:")[1].split('"')[0], "'mine'")
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -108,7 +114,7 @@ def test_a_piece_that_gives_no_batch_for_files_is_named_and_nothing_is_written(
 def test_what_one_format_cannot_hold_the_other_can(
     what: str, format: Any, episodes: EpisodeBatch, dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
-    source, file = dataset(episodes), pipeline_file(use("Puts", f'after = "NumpyToTensor"\nwhat = "{what}"\n'))
+    source, file = dataset(episodes), pipeline_file(use("Puts", f'what = "{what}"\n'))
     other: Any = "safetensors" if format == "columns" else "columns"
     with pytest.raises(BadConfig, match="'mine'") as caught:
         apply(source, str(tmp_path / "out"), pipeline=file, format=format)
@@ -123,8 +129,8 @@ def test_shapes_that_do_not_fit_are_an_error_before_a_batch_is_made(
     random_batch: Callable[..., EpisodeBatch], dataset: Dataset, pipeline_file: Pipeline, tmp_path: Path
 ) -> None:
     source = dataset(random_batch(gym.spaces.Discrete(3), gym.spaces.Discrete(2)))
-    with pytest.raises(SpaceMismatch, match="AtariImages") as caught:
-        apply(source, str(tmp_path / "out"), pipeline=pipeline_file('[[pieces]]\nname = "atari_images"\n'))
+    with pytest.raises(SpaceMismatch, match="FrameStacking") as caught:
+        apply(source, str(tmp_path / "out"), pipeline=pipeline_file('[[pieces]]\nname = "frame_stacking"\n'))
     assert "pipeline.toml" in caught.value.where
 
 

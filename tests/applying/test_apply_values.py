@@ -17,7 +17,7 @@ from offline_cli.applying.apply import ApplyResult
 from offline_cli.applying.learner_batches import in_learner_units
 from offline_cli.connectors import FrameStacking, MeanStdFilter, learner_pipeline
 from offline_cli.connectors.connector_v2 import state_from_bytes
-from offline_cli.connectors.pipeline_spec import load_pipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.parquet.arrow_trees import space_field
 from offline_cli.progress import no_progress
@@ -65,7 +65,7 @@ def test_batches_are_those_of_the_pipeline_whose_pieces_have_learned_from_all_ep
     parts = [slice(0, 2), slice(2, 5), slice(5, 6)]  # 14, 20 and 6 steps
     for found, part in zip(stored(str(out)), parts, strict=True):
         same(found, pipeline(episodes=episodes.select(part)))
-    again = load_pipeline(file, observation_space=episodes.observation_space, action_space=episodes.action_space)
+    again = PipelineSpec.from_file(file).build(Setting(episodes.observation_space, episodes.action_space))
     again.set_state(state_from_bytes((out / "connectors.msgpack").read_bytes(), where="test"))
     moments = again.get_state()["MeanStdFilter"]["obs"]
     assert int(moments["count"]) == 40

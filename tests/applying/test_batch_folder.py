@@ -58,7 +58,7 @@ def amid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[
                     do, cls.do = cls.do, None
                     do()
                 return batch
-            def get_state(self, components=None, **kwargs):
+            def get_state(self):
                 return {}
         """
         name = f"stops_{tmp_path.name}"

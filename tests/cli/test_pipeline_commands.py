@@ -37,8 +37,10 @@ def test_a_run_trained_through_a_pipeline_file_plays_with_its_pieces(run: Path, 
     code, told = call_json(*args)
     assert (code, told["episodes"]) == (0, 3)
     assert call_json(*args, "--env-to-module", run.parent / "pipeline.toml", "--lookback", "5") == (0, told)
-    turned = '[[pieces]]\nuse = "odd_pieces:Bolder"\nbefore = "GetActions"\n'
-    after = written(tmp_path / "after.toml", f'kind = "module_to_env"\n{turned}')
+    default = ("get_actions", "tensor_to_numpy", "unbatch_to_individual_items", "listify_data_for_vector_env")
+    pieces = ['use = "odd_pieces:Bolder"', *(f'name = "{name}"' for name in default)]
+    listed = "".join(f"[[pieces]]\n{piece}\n" for piece in pieces)
+    after = written(tmp_path / "after.toml", f'kind = "module_to_env"\ndefaults = false\n{listed}')
     assert call_json(*args, "--module-to-env", after)[1]["return_mean"] != told["return_mean"]
 
 

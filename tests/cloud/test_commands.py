@@ -92,9 +92,7 @@ def pristine(told: Told, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pristine")
     told(*RANDOM, "--out", root / "recorded")
     told("train-bc", root / "recorded", "--out", root / "run", *TRAIN)
-    told(
-        *RECORD, "--policy", "random", "--episodes", "5", "--first-episode", "40", "--out", root / "more", "--format", "columns"
-    )
+    told(*RECORD, "--policy", "random", "--episodes", "5", "--seed", "40", "--out", root / "more", "--format", "columns")
     shards = sorted((root / "recorded/data").iterdir())
     for shard, name in zip(shards, (ONE, TWO), strict=False):
         target = root / name.removeprefix("ROOT/")

@@ -210,7 +210,7 @@ def test_pieces_after_each_other_see_each_other_s_observations(form: str) -> Non
 
 def test_agents_have_their_observations_changed_by_their_own_space() -> None:
     by_agent = spaces.Dict({"ann": spaces.Discrete(3), "bob": VECTOR})
-    piece = FlattenObservations(by_agent, None, multi_agent=True, agent_ids=["ann"])
+    piece = FlattenObservations(by_agent, None, multi_agent=True)
     ann = SingleAgentEpisode(agent_id="ann", module_id="m", observation_space=by_agent["ann"])
     bob = SingleAgentEpisode(agent_id="bob", module_id="m", observation_space=by_agent["bob"])
     ann.add_env_reset(2)
@@ -218,4 +218,4 @@ def test_agents_have_their_observations_changed_by_their_own_space() -> None:
     piece(batch={}, episodes=[ann, bob])
     assert ann.get_observations(-1).tolist() == [0, 0, 1]
     assert bob.get_observations(-1).tolist() == [1, 2]
-    assert piece.observation_space["bob"] == VECTOR  # type: ignore[index]
+    assert piece.observation_space["bob"].shape == (2,)  # type: ignore[index]

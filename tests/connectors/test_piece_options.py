@@ -15,7 +15,6 @@ NEEDED: dict[str, dict[str, Any]] = {
     "agent_to_module_mapping": {"rl_module_specs": ["m"], "agent_to_module_mapping_fn": lambda *_: "m"},
     "compute_returns_to_go": {"gamma": 0.9},
     "general_advantage_estimation": {"gamma": 0.9, "lambda_": 0.9},
-    "gymnasium_wrapper": {"wrapper": "FlattenObservation"},
     "n_step_returns": {"gamma": 0.9, "n_step": 2},
     "normalize_and_clip_actions": {"normalize_actions": True, "clip_actions": False},
 }

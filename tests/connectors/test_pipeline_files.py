@@ -16,7 +16,8 @@ from installed_packages import Install
 
 from offline_cli import Columns, SingleAgentEpisode
 from offline_cli.connectors.connector_v2 import state_to_bytes
-from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting, load_pipeline
+from offline_cli.connectors.piece_makers import Kind
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.errors import BadConfig, SpaceMismatch, StorageNotFound
 
 VECTOR = gym.spaces.Box(-99.0, 99.0, (2,), np.float32)
@@ -80,17 +81,17 @@ def my_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_pieces", raising=False)
 
 
-def load(path: Path, **more: Any) -> Any:
-    return load_pipeline(path, observation_space=VECTOR, action_space=more.pop("action_space", CHOICES), **more)
+def load(path: Path, *kinds: Kind, action_space: gym.Space[Any] = CHOICES, **more: Any) -> Any:
+    return PipelineSpec.from_file(path, *kinds).build(Setting(VECTOR, action_space, **more))
 
 
 def names(pipeline: Any) -> list[str]:
     return [name for name, _ in pipeline.named()]
 
 
-def problems(path: Path, **more: Any) -> list[str]:
+def problems(path: Path, *kinds: Kind) -> list[str]:
     with pytest.raises(BadConfig) as caught:
-        load(path, **more)
+        load(path, *kinds)
     found: list[str] = caught.value.details["problems"]
     return found
 
@@ -135,31 +136,9 @@ def test_a_builder_of_the_current_folder_gets_what_builders_get_and_its_options(
     assert [pipeline["Plain"].bound, pipeline["Plain_2"].bound] == [1.5, 2]
 
 
-def test_a_piece_is_put_before_or_after_a_default_one(write: Write, my_pieces: None) -> None:
-    path = write("""
-        kind = "module_to_env"
-        [[pieces]]
-        use = "my_pieces:Plain"
-        before = "GetActions"
-        [[pieces]]
-        use = "my_pieces:Plain"
-        after = "tensor_to_numpy"
-    """)
-    assert names(load(path))[:4] == ["Plain", "GetActions", "TensorToNumpy", "Plain_2"]
-
-
-@pytest.mark.parametrize(
-    ("text", "scale", "expected"),
-    [
-        ("", "env", (False, True)),
-        ("", "normalized", (True, False)),
-        ("", None, (True, False)),
-        ("normalize_actions = true", "env", (True, False)),
-        ("normalize_actions = false\nclip_actions = false", None, (False, False)),
-    ],
-)
-def test_actions_are_stretched_as_the_file_says_or_else_the_policy(write: Write, text: str, scale: Any, expected: Any) -> None:
-    pipeline = load(write(f'kind = "module_to_env"\n{text}'), action_space=ARM, action_scale=scale)
+@pytest.mark.parametrize(("scale", "expected"), [("env", (False, True)), ("normalized", (True, False)), (None, (True, False))])
+def test_actions_are_stretched_unless_the_policy_gives_the_environments(write: Write, scale: Any, expected: Any) -> None:
+    pipeline = load(write('kind = "module_to_env"'), action_space=ARM, action_scale=scale)
     piece = pipeline["NormalizeAndClipActions"]
     assert (piece.normalize_actions, piece.clip_actions) == expected
 
@@ -200,10 +179,6 @@ def test_all_mistakes_of_a_file_are_said_at_once_with_what_was_nearly_meant(writ
         num_frames = 4
         [[pieces]]
         use = "no_such_module_anywhere:Piece"
-        [[pieces]]
-        name = "frame_stacking"
-        before = "a"
-        after = "b"
     """)
     said = "\n".join(problems(path))
     assert "'defalts'" in said
@@ -213,24 +188,21 @@ def test_all_mistakes_of_a_file_are_said_at_once_with_what_was_nearly_meant(writ
     assert "pieces[1] (frame_stacking): unknown option 'num_frame', did you mean 'num_frames'?" in said
     assert 'pieces[2]: give either name = "..." or use = ' in said
     assert "pieces[3] (no_such_module_anywhere:Piece): there is no module 'no_such_module_anywhere'" in said
-    assert "pieces[4] (frame_stacking): before and after are mutually exclusive" in said
-    assert len(said.splitlines()) == 7
+    assert len(said.splitlines()) == 6
 
 
 def test_pieces_of_another_kind_of_pipeline_are_refused(write: Write) -> None:
     path = write("""
         kind = "env_to_module"
-        normalize_actions = true
         pieces = [{ name = "get_actions" }, { name = "clip_rewards" }]
     """)
     said = problems(path)
-    assert said[0] == "normalize_actions: only for pipelines of kind 'module_to_env'"
-    assert said[1].endswith("belongs to pipelines of kind 'module_to_env', but this pipeline is of kind 'env_to_module'")
-    assert said[2].endswith("belongs to pipelines of kind 'learner', but this pipeline is of kind 'env_to_module'")
+    assert said[0].endswith("belongs to pipelines of kind 'module_to_env', but this pipeline is of kind 'env_to_module'")
+    assert said[1].endswith("belongs to pipelines of kind 'learner', but this pipeline is of kind 'env_to_module'")
 
 
 def test_a_file_of_another_kind_than_is_needed_is_refused(write: Write) -> None:
-    assert problems(write('kind = "learner"'), kind="env_to_module") == [
+    assert problems(write('kind = "learner"'), "env_to_module") == [
         "kind: this pipeline is of kind 'learner', but 'env_to_module' is needed here"
     ]
 

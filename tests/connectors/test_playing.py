@@ -43,7 +43,8 @@ def play(player: PipelinePlayer, episodes: list[SingleAgentEpisode], steps: int,
         acts = player.act(episodes, **drawing)
         for row, episode in enumerate(episodes):
             seen = rng.uniform(-1, 1, 3).astype(np.float32)
-            episode.add_env_step(seen, acts.action_of(row), 1.0, extra_model_outputs=acts.extra_of(row))
+            extra = {name: items[row] for name, items in acts.extra.items()}
+            episode.add_env_step(seen, acts.actions[row], 1.0, extra_model_outputs=extra)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_actions_are_those_of_the_module_and_of_its_head(space: Any) -> None:
         np.testing.assert_array_equal(dict(flatten(acts.actions_for_env))[path], leaf)
     for path, leaf in flatten(wanted):
         np.testing.assert_array_equal(dict(flatten(acts.actions))[path], leaf)
-    assert space.contains(acts.action_for_env_of(1))
+    assert space.contains(map_leaves(lambda leaf: leaf[1], acts.actions_for_env))
 
 
 def test_a_module_with_memory_is_played_as_it_is_trained() -> None:
@@ -118,13 +119,15 @@ def test_every_agent_that_has_to_act_plays_with_its_own_module_and_scale(memory:
     episodes = [several("e", "abc"), several("f", "c")]
     for _ in range(3):
         acts = player.act(episodes)
-        assert [set(acts.action_of(row)) for row in range(2)] == [{"a", "b", "c"}, {"c"}]
+        assert [set(actions) for actions in acts.actions] == [{"a", "b", "c"}, {"c"}]
         for row, episode in enumerate(episodes):
-            for agent, action in acts.action_for_env_of(row).items():
-                assert ACTIONS[agent].contains(action)
-            actions = acts.action_of(row)
+            actions = acts.actions[row]
+            assert all(ACTIONS[agent].contains(action) for agent, action in acts.actions_for_env[row].items())
+            extra = {
+                agent: {n: items[row][agent] for n, items in acts.extra.items() if agent in items[row]} for agent in actions
+            }
             seen = {agent: np.zeros(3, np.float32) for agent in actions}
-            episode.add_env_step(seen, actions, dict.fromkeys(actions, 1.0), extra_model_outputs=acts.extra_of(row))
+            episode.add_env_step(seen, actions, dict.fromkeys(actions, 1.0), extra_model_outputs=extra)
     assert len(episodes[0].agent_episodes["b"]) == 3
     kept = episodes[1].agent_episodes["c"].extra_model_outputs
     assert (Columns.STATE_OUT in kept) == memory

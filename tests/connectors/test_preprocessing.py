@@ -1,4 +1,4 @@
-"""Observation preprocessors, one's own and the built-in ones, beside an environment and beside a learner."""
+"""Observation preprocessors, one's own and ours, beside an environment and beside a learner."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from rllib_answers import Answers, asked_nightly
 from offline_cli import Columns, MultiAgentEpisode, SingleAgentEpisode
 from offline_cli.connectors import FlattenObservations, OneHot
 from offline_cli.connectors.env_to_module.observation_preprocessor import (
-    GymnasiumWrapper,
     MultiAgentObservationPreprocessor,
     ObservationPreprocessor,
     WriteObservationsToEpisodes,
-    built_in_preprocessing,
     env_to_module_pipeline,
 )
 from offline_cli.connectors.learner.added_columns import learner_pipeline
@@ -25,8 +23,6 @@ from offline_cli.errors import BadEpisode
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
 CHOICES = gym.spaces.Discrete(2)
-IMAGE = gym.spaces.Box(0, 255, (210, 160, 3), np.uint8)
-RAM = gym.spaces.Box(0, 255, (128,), np.uint8)
 
 
 def going_on(space: Any, observations: list[Any]) -> SingleAgentEpisode:
@@ -87,40 +83,10 @@ def test_a_learner_preprocesses_every_observation_and_the_recording_is_left_alon
     ],
 )
 def test_choices_become_one_hot_vectors_side_by_side(space: Any, value: Any, expected: list[int]) -> None:
-    pipeline = env_to_module_pipeline(space, CHOICES, custom=built_in_preprocessing(space))
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=[OneHot()])
     found = pipeline(episodes=[going_on(space, [value])], rl_module=None)[Columns.OBS]
     assert found.tolist() == [expected]
     assert pipeline.observation_space.contains(found[0].numpy())
-
-
-@pytest.mark.parametrize("grayscale", [False, True])
-@pytest.mark.parametrize("zero_mean", [False, True])
-def test_images_are_scaled_down_by_gymnasiums_own_wrappers(grayscale: bool, zero_mean: bool) -> None:
-    pytest.importorskip("cv2", reason="OpenCV comes with the extra [atari]")
-    pieces = built_in_preprocessing(IMAGE, dim=42, grayscale=grayscale, zero_mean=zero_mean)
-    pipeline = env_to_module_pipeline(IMAGE, CHOICES, custom=pieces)
-    assert pipeline.observation_space.shape == (42, 42, 1 if grayscale else 3)
-    image = np.random.default_rng(0).integers(0, 256, IMAGE.shape, np.uint8)
-    found = pipeline(episodes=[going_on(IMAGE, [image])], rl_module=None)[Columns.OBS].numpy()[0]
-    assert pipeline.observation_space.contains(found)
-    small = gym.wrappers.ResizeObservation(Seen(IMAGE), (42, 42)).observation(image)
-    if grayscale:
-        small = small @ np.array([0.2125, 0.7154, 0.0721])
-        small = small.astype(np.uint8)[..., None]
-    expected = (small.astype(np.float32) - 128) / 128 if zero_mean else small.astype(np.float32) / 255
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-class Seen(gym.Env):  # type: ignore[type-arg]
-    def __init__(self, space: Any) -> None:
-        self.observation_space, self.action_space = space, CHOICES
-
-
-def test_any_stateless_wrapper_of_gymnasium_is_a_piece() -> None:
-    piece = GymnasiumWrapper(wrapper="ReshapeObservation", options={"shape": [2, 1]})
-    pipeline = env_to_module_pipeline(VECTOR, CHOICES, custom=[piece])
-    assert pipeline.observation_space.shape == (2, 1)
-    assert pipeline(episodes=[going_on(VECTOR, VECTORS)], rl_module=None)[Columns.OBS].tolist() == [[[2], [-2]]]
 
 
 def test_observations_of_the_batch_are_written_into_the_episodes() -> None:
@@ -177,9 +143,11 @@ NESTED = gym.spaces.Dict({"b": VECTOR, "a": gym.spaces.Tuple([gym.spaces.Discret
 
 @asked_nightly
 @pytest.mark.parametrize(
-    "space", [gym.spaces.Discrete(5), gym.spaces.MultiDiscrete([3, 4]), NESTED, RAM], ids=["choice", "choices", "nested", "ram"]
+    ("space", "piece"),
+    [(gym.spaces.Discrete(5), OneHot), (gym.spaces.MultiDiscrete([3, 4]), OneHot), (NESTED, FlattenObservations)],
+    ids=["choice", "choices", "nested"],
 )
-def test_the_built_in_preprocessing_is_that_of_rllib(answers: Answers, space: Any) -> None:
+def test_the_built_in_preprocessing_is_that_of_rllib(answers: Answers, space: Any, piece: Any) -> None:
     def asked() -> Any:
         from ray.rllib.models.preprocessors import get_preprocessor
 
@@ -187,7 +155,7 @@ def test_the_built_in_preprocessing_is_that_of_rllib(answers: Answers, space: An
 
     space.seed(0)
     observations = [space.sample() for _ in range(10)]
-    pipeline = env_to_module_pipeline(space, CHOICES, custom=built_in_preprocessing(space))
+    pipeline = env_to_module_pipeline(space, CHOICES, custom=[piece()])
     for observation, wanted in zip(observations, answers(asked), strict=True):
         found = pipeline(episodes=[going_on(space, [observation])], rl_module=None)[Columns.OBS].numpy()[0]
         np.testing.assert_array_equal(found, wanted)

@@ -141,8 +141,6 @@ def test_a_column_with_too_few_items_is_named(module: Any) -> None:
     pipeline = learner_pipeline(OBS, ACT, custom=lambda obs, act: OnePerEpisode())
     with pytest.raises(BadPiece, match="'obs'"):
         pipeline(rl_module=module, episodes=batch_of(4, 2))
-    with pytest.raises(BadPiece, match="'obs': 2, 'actions': 6"):
-        pipeline(episodes=batch_of(4, 2))
 
 
 def test_a_stateful_module_has_to_say_how_long_sequences_are(module: Any) -> None:

@@ -277,9 +277,10 @@ def test_both_spellings_of_one_hot_play_frozen_lake(piece: type[ConnectorV2]) ->
         before = observation
         acts = player.act([episode], generator=generator)
         np.testing.assert_array_equal(episode.get_observations(-1), np.eye(4, dtype=np.float32)[before])
-        observation, reward, terminated, truncated, _ = env.step(acts.action_for_env_of(0))
+        observation, reward, terminated, truncated, _ = env.step(acts.actions_for_env[0])
         done = {"terminated": terminated, "truncated": truncated}
-        episode.add_env_step(observation, acts.action_of(0), reward, extra_model_outputs=acts.extra_of(0), **done)
+        extra = {name: items[0] for name, items in acts.extra.items()}
+        episode.add_env_step(observation, acts.actions[0], reward, extra_model_outputs=extra, **done)
     assert len(episode) > 0
     assert episode.get_observations(0).shape == (4,), "what the preprocessor gave stays in the episode"
 

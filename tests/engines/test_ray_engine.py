@@ -45,10 +45,10 @@ def test_a_cluster_gives_results_in_order_and_writes_the_bytes_that_this_process
         assert [next(results), next(results), next(results)] == [4, 0.25, 0]
         with pytest.raises(ZeroDivisionError):
             next(results)
-    ray = {"engine": "ray", "engine_address": cluster.address, "workers": 2}
+    ray = {"engine": "ray", "engine_address": cluster.address}
     played: dict[str, Any] = {"policy": "random", "vectorize": "sync", "num_envs": 4, "steps": 1000}
     for out, engine in ((tmp_path / "here", {}), (tmp_path / "there", ray)):
-        convert(SAMPLE, out / "converted", max_rows_per_file=3, **engine)
+        convert(SAMPLE, out / "converted", max_rows_per_file=3, workers=2, **engine)
         record("CartPole-v1", out / "recorded", **played, **engine)
     for name in ("converted", "recorded"):
         assert data_files(tmp_path / "here" / name) == data_files(tmp_path / "there" / name)

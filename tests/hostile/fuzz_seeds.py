@@ -169,11 +169,6 @@ clip_by_value = 10.0
 [[pieces]]
 name = "frame_stacking"
 num_frames = 4
-before = "AddStatesFromEpisodesToBatch"
-[[pieces]]
-name = "gymnasium_wrapper"
-wrapper = "RescaleObservation"
-options = {min_obs = 0.0, max_obs = 1.0}
 """
 
 

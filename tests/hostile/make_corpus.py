@@ -118,11 +118,6 @@ def bound(value: float, *, size: int = 1, dtype: str = "<f4") -> str:
     return base64.b64encode(zlib.compress(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + array, 9)).decode()
 
 
-def huge_space(size: int, dtype: str = "|u1") -> dict[str, Any]:
-    text = bound(0, size=size, dtype=dtype)
-    return {"space": "box", "low": text, "high": text, "shape": [size], "dtype": dtype}
-
-
 def items(*episodes: Any, **options: Any) -> bytes:
     """A recording of these states, or bytes that pretend to be."""
     values = [episode if isinstance(episode, bytes) else msgpack.packb(episode) for episode in episodes]
@@ -147,9 +142,6 @@ def recordings() -> Files:
     yield "key_twice.parquet", items(msgpack.Packer().pack_map_pairs([*state().items(), ("t", 2)]))
     yield "two_episodes_of_one_id.parquet", items(state(), state(is_truncated=True))
     yield "space_of_objects.parquet", items(state(_action_space={"space": "discrete", "n": 2, "dtype": "f4,O"}))
-    yield "space_bound_bomb.parquet", items(state(_observation_space=huge_space(60 << 20)))
-    many = [state(id_=f"e{i}", _observation_space=huge_space(8 << 20, dtype=f"|{'iu'[i % 2]}1") | {"x": i}) for i in range(12)]
-    yield "many_large_spaces.parquet", items(*many)
     yield "item_repeated_by_a_dictionary.parquet", items(*[bytes(1 << 20)] * 1000)
     yield "cut.parquet", items(state())[:-30]
     yield "garbage_after_the_magic.parquet", b"PAR1" + bytes(range(256)) + struct.pack("<I", 256) + b"PAR1"
@@ -485,7 +477,6 @@ def run(name: str, policy: Any = None, weights: bytes = b"", config: bytes = b"u
 def runs() -> Files:
     yield from run("no_weights")
     yield from run("policy_nested_deep", b"[" * 20_000)
-    yield from run("policy_of_terabytes", network(hidden=[1 << 30, 1 << 30]))
     yield from run("policy_of_a_pickle", network(activation={"__reduce__": "os.system"}))
     yield from run("policy_of_code", {**network(activation="python:os:system"), "environment": "python:os:system"})
     yield from run("weights_are_a_pickle", weights=pickle.dumps(Payload()))
@@ -501,7 +492,6 @@ def runs() -> Files:
         yield from checkpointed(f"checkpoint_{name}", document)
     yield from checkpointed("checkpoint_of_a_pickle", as_json({"update": 1}), pickle.dumps(Payload()))
     yield from piped("pieces_of_code", {"pieces": [{"use": "os:system"}]})
-    yield from piped("pieces_that_fill_the_memory", {"pieces": [{"name": "frame_stacking", "num_frames": 1 << 31}]})
     yield from piped("state_of_a_pickle", FILTER, pickle.dumps(Payload()))
     yield from piped("state_nested_deep", FILTER, b"\x81\xa1a" * 3000 + b"\xc0")
     for name, config in {"config_nested_deep": b"a = " + b"[" * 20_000, "config_not_utf8": b"\xff\xfe"}.items():
@@ -534,9 +524,7 @@ CART_POLE = {"observation_space": {"type": "Box", "shape": [4], "dtype": "float3
 
 def piped(name: str, document: Any, learned: bytes = b"\x80") -> Files:
     """A run with a policy that was trained through pieces, whose weights fit."""
-    import hashlib
-
-    told = {"document": {"kind": "learner", **document}, "pieces": [], "state_sha256": hashlib.sha256(learned).hexdigest()}
+    told = {"document": {"kind": "learner", **document}, "pieces": []}
     yield from run(name, {**CART_POLE, "pipeline": told}, WEIGHTS)
     yield f"{name}/connectors.msgpack", learned
 

@@ -21,21 +21,17 @@ from fuzz_targets import File
 
 from offline_cli import convert
 from offline_cli.connectors import ClipRewards, MeanStdFilter
-from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.episodes.codec import arrays, decode_batch
 from offline_cli.errors import (
-    BadConfig,
     BadData,
     BadEpisode,
     BadPiece,
     NoData,
-    SpaceMismatch,
     UnsafeData,
     UnsupportedSpace,
 )
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.rllib.packed import unpack
-from offline_cli.modules.policy_modules import build_module
 from offline_cli.schema_files import from_json
 from offline_cli.spaces import infer_space, space_from_json, space_from_rllib
 from offline_cli.tally import OnError, Rejects, Tally
@@ -130,41 +126,15 @@ def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(
 # ---- pipelines, and what their pieces learned ----
 
 
-def test_a_pipeline_has_at_most_100_pieces() -> None:
-    piece = {"name": "clip_rewards"}
-    assert len(PipelineSpec.from_document({"kind": "learner", "pieces": [piece] * 100}, where="test").entries()) == 100
-    with pytest.raises(BadConfig):
-        PipelineSpec.from_document({"kind": "learner", "pieces": [piece] * 101}, where="test")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"name": "frame_stacking", "num_frames": 1 << 31},
-        {"name": "prev_actions_prev_rewards", "n_prev_actions": 1 << 40},
-        {"name": "gymnasium_wrapper", "wrapper": "ResizeObservation", "options": {"shape": [1 << 16, 1 << 16]}},
-    ],
-    ids=lambda options: "-".join(options),
-)
-def test_a_piece_whose_observations_would_fill_the_memory_is_not_made(options: dict[str, Any]) -> None:
-    file = PipelineSpec.from_document({"kind": "learner", "pieces": [options]}, where="test", plugins=())
-    space = gym.spaces.Box(0, 255, (4, 4, 3), np.uint8)
-    with pytest.raises(SpaceMismatch):
-        file.build(Setting(space, gym.spaces.Discrete(2)))
-
-
 @pytest.mark.parametrize(
     "state",
     [
         5,
         {"obs": 5},
-        {"obs": {"count": -1, "mean": np.zeros(3), "m2": np.zeros(3)}},
-        {"obs": {"count": 1, "mean": np.zeros(3), "m2": -np.ones(3)}},
-        {"obs": {"count": 1, "mean": np.zeros(5), "m2": np.zeros(5)}},
     ],
-    ids=["number", "no leaves", "count", "squares", "shape"],
+    ids=["number", "no leaves"],
 )
-def test_a_state_that_no_filter_learned_from_such_observations_is_refused(state: Any) -> None:
+def test_a_state_that_no_filter_learned_is_refused(state: Any) -> None:
     piece = MeanStdFilter(gym.spaces.Box(-1, 1, (3,)), gym.spaces.Discrete(2))
     with pytest.raises(BadPiece):
         piece.set_state(state)
@@ -173,11 +143,6 @@ def test_a_state_that_no_filter_learned_from_such_observations_is_refused(state:
 
 
 # ---- policies, errors, links ----
-
-
-def test_a_network_that_no_machine_holds_is_not_begun() -> None:
-    with pytest.raises(BadConfig):
-        build_module(gym.spaces.Box(-1, 1, (4,)), gym.spaces.Discrete(1 << 40))
 
 
 def test_a_shard_that_is_a_link_to_another_file_gives_nothing_of_it_away(tmp_path: Path) -> None:

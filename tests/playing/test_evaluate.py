@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
-import numpy as np
 import pytest
 from edited_json import tell, told_in
 
@@ -85,26 +82,3 @@ def test_a_missing_folder_an_empty_one_and_an_unfinished_run_each_have_their_err
     with pytest.raises(Uncommitted) as caught:
         evaluate(run, env="Sign-v0")
     assert "--resume" in caught.value.fix
-
-
-class Blind(gym.ObservationWrapper):  # type: ignore[type-arg]
-    """All observations are NaN."""
-
-    def observation(self, observation: Any) -> Any:
-        """NaN."""
-        return np.full_like(observation, np.nan)
-
-
-@pytest.mark.parametrize("num_envs", [1, 3])
-def test_observations_that_are_not_finite_are_counted_and_noted(
-    run: Path, num_envs: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert evaluate(run, env="Sign-v0", episodes=2).observations_not_finite == {}
-    gym.register("Blind-v0", lambda: Blind(gym.make("Sign-v0")))
-    try:
-        result = evaluate(run, env="Blind-v0", episodes=5, num_envs=num_envs)
-    finally:
-        del gym.registry["Blind-v0"]
-    size = int(np.prod(gym.make("Sign-v0").observation_space.shape or ()))
-    assert result.as_dict()["observations_not_finite"] == {"nan-in-observations": round(5 * result.length_mean * size)}
-    assert "the policy acted on non-finite observations: nan-in-observations" in caplog.text

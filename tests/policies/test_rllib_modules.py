@@ -1,4 +1,4 @@
-"""Module classes written for RLlib as policies: they play by RLlib's contract, or are refused by what they lack."""
+"""Module classes of a user's own as policies: they play, or are refused by what they lack."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rllib_modules import Follows
 
 from offline_cli import Columns
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadConfig, BadData, OfflineCliError
+from offline_cli.errors import BadConfig, OfflineCliError
 
 Record = Callable[..., Path]
 Read = Callable[[Path], EpisodeBatch]
@@ -24,31 +24,22 @@ def seeded() -> Follows:
     """As recording makes it: weights that nobody loads follow from a fixed seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Follows(observation_space=SEEN, action_space=CHOICES, model_config={})
+        return Follows(SEEN, CHOICES)
 
 
 @pytest.mark.parametrize("name", ["Follows", "Explores"])
-def test_a_class_with_setup_and_forward_plays_by_the_head_that_fits_the_action_space(
-    name: str, recorded: Record, read: Read
-) -> None:
+def test_a_class_with_one_forward_plays_by_the_head_that_fits_the_action_space(name: str, recorded: Record, read: Read) -> None:
     batch = read(recorded(policy=f"python:rllib_modules:{name}", episodes=4))
     inputs = seeded().forward_inference({Columns.OBS: torch.from_numpy(batch.acted_obs())})[Columns.ACTION_DIST_INPUTS]
     np.testing.assert_allclose(batch.extra[Columns.ACTION_DIST_INPUTS], inputs.detach(), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(batch.actions, inputs.argmax(1))
 
 
-@pytest.mark.parametrize("name", ["Acts", "NamesDistribution", "SetsDistribution"])
-def test_a_class_that_puts_out_actions_or_names_its_distribution_plays(name: str, recorded: Record, read: Read) -> None:
-    assert set(read(recorded(policy=f"python:rllib_modules:{name}", episodes=2)).actions.tolist()) == {2}
-
-
 @pytest.mark.parametrize(
     ("name", "kind", "named"),
     [
         ("Silent", BadConfig, "Silent.*_forward"),
-        ("WantsCatalog", BadConfig, "WantsCatalog"),
-        ("TakesName", BadConfig, "TakesName.*action_head"),
-        ("Wordless", BadData, "'thoughts'"),
+        ("Wordless", BadConfig, "Wordless.*'action_dist_inputs'"),
         ("Wide", BadConfig, "Wide.*'action_dist_inputs'.* 7.* 3"),
     ],
 )

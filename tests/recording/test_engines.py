@@ -28,13 +28,13 @@ def pickled(monkeypatch: pytest.MonkeyPatch) -> PickledEngine:
 @pytest.mark.parametrize("amount", [{"episodes": 30}, {"steps": 400}])
 def test_the_same_episodes_are_recorded(amount: dict[str, int], tmp_path: Path, pickled: PickledEngine) -> None:
     record("CartPole-v1", tmp_path / "here", **RANDOM, **amount, max_rows_per_file=7)
-    record("CartPole-v1", tmp_path / "there", **RANDOM, **amount, max_rows_per_file=7, engine="processes", workers=2)
+    record("CartPole-v1", tmp_path / "there", **RANDOM, **amount, max_rows_per_file=7, engine="processes", num_env_runners=2)
     assert data_files(tmp_path / "here") == data_files(tmp_path / "there")
     assert pickled.items
 
 
 @pytest.mark.integration
-def test_real_processes_record_the_same_and_a_part_can_be_recorded_alone(tmp_path: Path) -> None:
-    record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30, first_episode=10)
-    record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, first_episode=10, num_env_runners=2)
+def test_real_processes_record_the_same(tmp_path: Path) -> None:
+    record("CartPole-v1", tmp_path / "here", **RANDOM, episodes=30)
+    record("CartPole-v1", tmp_path / "there", **RANDOM, episodes=30, num_env_runners=2)
     assert data_files(tmp_path / "here") == data_files(tmp_path / "there")

@@ -13,7 +13,7 @@ import torch
 
 from offline_cli import open_dataset
 from offline_cli.connectors.learner.added_columns import learner_pipeline
-from offline_cli.connectors.pipeline_spec import load_pipeline
+from offline_cli.connectors.pipeline_spec import PipelineSpec, Setting
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, SpaceMismatch, UsageError
 from offline_cli.policies.policy import reset_seed as environment_seed
@@ -46,7 +46,7 @@ def test_default_pipelines_change_nothing(recorded: Record, read: Read, pipeline
 
 def learned_inputs(batch: EpisodeBatch, file: str, module: Any) -> Any:
     """What a learner pipeline makes of recorded episodes, for the module."""
-    pipeline = load_pipeline(file, observation_space=batch.observation_space, action_space=batch.action_space, kind="learner")
+    pipeline = PipelineSpec.from_file(file, "learner").build(Setting(batch.observation_space, batch.action_space))
     return pipeline(episodes=batch, rl_module=module)
 
 

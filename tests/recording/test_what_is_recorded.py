@@ -66,12 +66,6 @@ def test_steps_give_the_fewest_episodes_that_have_so_many(recorded: Record, read
         assert batch.num_steps == min(total for total in sums if total >= steps)
 
 
-def test_any_episode_can_be_recorded_again_alone(recorded: Record, read: Read, same: Same) -> None:
-    options = {"policy": "random", "seed": 4}
-    whole, alone = read(recorded(**options)), read(recorded(**options, first_episode=7, episodes=1))
-    same(whole.select([7]), alone)
-
-
 def test_nested_observations_and_actions_keep_structure_and_dtypes(recorded: Record, read: Read) -> None:
     env = gym.make("recording_envs:Nested-v0")
     for format in ("episodes", "columns"):

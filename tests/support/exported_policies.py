@@ -60,7 +60,6 @@ KINDS: dict[str, Kind] = {
     "previous": Kind(VECTOR, PULLS, (FILTER, PREVIOUS, FLAT)),
     "continuous": Kind(VECTOR, PULLS, scale="normalized"),
     "several": Kind(VECTOR, spaces.MultiDiscrete([3, 2]), network={"activation": "linear"}),
-    "impala": Kind(IMAGE, CHOICES, network={"encoder": "impala"}, hidden=(16,), lr=1e-3),
     "cnn to choices": Kind(IMAGE, CHOICES, network={"activation": "tanh"}, hidden=(24, 16), lr=1e-3),
 }
 

@@ -177,11 +177,8 @@ def live(wish: dict[str, Any], counter: int) -> None:
 
 
 def by_count() -> None:
-    """Every run has the same storage operations: checkpoints come by count and not by the clock."""
-    from offline_cli.training import run_folder
-
+    """Every run has the same storage operations."""
     sys.dont_write_bytecode = True
-    run_folder.EVERY, run_folder.SHARE = 0.0, 1e9  # type: ignore[misc]
 
 
 def count_requests(counted: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

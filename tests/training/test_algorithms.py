@@ -141,7 +141,7 @@ def test_one_loss_of_several_that_is_no_number_ends_training_and_the_last_checkp
 
             def loss(batch: Batch) -> dict[str, Any]:
                 calls.append(0)
-                return {name: part + (bad if len(calls) == 15 else 0) for name, part in whole(batch).items()}
+                return {name: part + (bad if len(calls) == 14 else 0) for name, part in whole(batch).items()}
 
             found[group] = replace(found[group], loss=loss)
             return found

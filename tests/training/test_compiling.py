@@ -60,4 +60,3 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(write_dataset: Wri
     done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, timeout=300, check=False)
     told = json.loads(done.stdout)
     assert (done.returncode, told["error"]["where"]) == (6, "--compile")
-    assert not (tmp_path / "run").exists()

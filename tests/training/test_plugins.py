@@ -190,4 +190,3 @@ def test_faults_of_an_algorithm_are_told_as_its_own(
     (tmp_path / "c.toml").write_text('[algorithm]\nname = "it"\n')
     found = call("train-bc", write_dataset(), "--out", tmp_path / "run", "--config", tmp_path / "c.toml")
     assert (found[0], what in found[1]["error"]["what"]) == (code, True)
-    assert not (tmp_path / "run").exists()  # so that the corrected command needs no --overwrite

@@ -124,12 +124,9 @@ def test_nothing_is_left_in_the_temporary_folder_and_nothing_is_seen_there(
     assert list(place.iterdir()) == []
 
 
-def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(
-    tmp_path: Path, write_dataset: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_memory_will_not_hold_is_refused_with_the_way_out(tmp_path: Path, write_dataset: Write) -> None:
     data = write_dataset()
     assert train_bc(data, tmp_path / "run", updates=1, memory_limit=1 << 30).updates == 1
-    monkeypatch.setitem(training_data.PROGRAM, "cpu", (1 << 30) - 20_000)
     with pytest.raises(BadConfig) as caught:
-        train_bc(data, tmp_path / "other", updates=1, memory_limit=1 << 30)
+        train_bc(data, tmp_path / "other", updates=1, memory_limit=4000)
     assert "--streaming" in caught.value.fix

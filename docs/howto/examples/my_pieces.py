@@ -50,7 +50,7 @@ class DivideByLargest(ConnectorV2):
             episode.set_observations(new_data=seen / np.float32(self.largest or 1.0), at_indices=self.at)
         return batch
 
-    def get_state(self, components=None, **kwargs):
+    def get_state(self):
         return {"largest": self.largest}
 
     def set_state(self, state):

@@ -12,7 +12,7 @@ is not changed; later pieces get a transformed copy.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -188,39 +188,19 @@ class FlattenObservations(ObservationTransform):
 
     Args:
         keys_to_remove: Keys of a Dict space to drop; with several agents, only from spaces that are a Dict.
-        agent_ids: With `multi_agent`, the agents whose observations are flattened; None: all.
         multi_agent, as_learner_connector: As in ObservationTransform.
     """
 
-    def __init__(
-        self,
-        *spaces: Space | None,
-        agent_ids: Collection[Any] | None = None,
-        keys_to_remove: Sequence[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *spaces: Space | None, keys_to_remove: Sequence[str] | None = None, **kwargs: Any) -> None:
         self.keys_to_remove = list(keys_to_remove or ())
-        self._agent_ids = agent_ids
         super().__init__(*spaces, **kwargs)
 
-    def recompute_output_observation_space(self, input_observation_space: Space, input_action_space: Space) -> Space:
-        """Box(size,). Raises SpaceMismatch if a key to remove does not exist."""
-        flat = super().recompute_output_observation_space(input_observation_space, input_action_space)
-        if not self._multi_agent or self._agent_ids is None or not isinstance(flat, spaces.Dict):
-            return flat
-        before: Any = input_observation_space
-        return spaces.Dict({agent: flat[agent] if agent in self._agent_ids else before[agent] for agent in flat.spaces})
-
     def transformed_space(self, observations: Space, actions: Space) -> Space:
-        """Box(size,) of one agent."""
-        size = flat_size(self._kept_space(observations))
-        self.check_size((size,))
-        return spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        """Box(size,). Raises SpaceMismatch if a key to remove does not exist."""
+        return spaces.Box(-np.inf, np.inf, (flat_size(self._kept_space(observations)),), np.float32)
 
     def transform(self, rows: Tree, space: Space, agent_id: Any) -> Tree:
         """(N, size)."""
-        if self._multi_agent and self._agent_ids is not None and agent_id not in self._agent_ids:
-            return rows
         kept = self._kept_space(space)
         return flat_rows(rows if kept is space else {key: rows[key] for key in kept.spaces}, kept)
 
@@ -279,7 +259,6 @@ class PrevActionsPrevRewards(ObservationTransform):
             sizes = {self.PREV_ACTIONS_KEY: flat_size(actions) * self.n_prev_actions, **sizes}
         parts: dict[str, Space] = {self.ORIG_OBS_KEY: observations}
         for key, size in sizes.items():
-            self.check_size((size,))
             parts |= {key: spaces.Box(-np.inf, np.inf, (size,), np.float32)} if size else {}
         return spaces.Dict(parts)
 

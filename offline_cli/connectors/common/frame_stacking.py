@@ -76,7 +76,6 @@ class FrameStacking(TwoSidedPiece):
     def _leaf_space(self, space: Space) -> Space:
         if not isinstance(space, spaces.Box):
             raise self.misfit(f"observations of {space}", "Box, or Dict and Tuple of Box", fix="put OneHot before it")
-        self.check_size((self.num_frames, *space.shape), itemsize=np.dtype(space.dtype).itemsize)
 
         def tiled(bound: NDArray[Any]) -> NDArray[Any]:
             frame = np.atleast_1d(self._with_channel(bound[None])[0].astype(space.dtype))

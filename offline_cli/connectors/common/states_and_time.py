@@ -17,7 +17,7 @@ from offline_cli.connectors.connector_v2 import Batch, Episodes, Items, TwoSided
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
 from offline_cli.errors import BadEpisode, BadPiece, EpisodeIndexError
-from offline_cli.modules.rl_module import burn_in, initial_state, is_stateful, max_seq_len, module_of
+from offline_cli.modules.rl_module import initial_state, is_stateful, max_seq_len, module_of
 from offline_cli.trees import Tree, flatten, map_leaves
 
 __all__ = ["AddStatesFromEpisodesToBatch", "AddTimeDimToBatchAndZeroPad", "Cut"]
@@ -28,33 +28,27 @@ class Cut:
     """Cut N timesteps of episodes into B sequences of T; each episode starts a new sequence, its last one is zero-padded."""
 
     rows: NDArray[np.int64]  # (B, T) index of the timestep; 0 for padding
-    there: NDArray[np.bool_]  # (B, T) False for padding
-    own: NDArray[np.bool_]  # (B, T) False for padding and burn-in; each timestep is the own step of one sequence
+    there: NDArray[np.bool_]  # (B, T) False for padding; each timestep is in one sequence
     seq_lens: NDArray[np.int64]  # (B,) timesteps without padding
     timesteps: int  # N
 
     @classmethod
-    def of(cls, lengths: Sequence[int] | NDArray[np.int64], max_seq_len: int, burn_in: int = 0) -> Cut:
-        """Cut episodes of these lengths, one after the other; an empty episode gives no sequence.
-
-        `burn_in`: timesteps put before a sequence's own, as far as the episode has them; T is longer by as many.
-        """
+    def of(cls, lengths: Sequence[int] | NDArray[np.int64], max_seq_len: int) -> Cut:
+        """Cut episodes of these lengths, one after the other; an empty episode gives no sequence."""
         steps = np.asarray(lengths, np.int64)
         counts = -(-steps // max_seq_len)
         episode = np.repeat(np.arange(len(steps)), counts)
         nth = np.arange(len(episode)) - np.repeat(np.cumsum(counts) - counts, counts)
-        led_in = np.minimum(burn_in, nth * max_seq_len)
-        seq_lens = led_in + np.minimum(max_seq_len, steps[episode] - nth * max_seq_len)
-        first = (np.cumsum(steps) - steps)[episode] + nth * max_seq_len - led_in
-        offsets = np.arange(burn_in + max_seq_len)
+        seq_lens = np.minimum(max_seq_len, steps[episode] - nth * max_seq_len)
+        first = (np.cumsum(steps) - steps)[episode] + nth * max_seq_len
+        offsets = np.arange(max_seq_len)
         there = offsets < seq_lens[:, None]
-        own = there & (offsets >= led_in[:, None])
-        return cls(np.where(there, first[:, None] + offsets, 0), there, own, seq_lens, int(steps.sum()))
+        return cls(np.where(there, first[:, None] + offsets, 0), there, seq_lens, int(steps.sum()))
 
     @classmethod
     def for_module(cls, lengths: Sequence[int] | NDArray[np.int64], module: Any) -> Cut:
         """Cut as a stateful module's `model_config` says. Raises BadConfig if it sets no `max_seq_len`."""
-        return cls.of(lengths, max_seq_len(module), burn_in(module))
+        return cls.of(lengths, max_seq_len(module))
 
     def __len__(self) -> int:
         """Number of sequences, B."""
@@ -70,17 +64,14 @@ class Cut:
             )
 
     def pad(self, column: str, tree: Tree) -> Tree:
-        """Cut leaves (N, ...) into leaves (B, T, ...); a `loss_mask` also masks burn-in. Raises BadPiece, naming the column,
-        for another number of rows.
-        """
+        """Cut leaves (N, ...) into leaves (B, T, ...). Raises BadPiece, naming the column, for another number of rows."""
         for _, leaf in flatten(tree):
             self.check(column, len(leaf))
-        padded = map_leaves(lambda leaf: taken(leaf, self.rows, self.there), tree)
-        return padded & self.own if column == Columns.LOSS_MASK else padded
+        return map_leaves(lambda leaf: taken(leaf, self.rows, self.there), tree)
 
     def unpad(self, rows: NDArray[Any]) -> NDArray[Any]:
         """The inverse: (B, T, ...) to (N, ...)."""
-        return rows[self.own]
+        return rows[self.there]
 
 
 class AddStatesFromEpisodesToBatch(TwoSidedPiece):
@@ -159,8 +150,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
     """Add a time axis to all columns but `infos` for stateful modules; do nothing if the batch has `state_in`.
 
     In a learner pipeline rows (N, ...) become zero-padded sequences (B, T, ...) with T the module's `max_seq_len`; `seq_lens`
-    (B,) and `loss_mask` (B, T), unless it exists, mark the real steps. With `burn_in`, so many earlier timesteps of the episode
-    precede each sequence; they lengthen T and are masked (Kapturowski et al. 2019). In an env-to-module pipeline the time axis
+    (B,) and `loss_mask` (B, T), unless it exists, mark the real steps. In an env-to-module pipeline the time axis
     has one step, which `shared_data["_added_single_ts_time_rank"]` (RLlib's key) tells module-to-env.
     """
 
@@ -189,7 +179,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
                 rows = batch[column]
                 batch[column] = whole.pad(column, stacked(rows) if isinstance(rows, list) else rows)
             if not filed:
-                return batch | {Columns.SEQ_LENS: whole.seq_lens} | dict.fromkeys(new_mask, whole.own)
+                return batch | {Columns.SEQ_LENS: whole.seq_lens} | dict.fromkeys(new_mask, whole.there)
         own: dict[tuple[Any, ...], tuple[Any, list[int]]] = {}  # stateful module and episode lengths by key
         for episode in self.single_agent_episode_iterator(episodes, False):
             module = module_of(rl_module, episode.module_id)
@@ -204,7 +194,7 @@ class AddTimeDimToBatchAndZeroPad(TwoSidedPiece):
                 else:
                     cut.check(column, 0)
             for column in [Columns.SEQ_LENS, *new_mask] if len(cut) else []:
-                made = cut.seq_lens if column == Columns.SEQ_LENS else cut.own
+                made = cut.seq_lens if column == Columns.SEQ_LENS else cut.there
                 batch.setdefault(column, {})[key] = [Items(made, len(cut))]
         return batch
 

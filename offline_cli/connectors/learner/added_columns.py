@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, ClassVar, Final
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import STATE_COLUMNS, Columns
-from offline_cli.connectors.batch_items import Batch, is_filed, owned
+from offline_cli.connectors.batch_items import Batch, owned
 from offline_cli.connectors.common.batching import (
     AddObservationsFromEpisodesToBatch,
     AgentToModuleMapping,
@@ -33,9 +33,8 @@ from offline_cli.connectors.connector_v2 import ConnectorV2, Episodes
 from offline_cli.connectors.piece_makers import Custom, custom_pieces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.single_agent_episode import SingleAgentEpisode
-from offline_cli.errors import BadPiece
 from offline_cli.spaces import Space
-from offline_cli.trees import Tree, leaves, map_leaves
+from offline_cli.trees import Tree, map_leaves
 
 __all__ = [
     "IS_FOLLOWED",
@@ -189,10 +188,6 @@ def _lengthened(episodes: EpisodeBatch) -> EpisodeBatch:
 # ---- the default pipeline ----
 
 
-FLAGS: Final = (Columns.TERMINATEDS, Columns.TRUNCATEDS, Columns.LOSS_MASK)
-ROWS_OF_STEPS: Final = (Columns.OBS, Columns.NEXT_OBS, Columns.ACTIONS, Columns.REWARDS, *FLAGS)
-
-
 def learner_pipeline(
     observation_space: Space,
     action_space: Space,
@@ -243,20 +238,6 @@ class LearnerConnectorPipeline(ConnectorPipelineV2):
             return prepared
         writes = any(piece.writes_episodes for piece in self.pieces()) and prepared is episodes
         return _copies(prepared) if writes or len(set(map(_name, prepared))) < len(prepared) else prepared
-
-    def stepwise(self, *, episodes: Episodes, batch: Batch | None = None, **call: Any) -> Iterator[tuple[str, Batch, Episodes]]:
-        """Like any pipeline's; at the end raise BadPiece if the columns of steps differ in length."""
-        after = {} if batch is None else batch
-        for name, after, left in super().stepwise(episodes=episodes, batch=batch, **call):
-            yield name, after, left
-        by_module = [part for part in after.values() if isinstance(part, dict) and not is_filed(part)]
-        for columns in [after] if any(column in after for column in ROWS_OF_STEPS) else by_module:
-            held = {column: columns[column] for column in ROWS_OF_STEPS if columns.get(column) is not None}
-            stacked = {column: tree for column, tree in held.items() if not (isinstance(tree, list) or is_filed(tree))}
-            counts = {column: len(tree if hasattr(tree, "shape") else leaves(tree)[0]) for column, tree in stacked.items()}
-            if len(set(counts.values())) > 1:
-                fix = "add one item per timestep of every episode to each column"
-                raise BadPiece(f"columns of different lengths: {counts}", where="learner pipeline", fix=fix)
 
 
 def _name(episode: Any) -> tuple[Any, Any]:

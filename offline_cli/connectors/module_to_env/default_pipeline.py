@@ -4,8 +4,8 @@ A single-agent batch is `batch[column]`. A multi-agent batch is `batch[module id
 modules and back; before and after them, its columns are grouped by (episode id, agent id, module id).
 
 Custom pieces come where RLlib documents them: outputs are items by episode there, and actions are sampled, but not yet in the
-environment's units. To change logits, put a piece before sampling with `pipeline.insert_before("GetActions", piece)`, or with
-`before = "GetActions"` in a pipeline file.
+environment's units. To change logits, put a piece before sampling with `pipeline.insert_before("GetActions", piece)`, or list
+all pieces in a pipeline file.
 
 `NormalizeAndClipActions` does not change `actions`, because recordings keep the module's outputs.
 """
