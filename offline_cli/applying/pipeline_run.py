@@ -184,8 +184,8 @@ def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
     after = _content(piece)
     if changed := sorted(name for name in {**before, **after} if before.get(name) != after.get(name)):
         what = f"{type(piece).__name__} changes {', '.join(changed)} when called, although it is frozen or has no get_state"
-        fix = "add get_state and set_state, and learn only while `not self.frozen`; if it learns nothing, such as a cache, "
-        raise BadConfig(what, where=PLACE, fix=f"{fix}return {{}} from get_state ({DOCUMENTED})")
+        fix = "add get_state and set_state, and learn only while `not self.frozen`; for a cache, return {} from get_state, and "
+        raise BadConfig(what, where=PLACE, fix=f"{fix}keep it per `episode.id_`: environments interleave ({DOCUMENTED})")
 
 
 OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)

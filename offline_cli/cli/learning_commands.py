@@ -294,7 +294,7 @@ def train(
         str | None,
         o.learning(help="Start from the policy of this run folder.", metavar="RUN", autocompletion=completion.runs),
     ] = None,
-    seed: o.SeedOption = None,
+    seed: Annotated[int | None, o.learning(help="Random seed.", min=0, show_default="0")] = None,
     seeds: Annotated[
         str | None,
         o.learning(help="Train a run for each of N seeds, or for the seeds named, in OUT/seed-*.", metavar="N|I,J,..."),

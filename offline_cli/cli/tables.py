@@ -131,9 +131,13 @@ def comparison_markdown(told: Mapping[str, Any]) -> str:
     return f"{_compared(told)}\n\n{table}\n{notes}"
 
 
+NO_TASK: Final = "scores"  # the task of runs without an environment
+
+
 def _compared(told: Mapping[str, Any]) -> str:
     scale = "normalised " if told["reference"] else ""
-    return f"{scale}{told['metric']} on {', '.join(told['tasks'])}, with 95% intervals"
+    tasks = [task for task in told["tasks"] if task != NO_TASK]
+    return f"{scale}{told['metric']}{' on ' if tasks else ''}{', '.join(tasks)}, with 95% intervals"
 
 
 def _comparison(told: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
