@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, signature
 from typing import Any, Final, TypeVar, get_type_hints
@@ -39,6 +40,7 @@ def checked(function: Function) -> Function:
 
     @wraps(function)
     def call(*args: Any, **given: Any) -> Any:
+        _check_known(function, given)
         given = _valid(function, given)
         if not reports or "on_progress" in given or not in_notebook():
             return function(*args, **given)
@@ -49,6 +51,17 @@ def checked(function: Function) -> Function:
             bars.draw()
 
     return call  # type: ignore[return-value]
+
+
+def _check_known(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise TypeError, with the closest keyword, for one that `function` does not have."""
+    known, own = signature(function).parameters, function.__qualname__.removesuffix(".__init__")
+    for name in given.keys() - known.keys() if not any(one.kind is Parameter.VAR_KEYWORD for one in known.values()) else ():
+        close = get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"help(offline_cli.{own}) lists all"
+        if "set" in known and not close:
+            hint = f"an option of the algorithm is given as set={{{name!r}: {given[name]!r}}}; {hint}"
+        raise TypeError(f"{own}() got an unexpected keyword argument {name!r}: {hint}")
 
 
 def _valid(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:

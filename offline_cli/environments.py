@@ -169,6 +169,13 @@ def spaces_of_env(named: str | EnvironmentSpec) -> tuple[Space, Space]:
         return environment.observation_space, environment.action_space
 
 
+def time_limit(spec: EnvironmentSpec) -> int | None:
+    """The steps after which an environment, made before, truncates its episodes; None: unknown, or no limit."""
+    known = gym.registry.get(spec.id.rpartition(":")[2])
+    limit = spec.kwargs.get("max_episode_steps", known and known.max_episode_steps)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
 def check_registered(name: str) -> None:
     """Raise UnknownEnvironment for an id that gymnasium does not know; names with a colon are not checked."""
     if ":" not in name:

@@ -26,6 +26,11 @@ FALLEN: Final = (
     "note: t decreases in %d row%s inside episodes that are split by end flags or by the chain of observations: if the rows are"
     " not in order, map eps_id, or split where t decreases (--episode-ends t); validate names the places"
 )
+DONES: Final = "dones-as-terminateds"  # assumed: a legacy end flag is a termination, and no time limit
+AT_LIMIT: Final = (
+    "note: %d of the episodes that `dones` end, read as terminated, have %d steps, the time limit of %s: if it ended them,"
+    " record `truncateds`, or set `terminated` and `truncated` from Python (write_dataset)"
+)
 SHOWN: Final = 10  # rejects listed in a result
 KEPT_ROWS: Final = 1000  # rejects buffered before `keep` is called
 KEPT_BYTES: Final = 4 << 20  # likewise, in bytes
@@ -243,3 +248,8 @@ class RejectsAhead(Rejects):
 def tell_falls(falls: int) -> None:
     """Log in how many rows `t` decreases inside an episode."""
     logging.getLogger(__name__).warning(FALLEN, falls, "s" * (falls != 1))
+
+
+def tell_time_limit(episodes: int, steps: int, environment: str) -> None:
+    """Log how many episodes that `dones` terminated are exactly as long as the environment's time limit."""
+    logging.getLogger(__name__).warning(AT_LIMIT, episodes, steps, environment)

@@ -372,7 +372,7 @@ def _entry(
     if not isinstance(given, str):
         return None, []  # `document_mistakes` reports it
     if "use" in piece and named is not None:
-        return None, [f"{label}: code from a run folder is not imported (name it in your own pipeline file)"]
+        return None, [f"{label}: {piece['use']!r} is not imported from a run folder (name it in your own pipeline file)"]
     try:
         maker = imported(given, where=label) if "use" in piece else registered(given, named=named)
     except BadConfig as err:

@@ -40,7 +40,7 @@ from offline_cli.converting.reset_rows import Resets
 from offline_cli.converting.stitching import Stitcher, stitched
 from offline_cli.datasets.manifest import Manifest, Reference
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.environments import EnvironmentSpec, spaces_of_env
+from offline_cli.environments import EnvironmentSpec, spaces_of_env, time_limit
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
@@ -56,7 +56,19 @@ from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
 from offline_cli.spaces import Space, only_discrete, same_space
 from offline_cli.storage.locations import Sources
-from offline_cli.tally import INCOMPLETE, MISSING_REWARDS, T_FALLS, Lost, OnError, Reject, Rejects, Tally, tell_falls
+from offline_cli.tally import (
+    DONES,
+    INCOMPLETE,
+    MISSING_REWARDS,
+    T_FALLS,
+    Lost,
+    OnError,
+    Reject,
+    Rejects,
+    Tally,
+    tell_falls,
+    tell_time_limit,
+)
 from offline_cli.trees import flatten
 
 SCALES: Final = (ENV_SCALE, NORMALIZED_SCALE)
@@ -102,6 +114,7 @@ class EpisodeStream:
     rejects: Rejects = field(default_factory=Rejects)  # bad rows so far
 
     _location: str = ""  # source of the last batch
+    _time_limit: int | None = None  # steps after which the caller's environment truncates
     _said_by: tuple[str, str] = ("", "")  # origin of each space
     _all_say_spaces: bool = False  # whether batches must not declare different spaces
     _extra_dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # widened over all sources
@@ -132,9 +145,11 @@ class EpisodeStream:
             raise RuntimeError("a stream of episodes can be read only once")
         self._started = True
         first: EpisodeBatch | None = None
+        at_limit = 0
         with self:
             for batch in self._unfitted():
                 fitted = self._fit(batch)
+                at_limit += int(np.count_nonzero(fitted.terminated & (fitted.lengths == self._time_limit)))
                 first = fitted if first is None else first
                 if first is not fitted and (difference := first.structure_difference(fitted)):
                     what = f"episodes of different structures cannot share a dataset: {difference}"
@@ -144,6 +159,8 @@ class EpisodeStream:
                 del batch, fitted  # free memory before the next batch is read
         if falls := self.tally.assumptions[T_FALLS] - sum(one.inherited[T_FALLS] for one in self.sources):
             tell_falls(falls)
+        if at_limit and self._time_limit is not None and self.environment is not None and self.tally.assumptions[DONES]:
+            tell_time_limit(at_limit, self._time_limit, self.environment.id)
 
     def set_aside_to(self, keep: Callable[[list[Reject]], None]) -> None:
         """Under `--on-error quarantine`, pass rejected rows to `keep`, in groups, during reading.
@@ -323,6 +340,7 @@ class EpisodeStream:
         self.spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in self.sources))
         self.action_scale = _scale(everywhere, action, scale)
         self.environment = env or _environment(everywhere)
+        self._time_limit = None if env is None else time_limit(env)
         self._all_say_spaces = not known.by_env and not self.spaces_inferred
 
     def _assume(self, kind: str, times: int) -> None:

@@ -108,6 +108,16 @@ class Dataset:
         return Dataset(folder, Manifest.read(folder))
 
     @property
+    def observation_space(self) -> Space | None:
+        """The space of one observation; None if none is recorded."""
+        return self.manifest.observation_space
+
+    @property
+    def action_space(self) -> Space | None:
+        """The space of one recorded action; `manifest.action_scale` tells the scale of Box actions."""
+        return self.manifest.action_space
+
+    @property
     def shards(self) -> Sequence[Shard]:
         """The shards to read."""
         return self.manifest.shards if self.part is None else self.part

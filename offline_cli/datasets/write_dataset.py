@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,11 @@ from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, only_discrete, same_space
 from offline_cli.storage.locations import Location, open_location
 
+_log = logging.getLogger(__name__)
+UNKNOWN_SCALE: Final = (
+    'note: the scale of the actions is unknown, and train will ask for it: give action_scale="env" or "normalized", or'
+    " like=DATASET to take it from there"
+)
 KINDS: Final = (EpisodeBatch, SingleAgentEpisode, MultiAgentEpisode)
 Episodes = (
     EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode | Iterable[EpisodeBatch | SingleAgentEpisode | MultiAgentEpisode]
@@ -64,7 +70,7 @@ def write_dataset(
     `like`: a dataset that provides environment, action scale, spaces and meanings unless they are given; the default is
     `episodes` if it is a Dataset. Spaces that are not given come from the first episodes, and all episodes must agree with
     them. Multi-agent episodes are written as one episode per agent. `meanings`: of columns, in the form of
-    schemas/meanings.v1.json: `{"obs": [{"name": "x"}, {"name": "y"}]}`.
+    schemas/meanings.v1.json: `{"obs": [{"name": "x"}, {"name": "y"}]}`. If the scale of Box actions stays unknown, logs a note.
 
     Raises BadConfig for unknown spaces or invalid meanings; NoData without episodes, OutputExists, UsageError; BadEpisode for
     a duplicate id and for episodes that do not fit; StorageError; and whatever `episodes` raises.
@@ -84,6 +90,8 @@ def write_dataset(
         raise BadConfig("the episodes have no spaces", where=place.url, fix=fix)
     scale = "env" if only_discrete(spaces["action_space"]) else UNKNOWN
     inherited = (None, scale, NO_MEANINGS) if known is None else (known.environment, known.action_scale, known.meanings)
+    if (action_scale or inherited[1]) == UNKNOWN:
+        _log.warning(UNKNOWN_SCALE)
     writer = DatasetWriter(
         place,
         format=format,

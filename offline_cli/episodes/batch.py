@@ -93,7 +93,11 @@ class EpisodeBatch:
 
     def _bad(self, what: str) -> BadEpisode:
         where = f"batch from episode {self.ids[0] if self.ids else '(none)'}"
-        return BadEpisode(what, where=where, fix="check the reader's offsets")
+        return BadEpisode(
+            what,
+            where=where,
+            fix="give N rows of actions and rewards, N + E of obs, and E + 1 starts for E episodes of N steps",
+        )
 
     # ---- sizes ----
 

@@ -153,7 +153,7 @@ def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBat
 def _lossy(what: str, batch: EpisodeBatch, rows_of: NDArray[np.int64], row: int) -> BadEpisode:
     episode = int(np.searchsorted(rows_of, row, side="right")) - 1
     where = f"episode {batch.ids[episode]}, step {row - int(rows_of[episode])}"
-    fix = "declare spaces with the data's dtype, or give --env: then numbers of tables are rounded to its dtypes"
+    fix = "declare spaces with the data's dtype; --env rounds only decimals in tables and in JSON"
     return BadEpisode(what, where=where, fix=fix)
 
 

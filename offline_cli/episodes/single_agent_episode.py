@@ -173,6 +173,10 @@ class SingleAgentEpisode:
 
     def validate(self) -> None:
         """Raise BadEpisode, with names and lengths, unless there are T+1 observations and infos, and T of the rest."""
+        for name in ("observations", "actions", "rewards", "infos"):
+            if not isinstance(held := getattr(self, name), InfiniteLookbackBuffer):
+                what, fix = f"{name} were replaced by a value of type {type(held).__name__}", f"use set_{name}(new_data=...)"
+                raise self._bad(what, fix=fix)
         seen = len(self.observations)
         steps = max(seen - 1, 0)
         extra = {f"extra model output {name}": len(buffer) for name, buffer in self.extra_model_outputs.items()}

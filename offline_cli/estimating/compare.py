@@ -20,11 +20,12 @@ from offline_cli.datasets.manifest import Manifest, reference_of
 from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
 from offline_cli.estimating import statistics
 from offline_cli.estimating.statistics import Array, Interval, Scores, interval
+from offline_cli.policies import run_policy as files
 from offline_cli.reporting.intervals import draw_comparison
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.seeds import SEEDS, runs_in
+from offline_cli.training.seeds import runs_in
 
 __all__ = ["CompareResult", "compare"]
 
@@ -167,7 +168,7 @@ def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[st
         scores[task].append(float(value))
         references[task].append(result.reference)
     if not scores:
-        fix = f"a run folder, a folder of them as train --seeds makes it ({SEEDS}), or a file of scores"
+        fix = f"a run folder, a folder of them as train --seeds makes it ({files.SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
     shared = {task: own[0] for task, own in references.items() if own[0] and all(one == own[0] for one in own)}
     return {task: np.array(values) for task, values in scores.items()}, shared

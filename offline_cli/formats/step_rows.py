@@ -20,7 +20,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import StartKind
-from offline_cli.tally import Tally
+from offline_cli.tally import DONES, Tally
 from offline_cli.trees import Tree, equal_values, flatten, map_leaves
 
 
@@ -110,7 +110,7 @@ def end_flags(columns: Mapping[str, NDArray[Any]], rows: int, tally: Tally) -> t
         terminateds = read[Columns.TERMINATEDS]
     else:
         terminateds = legacy[0] & ~truncateds if legacy else none
-        tally.assume("dones-as-terminateds", int(terminateds.sum()))
+        tally.assume(DONES, int(terminateds.sum()))
     for dones in legacy:
         tally.assume("dones-disagree", int((dones != (terminateds | truncateds)).sum()))
     return terminateds, truncateds

@@ -146,6 +146,9 @@ class PolicyInUse:
         self._state: State | None = None  # None: the next observations start new episodes
         self.reset(seed=seed)
 
+    def __repr__(self) -> str:
+        return f"<PolicyInUse: {describe(self.observation_space)} to {describe(self.action_space)}>"
+
     @property
     def module(self) -> RLModule | None:
         """The network; None unless the policy comes from a run folder."""
@@ -238,11 +241,15 @@ class PolicyInUse:
             is_one = all(found == wanted for found, wanted in shapes)
             sizes = {found[0] if found and found[1:] == wanted else None for found, wanted in shapes}
             if not is_one and (len(sizes) != 1 or None in sizes):
-                raise ValueError("observations of shape " + ", ".join(f"{path} {leaf.shape}" for path, leaf in flatten(tree)))
+                raise ValueError(
+                    "observations of shape " + ", ".join(f"{path} {leaf.shape}".strip() for path, leaf in flatten(tree))
+                )
             tree = map_leaves(lambda leaf, space: fitted(leaf[None] if is_one else leaf, space.dtype), tree, self._like)
         except (ValueError, TypeError) as err:
             what = f"{err}; the policy takes {describe(self.observation_space)}"
             fix = "pass one observation of that space, or a batch, in which each leaf has one more axis first"
+            if isinstance(observation, tuple) and not isinstance(self._like, tuple):
+                fix = "pass only the observation: env.reset() returns (observation, info), and env.step(action) more"
             raise SpaceMismatch(what, where=WHERE, fix=fix) from err
         for path, leaf in flatten(tree, "observation") if self._policy.needs_finite else ():
             if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():

@@ -68,6 +68,7 @@ __all__ = [
     "POLICY",
     "REFRESHED",
     "RESULT",
+    "SEEDS",
     "STATE",
     "STEPPED",
     "TENSORS",
@@ -102,6 +103,7 @@ COUNTERS: Final = "state"  # metadata key
 CONFIG, POLICY = RUN_CONFIG, RUN_POLICY
 LEARNED, WEIGHTS, METRICS = "connectors.msgpack", "policy.safetensors", "metrics.jsonl"
 RESULT, CURVE, TRACKERS = "result.json", "curve.png", "trackers.json"
+SEEDS: Final = "seeds.json"  # in a folder with a run for each seed
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -220,8 +222,12 @@ def load_policy(
     folder = open_location(run, storage_options)
     where, exists = str(folder), folder.exists()
     if exists and not folder.join(CONFIG).is_file():
-        fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name a folder written by train-bc --out"
-        raise NoData("not a run folder of train-bc", where=where, fix=fix)
+        if folder.join(SEEDS).is_file():
+            runs = sorted(one.name for one in folder.children() if one.join(CONFIG).is_file())
+            fix = f"name one of them, such as {run}/{runs[0]}" if runs else "train them with --resume"
+            raise NoData("the folder holds a run for each seed, and is no run itself", where=where, fix=fix)
+        fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name a folder written by train --out or train-bc --out"
+        raise NoData("not a run folder", where=where, fix=fix)
     last = None if folder.join(RESULT).is_file() else checkpoint_bytes(folder)
     if exists and not (folder.join(POLICY).is_file() and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"finish it with the same options: `offline-cli train-bc ... --out {run} --resume`"

@@ -17,7 +17,7 @@ def pieces_grid(told: Mapping[str, Any], *, traced: bool) -> tuple[Sequence[str]
     `traced`: show row counts and first values; else the spaces after each piece.
     """
     headings = TRACED if traced else SHOWN
-    start = {"name": "(the episodes)", "episodes": told["start"], "columns": []}
+    start = {"name": "(the episodes, actions in network units)", "episodes": told["start"], "columns": []}
     before: list[Mapping[str, Any]] = []
     rows = []
     for piece in (start, *told["pieces"]):

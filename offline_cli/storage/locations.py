@@ -360,8 +360,9 @@ def open_location(
     if isinstance(url, Location):
         return url
     if not isinstance(url, (str, os.PathLike)) or not os.fspath(url):
-        fix = "give a folder, a file or a URL"
-        raise UsageError(f"{url!r} is not a path or URL", where="the path given", fix=fix)
+        what = f"{url!r} is not a path or URL" if isinstance(url, str) else f"a {type(url).__name__} is not a path or URL"
+        fix = "give a folder, a file or a URL; for an open dataset, dataset.location"
+        raise UsageError(what, where="the path given", fix=fix)
     text = os.fspath(url)
     if filesystem is None and not any(sign in text for sign in SIGNS):  # a plain path
         fs, path = url_to_fs(text)

@@ -36,9 +36,8 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.run_folder import RunFolder, TrainResult
 
-__all__ = ["SEEDS", "SeedsResult", "runs_in", "train_seeds", "wanted_seeds"]
+__all__ = ["SeedsResult", "runs_in", "train_seeds", "wanted_seeds"]
 
-SEEDS: Final = "seeds.json"
 MEANS: Final = ("loss", "val_loss", "val_accuracy", "val_mse", "eval_return_mean")
 _log = logging.getLogger(__name__)
 
@@ -98,7 +97,7 @@ def runs_in(place: Location, depth: int = 2) -> list[Location]:
     listed = [place.join(f"seed-{seed}") for seed in told.get("seeds", ())]
     if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
         fix = "train it to its end with --resume"
-        raise BadData(f"no run in {', '.join(missing)}, which {SEEDS} lists", where=place.url, fix=fix)
+        raise BadData(f"no run in {', '.join(missing)}, which {files.SEEDS} lists", where=place.url, fix=fix)
     below = [one for one in place.children() if one.is_dir()] if depth else []
     own = listed or [one for one in below if one.join(files.POLICY).exists()]
     return own or [run for one in below for run in runs_in(one, depth - 1)]
@@ -124,7 +123,7 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
             call[3]["config"] = options["config"] or (None if own.exists() else known)
     if options["dry_run"]:
         return replace(_together(place, {seeds[0]: train(sources, calls[0][2], **calls[0][3])}, began), run=place.url)
-    write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds)}), folder=_made(place))
+    write_whole(place.join(files.SEEDS), files.json_bytes({"seeds": list(seeds)}), folder=_made(place))
     found, missed = dict[int, TrainResult](), list[str]()
     engines = _engines(calls, str(options["device"] or "auto"))
     alone = engines.workers == 1
@@ -148,7 +147,7 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     draw_curves([(f"{place.name or 'runs'} ({len(seeds)} seeds)", rows)], picture)
     write_whole(place.join(files.CURVE), picture.getvalue(), folder=place)
     result = replace(result, figure=place.join(files.CURVE).url)
-    write_whole(place.join(SEEDS), files.json_bytes({"seeds": list(seeds), "intervals": result.intervals}), folder=place)
+    write_whole(place.join(files.SEEDS), files.json_bytes({"seeds": list(seeds), "intervals": result.intervals}), folder=place)
     if missed:
         fix = "--resume with a longer run, more or better data, or another --lr"
         raise TargetNotMet("; ".join(missed), where=place.url, fix=fix, details=result.as_dict())
@@ -202,7 +201,7 @@ def _claim(place: Location, seeds: Sequence[int], *, resume: bool, overwrite: bo
 
 
 def _told(place: Location) -> dict[str, Any] | None:
-    content = whole_file(place.join(SEEDS))
+    content = whole_file(place.join(files.SEEDS))
     if content is None:
         return None
     try:
@@ -211,7 +210,7 @@ def _told(place: Location) -> dict[str, Any] | None:
             return dict(told)
     except (ValueError, TypeError, KeyError):
         pass
-    raise BadData(f"{SEEDS} cannot be read", where=place.url, fix="train again into another --out")
+    raise BadData(f"{files.SEEDS} cannot be read", where=place.url, fix="train again into another --out")
 
 
 def _made(place: Location) -> Location:

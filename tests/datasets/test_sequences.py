@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from offline_cli import EpisodeBatch, open_dataset
+from offline_cli import EpisodeBatch, convert, open_dataset
 from offline_cli.datasets.dataset import Dataset
-from offline_cli.errors import NoData
+from offline_cli.errors import NoData, UsageError
 from offline_cli.storage.locations import open_location
 
 Make = Callable[..., EpisodeBatch]
@@ -93,3 +93,11 @@ def test_a_dataset_can_be_read_after_the_end_of_its_block_which_hides_no_error(s
         raise KeyError
     with pytest.raises(NoData), open_dataset(tmp_path / "D" / "data"):
         pass
+
+
+def test_a_dataset_has_spaces_and_its_location_is_a_source(shards: Dataset, tmp_path: Path) -> None:
+    known = shards.manifest
+    assert (shards.observation_space, shards.action_space) == (known.observation_space, known.action_space)
+    assert convert(shards.location, tmp_path / "copy").episodes == len(LENGTHS)
+    with pytest.raises(UsageError):
+        convert(shards, tmp_path / "other")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import DatasetWriter, EpisodeBatch, SingleAgentEpisode, open_dataset, write_dataset
+from offline_cli import DatasetWriter, EpisodeBatch, SingleAgentEpisode, open_dataset, train, write_dataset
 from offline_cli.datasets.write_dataset import joined_batches
 from offline_cli.errors import BadConfig, BadEpisode, NoData, OutputExists, UsageError
 
@@ -109,3 +109,32 @@ def test_long_episodes_are_not_gathered_before_they_are_written(make_batch: Make
             )
 
     assert len(next(iter(joined_batches(generated())))) == len(asked) == 7
+
+
+def test_an_unknown_scale_of_box_actions_is_told_when_it_is_written(
+    make_batch: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = make_batch((3,))
+    box = spaces.Box(-2, 2, (1,), np.float32)
+    torques = replace(batch, actions=np.zeros((3, 1), np.float32), action_space=box)
+    write_dataset(batch, tmp_path / "discrete")
+    write_dataset(torques, tmp_path / "known", action_scale="env")
+    write_dataset([torques], tmp_path / "alike", like=open_dataset(tmp_path / "known"))
+    assert not caplog.records
+    write_dataset([torques], tmp_path / "unknown", env="Pendulum-v1")
+    assert len(caplog.records) == 1
+
+
+def test_an_unknown_keyword_names_the_closest_one(make_batch: Make, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="'overwrite'"):
+        write_dataset(make_batch(), tmp_path / "D", overwite=True)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"set=\{'beta': 1\}"):
+        train(tmp_path / "D", tmp_path / "run", beta=1)  # type: ignore[call-arg]
+
+
+def test_an_episode_with_an_attribute_in_place_of_its_steps_is_refused(make_batch: Make, tmp_path: Path) -> None:
+    episode = make_batch((3,))[0]
+    episode.rewards = np.zeros(3)
+    with pytest.raises(BadEpisode, match="set_rewards"):
+        write_dataset(episode, tmp_path / "D")
+    assert not (tmp_path / "D").exists()

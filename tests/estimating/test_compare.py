@@ -202,3 +202,9 @@ def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> No
     found = compare([one, other], plot=str(tmp_path / "c.png"))
     assert found.plot == str(tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_comparison_without_environment_names_no_task(run: Callable[..., Path]) -> None:
+    folders = [str(run(name, None, env=None, val_loss=0.5)) for name in ("a", "b")]
+    done = CliRunner().invoke(app, ["compare", *folders, "--metric", "val_loss"])
+    assert (done.exit_code, "scores" in done.stdout) == (0, False)

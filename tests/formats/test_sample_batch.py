@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import inspect
+from offline_cli import convert, inspect
 from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadEpisode, UnsafeData
@@ -291,6 +291,28 @@ def test_a_line_longer_than_the_limit_is_refused_and_the_next_one_is_read(
 def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_read_together(tmp_path: Path) -> None:
     (batch,) = fragments_of(written(tmp_path, line(eps_id=[1]), line(obs=[[0.1]], eps_id=[2])))
     assert batch.obs.dtype == np.float64
+
+
+def test_decimals_take_the_dtype_of_a_known_space_unless_they_are_too_large(tmp_path: Path) -> None:
+    box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    known = {"observation_space": box, "action_space": spaces.Discrete(2)}
+    stream, found = read(written(tmp_path, line(obs=[[0.1]])), **known)
+    np.testing.assert_array_equal(found["3"].obs, np.float32([[0.1], [0.5]]), strict=True)
+    assert "dtype-inferred" not in stream.tally.assumptions
+    with pytest.raises(BadEpisode, match="1e\\+300"):
+        read(written(tmp_path, line(obs=[[1e300]])), **known)
+
+
+def test_dones_at_the_time_limit_of_the_environment_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def episode(name: int, steps: int) -> dict[str, Any]:
+        obs, ends = [[0.5] * 4] * steps, [False] * (steps - 1) + [True]
+        whole = {"obs": obs, "new_obs": obs, "actions": [0] * steps, "rewards": [1.0] * steps}
+        return line(**whole, dones=ends, terminateds=..., eps_id=[name] * steps, t=list(range(steps)))
+
+    file = written(tmp_path, episode(1, 500), episode(2, 20), episode(3, 500))
+    found = convert(file, tmp_path / "D", env="CartPole-v1")
+    assert found.assumptions == {"dones-as-terminateds": 3}
+    assert [record.args for record in caplog.records] == [(2, 500, "CartPole-v1")]
 
 
 def test_lines_of_one_step_without_id_and_timestep_are_joined_where_they_chain(tmp_path: Path) -> None:

@@ -160,6 +160,14 @@ def test_what_is_not_of_the_space_is_refused_with_the_space(nested: PolicyInUse,
     assert caught.value.exit_code == 4
 
 
+def test_the_answer_of_reset_is_refused_with_what_to_pass(nested: PolicyInUse) -> None:
+    observation = nested.observation_space.sample()
+    with pytest.raises(SpaceMismatch) as caught:
+        nested.act((observation, {}))
+    assert "(observation, info)" in caught.value.fix
+    assert "Box" in repr(nested)
+
+
 @pytest.fixture
 def sb3_model(tmp_path: Path) -> tuple[Any, Path]:
     """A model of stable-baselines3 and its file."""

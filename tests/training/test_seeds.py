@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from signal_at import signal_at
 
-from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, UsageError
+from offline_cli import load_policy
+from offline_cli.errors import BadData, Interrupted, NoData, OutputExists, TargetNotMet, UsageError
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.seeds import SeedsResult
 from offline_cli.training.train import train, train_bc
@@ -51,6 +52,13 @@ def test_each_seed_is_the_run_that_it_is_alone(write_dataset: Write, config: Pat
     assert told["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert told["low"] < min(one["val_loss"] for one in found.seeds.values()) < told["high"]
     assert (tmp_path / "runs/curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_folder_of_all_seeds_is_no_policy_and_names_the_first(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    train_bc(write_dataset(), tmp_path / "runs", config=config, seeds=2, updates=3)
+    with pytest.raises(NoData) as caught:
+        load_policy(tmp_path / "runs")
+    assert str(tmp_path / "runs/seed-0") in caught.value.fix
 
 
 def test_curves_are_read_with_the_storage_options(

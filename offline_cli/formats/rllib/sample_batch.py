@@ -16,13 +16,14 @@ values are exact as float32, otherwise float64. Integers are int64; small ones a
 written as 1. Rewards are always float64. Each column of floats is counted once, as `dtype-inferred`.
 
 Dtypes are chosen for a block of lines, which is usually the whole source. If a later block does not fit, the column becomes
-wider from there on (`dtype-widened`): nothing is rounded.
+wider from there on (`dtype-widened`): nothing is rounded. Only with known spaces (`--env`) decimals take the space's dtype, as
+those of tables do.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Any, ClassVar, Final
@@ -36,6 +37,7 @@ from offline_cli.formats.rllib.batch_lines import AGENT_INDEX, TREES, BatchReade
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
 from offline_cli.formats.step_rows import Keys, SharedIds, SourceRows, chained, fragments_of_rows
+from offline_cli.spaces import leaf_spaces
 from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, same_leaf, unflatten_like
 
@@ -49,7 +51,7 @@ class ColumnDtypes:
     """The narrowest dtype of each leaf that represents all values so far."""
 
     tally: Tally
-    known: frozenset[str] = frozenset()  # columns with known spaces, whose dtypes are applied when converting
+    known: Mapping[str, np.dtype[Any]] = field(default_factory=dict)  # by path: of leaves with known spaces
     _settled: dict[Leaf, np.dtype[Any]] = field(default_factory=dict)
     _plain: set[Leaf] = field(default_factory=set)  # leaves with values from plain lists
     _inferred: set[Leaf] = field(default_factory=set)  # leaves whose dtype was inferred from decimals
@@ -65,7 +67,7 @@ class ColumnDtypes:
                     needed[key] = np.promote_types(needed.get(key, found), found)
                     if is_plain:
                         self._plain.add(key)
-                        if leaf.dtype.kind == "f" and key not in self._inferred and name not in self.known:
+                        if leaf.dtype.kind == "f" and key not in self._inferred and path not in self.known:
                             self._inferred.add(key)
                             self.tally.assume("dtype-inferred")
         for key, dtype in needed.items():
@@ -80,8 +82,19 @@ class ColumnDtypes:
             if name in found:
                 keys = [((rows.policy, path), leaf) for path, leaf in flatten(found[name], _shared_name(name))]
                 cast = [leaf.astype(self._dtype_of(key, leaf.dtype), copy=False) for key, leaf in keys]
+                if name not in rows.typed:
+                    cast = [self._rounded(path, leaf) for ((_, path), _), leaf in zip(keys, cast, strict=True)]
                 found[name] = unflatten_like(found[name], cast)
         return replace(rows, columns=found)
+
+    def _rounded(self, path: str, leaf: NDArray[Any]) -> NDArray[Any]:
+        """Decimals in the float dtype of a known space, unless one of them is too large for it."""
+        dtype = self.known.get(path, leaf.dtype)
+        if dtype == leaf.dtype or not dtype.kind == leaf.dtype.kind == "f":
+            return leaf
+        with np.errstate(over="ignore"):
+            rounded = leaf.astype(dtype)
+        return rounded if np.array_equal(np.isfinite(rounded), np.isfinite(leaf)) else leaf
 
     def _dtype_of(self, key: Leaf, default: np.dtype[Any]) -> np.dtype[Any]:
         dtype = self._settled.get(key, default)
@@ -134,8 +147,9 @@ class SampleBatchSource(FileSource):
         """See `Source`: runs of rows in stored order, one policy at a time."""
         self.done = 0
         observations, actions = self.info.spaces
-        known = {Columns.OBS: observations, Columns.NEXT_OBS: observations, Columns.ACTIONS: actions}
-        dtypes = ColumnDtypes(tally, frozenset(name for name, space in known.items() if space is not None))
+        known = [(Columns.OBS, observations), (Columns.ACTIONS, actions)]
+        leaves = {path: leaf for name, space in known if space is not None for path, leaf in leaf_spaces(space, name).items()}
+        dtypes = ColumnDtypes(tally, {path: np.dtype(leaf.dtype) for path, leaf in leaves.items()})
         ids = _EpisodeIds(tally)
         for block in self._blocks(tally, rejects):
             ids.see(block)
