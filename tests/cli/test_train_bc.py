@@ -11,28 +11,19 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli.datasets.writer import DatasetWriter
+from offline_cli import write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.locations import open_location
 
 Call = Callable[..., Any]
 Random = Callable[..., EpisodeBatch]
 OPTIONS = ("--updates", 2, "--batch-size", 8, "--device", "cpu")
 
 
-def write(batch: EpisodeBatch, folder: Path) -> Path:
-    given: dict[str, Any] = {"observation_space": batch.observation_space, "action_space": batch.action_space}
-    with DatasetWriter(open_location(str(folder)), format="episodes", action_scale="unknown", **given) as writer:
-        writer.write(batch)
-        writer.commit()
-    return folder
-
-
 def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
     random_batch: Random, tmp_path: Path, call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
     small = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8), "speed": spaces.Box(-1, 1, (2,), np.float32)})
-    data = write(random_batch(small, spaces.Discrete(2), lengths=(5, 4)), tmp_path / "small")
+    data = write_dataset(random_batch(small, spaces.Discrete(2), lengths=(5, 4)), tmp_path / "small").out
     done = call("train-bc", data, "--out", tmp_path / "run", *OPTIONS, "--json")
     assert done.exit_code == 0, done.stderr
     (note,) = json.loads(done.stdout)["notes"]

@@ -13,8 +13,7 @@ from cloud_servers import Cloud
 from gymnasium.spaces import Box, Discrete
 from requests_made import Requests
 
-from offline_cli import open_dataset, record
-from offline_cli.datasets.writer import DatasetWriter
+from offline_cli import open_dataset, record, write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import StorageError
 from offline_cli.storage.locations import open_location
@@ -76,9 +75,7 @@ def test_a_large_shard_is_read_by_its_row_groups_and_columns(s3: Cloud, requests
         truncated=np.array([False, False]),
         **spaces,
     )
-    with DatasetWriter(open_location(tmp_path / "D"), format="columns", action_scale="env", **spaces) as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(batch, tmp_path / "D", format="columns", action_scale="env", **spaces)
     dataset = open_dataset(uploaded(tmp_path / "D", s3))
     requests.clear()
     assert sum(one.num_steps for one in dataset.batches()) == steps

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
+from offline_cli import write_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.environments import spaces_of_env
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadConfig, BadEpisode, SpaceMismatch
@@ -85,11 +85,7 @@ def test_the_environment_decides_where_only_the_action_spaces_differ(
         batch = random_batch(observation, action, seed=number)
         batch = replace(batch, ids=tuple(f"{number}-{name}" for name in batch.ids), action_space=declared)
         place = open_location(str(tmp_path / f"D{number}"))
-        with DatasetWriter(
-            place, format="episodes", observation_space=observation, action_space=declared, action_scale="env"
-        ) as writer:
-            writer.write(batch)
-            writer.commit()
+        write_dataset(batch, place, format="episodes", observation_space=observation, action_space=declared, action_scale="env")
         folders.append(place.path)
     with pytest.raises(SpaceMismatch):
         read(folders)

@@ -11,7 +11,7 @@ import pytest
 from folder_content import content
 from gymnasium import spaces
 
-from offline_cli.datasets.writer import DatasetWriter
+from offline_cli import write_dataset
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OutputExists
 from offline_cli.storage.locations import open_location
@@ -32,11 +32,9 @@ def write(folder: Path, *, overwrite: bool = False, value: float = 0.0) -> None:
         action_space=act,
     )
     place = open_location(str(folder))
-    with DatasetWriter(
-        place, format="columns", observation_space=obs, action_space=act, action_scale="env", overwrite=overwrite
-    ) as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(
+        batch, place, format="columns", observation_space=obs, action_space=act, action_scale="env", overwrite=overwrite
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from gymnasium import spaces
 
-from offline_cli import DatasetWriter, open_dataset
+from offline_cli import open_dataset, write_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.converting.operations.differences import diff
 from offline_cli.episodes.batch import EpisodeBatch
@@ -172,9 +172,7 @@ def test_mistakes_in_info_json_are_named(v30: Path, tmp_path: Path, change: Call
 
 
 def ours(folder: Path, batch: EpisodeBatch, observation: spaces.Space[Any], action: spaces.Space[Any]) -> Path:
-    with DatasetWriter(folder, observation_space=observation, action_space=action, action_scale="env") as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(batch, folder, observation_space=observation, action_space=action, action_scale="env")
     return folder
 
 

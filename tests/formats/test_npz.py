@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from offline_cli import DatasetWriter, open_dataset
+from offline_cli import open_dataset, write_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadData, BadMapping, OutputExists, UnsafeData
@@ -86,9 +86,7 @@ def test_flat_arrays_written_and_read_again_are_equal(tmp_path: Path, flat: Arra
 
 
 def ours(folder: Path, batch: EpisodeBatch, observation: spaces.Space[Any], action: spaces.Space[Any]) -> Path:
-    with DatasetWriter(folder, observation_space=observation, action_space=action, action_scale="env") as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(batch, folder, observation_space=observation, action_space=action, action_scale="env")
     return folder
 
 

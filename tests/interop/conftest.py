@@ -6,13 +6,12 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from offline_cli.datasets.writer import DatasetWriter
+import offline_cli
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.locations import open_location
-from offline_cli.tally import Tally
 
 
 @pytest.fixture(scope="session")
@@ -36,18 +35,8 @@ def local_ray() -> Iterator[None]:
 def write_dataset() -> Callable[..., str]:
     """A function that writes a batch as a dataset in one of our formats and gives the folder of its shards."""
 
-    def write(folder: Path, batch: EpisodeBatch, *, format: str) -> str:
-        with DatasetWriter(
-            open_location(str(folder)),
-            format=format,
-            observation_space=batch.observation_space,
-            action_space=batch.action_space,
-            action_scale="env",
-            provenance={},
-            tally=Tally(),
-        ) as writer:
-            writer.write(batch)
-            writer.commit()
+    def write(folder: Path, batch: EpisodeBatch, *, format: Any) -> str:
+        offline_cli.write_dataset(batch, folder, format=format, action_scale="env")
         return str(folder / "data")
 
     return write

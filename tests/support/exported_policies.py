@@ -11,9 +11,7 @@ import numpy as np
 import tomli_w
 from gymnasium import spaces
 
-from offline_cli import export
-from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.storage.locations import open_location
+from offline_cli import export, write_dataset
 from offline_cli.training.train import train_bc
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -110,6 +108,4 @@ def lit(images: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[
 def written(folder: Path, batch: Any, scale: str) -> None:
     """The batch as a dataset of ours."""
     known = {"observation_space": batch.observation_space, "action_space": batch.action_space, "action_scale": scale}
-    with DatasetWriter(open_location(str(folder)), format="episodes", **known) as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(batch, folder, format="episodes", **known)

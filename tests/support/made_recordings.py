@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import lz4.frame
 import numpy as np
@@ -24,12 +24,11 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from offline_cli import write_dataset
 from offline_cli.converting.reading import EpisodeStream, read_episodes
-from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.codec import encode_batch
 from offline_cli.formats.tables import TableOptions
-from offline_cli.storage.locations import open_location
 from offline_cli.tally import Tally
 
 KINDS_OF_OBS = 512
@@ -204,18 +203,9 @@ def _write_lines(folder: Path, rows: pa.Table, batch: EpisodeBatch, files: int, 
         (folder / f"output-{number:05}.json").write_text("".join(lines[first:stop]), encoding="utf-8")
 
 
-def _write_ours(kind: str, folder: Path, batch: EpisodeBatch, files: int) -> None:
+def _write_ours(kind: Any, folder: Path, batch: EpisodeBatch, files: int) -> None:
     per_file = -(-(batch.num_steps if kind == "columns" else len(batch)) // files)
-    with DatasetWriter(
-        open_location(str(folder)),
-        format=cast(Literal["episodes", "columns"], kind),
-        observation_space=batch.observation_space,
-        action_space=batch.action_space,
-        action_scale="env",
-        max_rows_per_file=per_file,
-    ) as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(batch, folder, format=kind, action_scale="env", max_rows_per_file=per_file)
 
 
 # ---- what was read ----

@@ -14,16 +14,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from stored_steps import columns_in
 
-from offline_cli import apply, load_policy
+from offline_cli import apply, load_policy, write_dataset
 from offline_cli.applying import learner_batches
 from offline_cli.connectors.connector_v2 import state_from_bytes
 from offline_cli.connectors.pipeline_spec import Setting
-from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import OfflineCliError
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.play_spec import PlaySpec
-from offline_cli.storage.locations import open_location
 from offline_cli.training.config import resolve_config
 from offline_cli.training.train import train_bc
 from offline_cli.training.training_data import TrainingData, load_data
@@ -106,9 +104,7 @@ def test_what_pieces_learn_and_make_is_the_same_in_memory_streaming_applied_and_
 
 def written(place: Path, batch: EpisodeBatch) -> Path:
     spaces: dict[str, Any] = {"observation_space": batch.observation_space, "action_space": batch.action_space}
-    with DatasetWriter(open_location(str(place)), format="episodes", action_scale="env", **spaces) as writer:
-        writer.write(batch)
-        writer.commit()
+    write_dataset(batch, place, format="episodes", action_scale="env", **spaces)
     return place
 
 

@@ -9,32 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gymnasium import spaces
 
-from offline_cli.datasets.writer import DatasetWriter
-from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.storage.locations import open_location
-from offline_cli.training.train import train_bc
+from offline_cli import EpisodeBatch, train_bc, write_dataset
 
 Make = Callable[..., EpisodeBatch]
 Mixed = tuple[list[Path], list[Path]]
 ALIKE = ("one", "two")
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a batch as a dataset of ours, in either format."""
-
-    def written(batch: EpisodeBatch, name: str, to: Any = "episodes") -> Path:
-        folder = tmp_path / name
-        scale = "env" if isinstance(batch.action_space, spaces.Box) else "unknown"
-        given = {"observation_space": batch.observation_space, "action_space": batch.action_space, "action_scale": scale}
-        with DatasetWriter(open_location(str(folder)), format=to, **given) as writer:
-            writer.write(batch)
-            writer.commit()
-        return folder
-
-    return written
 
 
 def told(batch: EpisodeBatch, **more: Any) -> EpisodeBatch:
@@ -53,11 +33,15 @@ def told(batch: EpisodeBatch, **more: Any) -> EpisodeBatch:
 
 
 @pytest.fixture
-def mixed(make_batch: Make, write: Callable[..., Path]) -> Mixed:
+def mixed(make_batch: Make, tmp_path: Path) -> Mixed:
     """Three datasets of which no two have the same extra model outputs, and the same ones without any."""
     batches = [make_batch(episodes=5, seed=seed) for seed in range(3)]
     others = [told(batches[0]), batches[1], told(batches[2], action_logp=np.ones((batches[2].num_steps, 3)))]
     formats = ("episodes", "columns", "columns")
+
+    def write(batch: EpisodeBatch, name: str, format: Any) -> Path:
+        return Path(write_dataset(batch, tmp_path / name, format=format).out)
+
     return (
         [write(batch, f"mixed-{i}", formats[i]) for i, batch in enumerate(others)],
         [write(batch, f"plain-{i}", formats[i]) for i, batch in enumerate(batches)],
