@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from offline_cli.checking.validate import CODES, Validation, validate
+from offline_cli.converting.convert import convert
 from offline_cli.errors import NoData, StorageNotFound, UnknownEnvironment, UsageError
 
 Make = Any  # the fixture's class, which lives in conftest.py
@@ -50,6 +51,15 @@ def test_normalized_actions_are_held_against_one_and_not_against_the_environment
     assert "action-outside-space" not in codes(validate(items))
     problem = validate(items, action_scale="normalized").problems[0]
     assert (problem.code, problem.severity, problem.count) == ("action-outside-space", "warning", 4)
+
+
+def test_what_reading_assumed_of_a_source_is_a_warning_of_its_dataset_too(make: Make, tmp_path: Path) -> None:
+    source = make.rows({name: values for name, values in make.columns().items() if name != "new_obs"})
+    convert(source, tmp_path / "D", action_scale="env")
+    of_source, of_dataset = validate(source, strict=True), validate(tmp_path / "D", strict=True)
+    assert (severities(of_source)["missing-final-observation"], of_source.passed) == ("warning", False)
+    assert (severities(of_dataset)["missing-final-observation"], of_dataset.passed) == ("warning", False)
+    assert of_dataset.problems[0].details["inherited"] == of_source.problems[0].count
 
 
 # ---- what is told ----
@@ -155,3 +165,26 @@ def test_a_table_has_exactly_the_problems_that_it_was_made_with(
 ) -> None:
     told = severities(validate(**table(make, **changes)))
     assert {code: severity for code, severity in told.items() if severity != "note"} == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"d": (6, "0")},
+        {"new_obs0": (0, "0.25")},
+        {"drop": (1,)},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("to", ["columns"])
+def test_a_dataset_made_of_a_table_has_the_warnings_of_the_table(
+    changes: dict[str, Any], to: str, make: Make, tmp_path: Path
+) -> None:
+    def warnings(**given: Any) -> dict[str, tuple[str, int]]:
+        found = validate(**given, strict=True)
+        assert not found.passed
+        return {one.code: (one.severity, one.count) for one in found.problems if one.severity != "note"}
+
+    given = table(make, **changes)
+    convert(**given, out=tmp_path / "D", to=to)
+    assert warnings(sources=tmp_path / "D", deep=True) == warnings(**given)

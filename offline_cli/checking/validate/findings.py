@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import PROBLEM, BadData, InvalidData, OfflineCliError, UnsupportedSpace, as_convert_would, short_place
 from offline_cli.parquet.reading import OTHER_SHARD
-from offline_cli.tally import ANOTHER_PART, DROPPED, EpisodePlace, OnError, Rejects, Tally
+from offline_cli.tally import ANOTHER_PART, DROPPED, T_FALLS, UNFINISHED, EpisodePlace, OnError, Rejects, Tally
 
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
@@ -40,7 +40,7 @@ NO_CATEGORY: Final = "error for a category that does not exist"
 RAW: Final = "raw outputs of a policy: --action-scale normalized; otherwise clip them, or correct the space"
 HIDDEN: Final = "warning for names with a leading dot or underscore, which readers pass over"
 OTHER_KIND: Final = "warning where the kind differs, such as floats for categories"
-GAPS: Final = "warning in tables, where such a gap is left open"
+GAPS: Final = "warning in tables, and datasets made of them, where such a gap is left open"
 
 
 class Code(NamedTuple):
@@ -123,6 +123,10 @@ CODES: Final[dict[str, Code]] = {
 PLACES: Final = 10  # places shown for each problem
 SILENT: Final = frozenset({"null-as-nan", "unreadable-row"})
 """Assumptions that other checks report."""
+LASTING: Final = frozenset(
+    {"broken-chain", "dones-disagree", "gap-in-t", "missing-final-observation", "missing-rewards", T_FALLS, UNFINISHED}
+)
+"""Assumptions that remain problems of the dataset written with them."""
 RENAMED: Final[dict[str, tuple[str, Severity]]] = {
     "gap-in-t": ("gap-in-episode", "warning"),  # in tables, which keep the gap
     "duplicate-row": ("repeated-steps", "note"),
@@ -302,6 +306,13 @@ class ListeningTally(Tally):
             self._findings.add(self.location, Found(code, times, self._placed(places), episodes, severity))
         elif times and kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
+
+    def inherit(self, source: str, counts: Mapping[str, int]) -> None:
+        """Report the assumptions in the manifest of dataset `source` as if reading its source."""
+        for kind in LASTING & counts.keys():
+            code, severity = RENAMED.get(kind, (kind, None))
+            more: dict[str, Any] = {"example": "counted when it was written", "details": {"inherited": counts[kind]}}
+            self._findings.add(source, Found(code, counts[kind], [source], severity=severity, **more))
 
     def _placed(self, places: Callable[[], Iterable[str]] | None) -> Iterator[str]:
         """The places, prefixed by the source if they name only an episode."""

@@ -132,6 +132,8 @@ def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress
         checked[tally.location].see(batch)
     for source in checked.values():
         source.finish()
+    for name, source in checked.items():  # after the counts are compared, because reported problems prevent that
+        tally.inherit(name, source.info.inherited)
     tally.tell_counted()
     return tally
 
