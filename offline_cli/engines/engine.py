@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Self, TypeVar
 
 from offline_cli.errors import BadData, MissingPackage, UsageError
 from offline_cli.scopes import Reading
+from offline_cli.stop_signals import StopRequested, check
 
 PROCESSES: Final = "processes"
 T = TypeVar("T")
@@ -33,8 +34,9 @@ class Engine:
     def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
         """Yield the results of `function` for each item, in order; an exception of a call is raised in its turn and ends it.
 
-        Items are consumed ahead of their turn, and all results of a call are held in memory. Raises StopRequested after a
-        signal, BadData if a local worker process dies, ClusterLost if a cluster does, MissingPackage.
+        Items are consumed ahead of their turn, and all results of a call are held in memory. After a signal
+        the call whose turn it is yields what it has; then raises StopRequested. Raises BadData if a local worker process dies,
+        ClusterLost if a cluster does, MissingPackage.
         """
         if self.is_local:
             return Reading(lambda _: (result for item in items for result in function(item)))
@@ -91,6 +93,7 @@ def in_order(begin: Callable[[T], Call], ended: Callable[[Call], bytes], items: 
         results, error = pickle.loads(ended(begun.popleft()))  # noqa: S301  from a worker of this command
         yield from results
         if error is not None:
+            check()  # the signal of this process, if that is why a worker stopped
             raise error
         begun.extend(map(begin, islice(source, 1)))
 
@@ -103,7 +106,7 @@ def packed(function: Callable[[T], Iterable[Any]], item: T) -> bytes:
 def called(work: bytes) -> bytes:
     """In a worker: run a pickled call; return its pickled results and exception (or None) for `in_order`."""
     results: list[Any] = []
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         function, item = pickle.loads(work)  # noqa: S301  from the command that started this worker
         results.extend(function(item))
@@ -114,7 +117,7 @@ def called(work: bytes) -> bytes:
     except SystemExit as left:  # some simulators call exit
         fix = "raise an exception in the reader, environment or policy instead"
         error = BadData(f"your code called exit({left.code!r})", where="a worker", fix=fix)
-    except Exception as raised:  # noqa: BLE001  raised again by the command
+    except (Exception, StopRequested) as raised:  # noqa: BLE001  raised again by the command, after the results so far
         error = raised
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  our own; some exceptions pickle but do not unpickle

@@ -6,13 +6,14 @@ from a pipe whose other end only the command holds, and exits when that is close
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -21,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from offline_cli.engines.engine import Engine, called, packed
 from offline_cli.errors import BadData
-from offline_cli.stop_signals import StopRequested, check, signals_noted
+from offline_cli.stop_signals import check, requested, signals_noted
 
 LOOK: Final = 0.5  # seconds between two checks for a stop signal
 GRACE: Final = 5.0  # seconds for a worker to finish its step
@@ -50,14 +51,18 @@ class ProcessEngine(Engine):
                 raise _died() from error
 
     def _ended(self, call: Future[bytes]) -> bytes:
-        """Raises BadData if the process has died, StopRequested after a signal."""
+        """Raises BadData if the process has died, StopRequested after a signal that it has not answered within GRACE."""
+        until = math.inf
         while True:
-            check()
+            if requested() is not None and until == math.inf:
+                self._ends[1].close()  # tells the workers
+                until = time.monotonic() + GRACE
             try:
                 return call.result(LOOK)
             except TimeoutError:
-                continue
-            except (BrokenProcessPool, StopRequested) as error:  # StopRequested: a worker got a signal
+                if time.monotonic() > until:
+                    check()
+            except (BrokenProcessPool, CancelledError) as error:
                 time.sleep(LOOK / 10)  # this process may get it a moment later
                 check()
                 raise _died() from error
