@@ -3,8 +3,8 @@
 Each leaf is encoded by its type, and the results are concatenated: Discrete and MultiDiscrete one-hot, uint8 scaled from the
 bounds of its space to [0, 1], other numbers as float32, images through a convolutional network.
 
-An image is a uint8 Box (height, width, channels), as in gymnasium, or (height, width), whose sides are as long as the encoder
-needs.
+An image is a uint8 Box (height, width), (height, width, channels), or (channels, height, width) as in gymnasium's frame stacks,
+whose sides are as long as the encoder needs; the shorter one of the outer axes is that of the channels.
 """
 
 from __future__ import annotations
@@ -74,8 +74,13 @@ def image_sizes(space: Space, encoder: str) -> tuple[int, int, int] | None:
     """Channels, height and width of a leaf space that is an image; None for other leaves."""
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8 or len(space.shape) not in (2, 3):
         return None
-    height, width, channels = (*space.shape, 1)[:3]
+    height, width, channels = (*space.shape[1:], space.shape[0]) if _is_channels_first(space) else (*space.shape, 1)[:3]
     return (channels, height, width) if min(height, width) >= encoder_kind(encoder).least_side else None
+
+
+def _is_channels_first(space: Space) -> bool:
+    shape = space.shape or ()
+    return len(shape) == 3 and shape[0] < shape[2]
 
 
 def flattened_images(space: Space, name: str, encoder: str) -> list[str]:
@@ -83,7 +88,7 @@ def flattened_images(space: Space, name: str, encoder: str) -> list[str]:
     least = encoder_kind(encoder).least_side
     return [
         f"{path}, {describe(leaf)}, is flattened to {math.prod(leaf.shape or ())} numbers for the MLP: "
-        f'the encoder "{encoder}" takes uint8 images (height, width, channels) with sides of at least {least}'
+        f'the encoder "{encoder}" takes uint8 images with two or three axes and sides of at least {least}'
         for path, leaf in leaf_spaces(space, name).items()
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and not image_sizes(leaf, encoder)
     ]
@@ -201,17 +206,21 @@ def columns_of(space: Space) -> int:
 
 
 class ImageEncoder(_LeafEncoder):
-    """Images (B, height, width[, channels]) through an image network."""
+    """Images (B, height, width[, channels]) or (B, channels, height, width) through an image network."""
 
     def __init__(self, space: Space, network: ImageNetwork) -> None:
         super().__init__(space)
         self.network = network
-        self.size = network.size
+        self.size, self._is_channels_first = network.size, _is_channels_first(space)
 
     def forward(self, leaf: Tensor) -> Tensor:
         """(B, size)."""
         images = self.numbers(leaf)
-        features: Tensor = self.network(images[:, None] if images.dim() == 3 else images.permute(0, 3, 1, 2))
+        if images.dim() == 3:
+            images = images[:, None]
+        elif not self._is_channels_first:
+            images = images.permute(0, 3, 1, 2)
+        features: Tensor = self.network(images)
         return features.flatten(1)
 
 

@@ -33,7 +33,8 @@ def pixels(*shape: int, dtype: Any = np.uint8) -> spaces.Box:
         ((84, 84), (1, 84, 84)),
         ((84, 96, 1), (1, 84, 96)),
         ((84, 96, 42), (42, 84, 96)),
-        ((4, 84, 96), None),
+        ((4, 84, 96), (4, 84, 96)),
+        ((3, 35, 84), None),
         ((35, 84), None),
         ((84,), None),
         ((2, 84, 84, 3), None),
@@ -54,6 +55,15 @@ def test_a_picture_without_an_axis_of_channels_has_the_same_features() -> None:
         assert isinstance(made.parts[0], ImageEncoder)
         found.append(made(torch.as_tensor(shown.copy())))
         assert found[-1].shape == (2, made.size)
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_channels_may_come_first_as_in_frame_stacks_of_gymnasium() -> None:
+    stack = np.random.default_rng(0).integers(0, 256, (2, 4, 44, 40), np.uint8)
+    found = []
+    for shown in (stack, np.moveaxis(stack, 1, 3)):
+        torch.manual_seed(0)
+        found.append(ObservationEncoder(pixels(*shown.shape[1:]))(torch.as_tensor(shown.copy())))
     torch.testing.assert_close(found[0], found[1])
 
 
