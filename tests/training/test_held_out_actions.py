@@ -117,6 +117,14 @@ def test_recall_and_the_accuracy_of_the_most_frequent_action_are_what_numpy_coun
     assert told_in(tmp_path / "run" / "result.json")["val_recall"] == result.val_recall
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_step_is_learned_from_or_held_out_and_never_both(make_batch: Make, tmp_path: Path, streaming: bool) -> None:
+    batch = make_batch()
+    write_dataset(batch, tmp_path / "D")
+    learned, held = split_of(tmp_path / "D", streaming=streaming)
+    assert len(learned["actions"]) + len(held["actions"]) == batch.num_steps
+
+
 def test_an_action_that_no_held_out_step_has_has_no_recall(make_batch: Make, tmp_path: Path) -> None:
     batch = make_batch()
     write_dataset(replace(batch, action_space=spaces.Discrete(3)), tmp_path / "D")
