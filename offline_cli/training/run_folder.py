@@ -229,13 +229,14 @@ class RunFolder:
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputExists unless this call may write here, UsageError for both options, StorageError for a read-only local
-        folder. Changes nothing.
+        folder. Changes nothing. A run that failed before its first checkpoint, as in a network's first batch, may be replaced.
         """
         if resume and overwrite:
             raise exclusive(self.url, "run")
         is_file = self._place.is_file()
         is_run = not is_file and OURS in (whole_file(self._place.join(files.POLICY)) or b"")
-        if is_run and not (resume or overwrite):
+        has_learned = is_run and any(self._place.join(name).exists() for name in (files.STATE, files.RESULT))
+        if has_learned and not (resume or overwrite):
             fix = "use --resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run already exists there", where=self.url, fix=fix)
         if is_file or (not is_run and any(one.name != LOCK and not is_own_part(one) for one in self._place.children())):

@@ -67,7 +67,7 @@ def test_curves_are_read_with_the_storage_options(
     opened = list[Any]()
     monkeypatch.setattr("offline_cli.training.seeds.RunFolder", lambda place: opened.append(place) or RunFolder(place))
     options = {"time_limit": 77}
-    train_bc(write_dataset(), tmp_path / "runs", config=config, seeds=2, updates=3, storage_options=options)
+    train_bc(write_dataset(), f"file://{tmp_path}/runs", config=config, seeds=2, updates=3, storage_options=options)
     assert [one.time_limit for one in opened] == [77, 77]
 
 
