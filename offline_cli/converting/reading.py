@@ -153,7 +153,7 @@ class EpisodeStream:
         with self:
             for batch in self._unfitted():
                 fitted = self._fit(batch)
-                at_limit += np.count_nonzero(fitted.terminated & (fitted.lengths == self._time_limit))
+                at_limit += int(np.count_nonzero(fitted.terminated & (fitted.lengths == self._time_limit)))
                 first = fitted if first is None else first
                 if first is not fitted and (difference := first.structure_difference(fitted)):
                     what = f"episodes of different structures cannot share a dataset: {difference}"
@@ -345,7 +345,8 @@ class EpisodeStream:
         self._assume("mixed-environments", sum(env is None and one != played_in[0] for one in played_in))
         self.spaces_inferred = inferred or (env is None and any(one.spaces_inferred for one in self.sources))
         self.action_scale = _scale(everywhere, action, scale)
-        self.environment, self._time_limit = env or _environment(everywhere), env and time_limit(env)
+        self.environment = env or _environment(everywhere)
+        self._time_limit = None if env is None else time_limit(env)
         self._all_say_spaces = not known.by_env and not self.spaces_inferred
 
     def _assume(self, kind: str, times: int) -> None:

@@ -108,13 +108,13 @@ class Dataset:
         return Dataset(folder, Manifest.read(folder))
 
     @property
-    def observation_space(self) -> Space:
-        """The space of one observation."""
+    def observation_space(self) -> Space | None:
+        """The space of one observation; None: unknown."""
         return self.manifest.observation_space
 
     @property
-    def action_space(self) -> Space:
-        """The space of one recorded action; `manifest.action_scale` tells the scale of Box actions."""
+    def action_space(self) -> Space | None:
+        """The space of one recorded action; None: unknown. `manifest.action_scale` has the scale of Box actions."""
         return self.manifest.action_space
 
     @property
