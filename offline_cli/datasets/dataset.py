@@ -109,12 +109,12 @@ class Dataset:
 
     @property
     def observation_space(self) -> Space | None:
-        """The space of one observation; None if none is recorded."""
+        """The space of one observation; None: unknown."""
         return self.manifest.observation_space
 
     @property
     def action_space(self) -> Space | None:
-        """The space of one recorded action; `manifest.action_scale` tells the scale of Box actions."""
+        """The space of one recorded action; None: unknown. `manifest.action_scale` has the scale of Box actions."""
         return self.manifest.action_space
 
     @property

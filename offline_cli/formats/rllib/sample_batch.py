@@ -148,8 +148,8 @@ class SampleBatchSource(FileSource):
         self.done = 0
         observations, actions = self.info.spaces
         known = [(Columns.OBS, observations), (Columns.ACTIONS, actions)]
-        leaves = {path: leaf for name, space in known if space is not None for path, leaf in leaf_spaces(space, name).items()}
-        dtypes = ColumnDtypes(tally, {path: np.dtype(leaf.dtype) for path, leaf in leaves.items()})
+        spaces = {path: leaf for name, space in known if space is not None for path, leaf in leaf_spaces(space, name).items()}
+        dtypes = ColumnDtypes(tally, {path: np.dtype(leaf.dtype) for path, leaf in spaces.items()})
         ids = _EpisodeIds(tally)
         for block in self._blocks(tally, rejects):
             ids.see(block)
