@@ -184,8 +184,9 @@ def _check_unchanged(piece: ConnectorV2, before: Mapping[str, bytes]) -> None:
     after = _content(piece)
     if changed := sorted(name for name in {**before, **after} if before.get(name) != after.get(name)):
         what = f"{type(piece).__name__} changes {', '.join(changed)} when called, although it is frozen or has no get_state"
-        fix = "add get_state and set_state, and learn only while `not self.frozen`; if it learns nothing, such as a cache, "
-        raise BadConfig(what, where=PLACE, fix=f"{fix}return {{}} from get_state ({DOCUMENTED})")
+        fix = "add get_state and set_state, and learn only while `not self.frozen`; memory of an episode: compute it "
+        fix += f"from the episode, because environments interleave; a cache: return {{}} from get_state ({DOCUMENTED})"
+        raise BadConfig(what, where=PLACE, fix=fix)
 
 
 OF_NEXT: Final = (AddNextObservationsFromEpisodesToTrainBatch, GeneralAdvantageEstimation, NStepReturns)

@@ -294,7 +294,7 @@ def train(
         str | None,
         o.learning(help="Start from the policy of this run folder.", metavar="RUN", autocompletion=completion.runs),
     ] = None,
-    seed: o.SeedOption = None,
+    seed: o.LearningSeedOption = None,
     seeds: Annotated[
         str | None,
         o.learning(help="Train a run for each of N seeds, or for the seeds named, in OUT/seed-*.", metavar="N|I,J,..."),

@@ -67,7 +67,7 @@ def sample(
     episodes: o.EpisodesOption = None,
     steps: o.StepsOption = None,
     fraction: Annotated[float | None, o.how_long(help="Share of the episodes: above 0, at most 1.")] = None,
-    seed: o.SeedOption = 0,
+    seed: o.DataSeedOption = 0,
 ) -> None:
     """Draw episodes at random, without replacement.
 
@@ -101,7 +101,7 @@ def split(
     by: Annotated[
         str | None, o.data(help="One part for each value of a column, or of a field of custom data.", metavar="COLUMN")
     ] = None,
-    seed: o.SeedOption = 0,
+    seed: o.DataSeedOption = 0,
 ) -> None:
     """Split episodes into several datasets, such as OUT/train and OUT/val.
 

@@ -56,7 +56,10 @@ RunNetworkOption = Annotated[
     str | None,
     data("--network", help="Your code of the run's network: python:package.module:build or FILE.py:build.", metavar="CODE"),
 ]
-SeedOption = Annotated[int | None, playing(help="Random seed.", min=0, show_default="0")]
+SEED = {"help": "Random seed.", "min": 0, "show_default": "0"}
+SeedOption = Annotated[int | None, playing(**SEED)]
+LearningSeedOption = Annotated[int | None, learning(**SEED)]
+DataSeedOption = Annotated[int | None, data(**SEED)]
 EpisodesOption = Annotated[int | None, how_long("--episodes", "-n", help="Number of episodes.", min=1)]
 StepsOption = Annotated[int | None, how_long(help="The fewest whole episodes with at least N steps.", min=1)]
 LimitOption = Annotated[int | None, how_long(help="Stop after this many episodes.", min=1)]

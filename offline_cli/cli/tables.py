@@ -90,12 +90,11 @@ def show_pieces(told: Mapping[str, Any], *, traced: bool) -> None:
 
 
 def show_seeds(told: Mapping[str, Any]) -> None:
-    """Figures of each seed, and their mean with its interval."""
+    """Figures of each seed, and their mean, standard deviation and interval."""
     figures = list(told["intervals"])
     rows: list[Sequence[Any]] = [(seed, *(one[name] for name in figures)) for seed, one in told["seeds"].items()]
-    rows.append(("mean", *(told["intervals"][name]["mean"] for name in figures)))
-    ends = [[told["intervals"][name][end] for name in figures] for end in ("low", "high")]
-    rows += [(f"95% {end}", *values) for end, values in zip(("low", "high"), ends, strict=True)]
+    heads = {"mean": "mean", "std": "std", "low": "95% low", "high": "95% high"}
+    rows += [(head, *(told["intervals"][name][key] for name in figures)) for key, head in heads.items()]
     above = f"{told['run']}: {len(told['seeds'])} seeds, {told['updates']:,} updates in {told['seconds']:.1f} s"
     render.show_grid(("seed", *(name.replace("_", " ") for name in figures)), rows, above=above)
 
@@ -133,7 +132,8 @@ def comparison_markdown(told: Mapping[str, Any]) -> str:
 
 def _compared(told: Mapping[str, Any]) -> str:
     scale = "normalised " if told["reference"] else ""
-    return f"{scale}{told['metric']} on {', '.join(told['tasks'])}, with 95% intervals"
+    tasks = f" on {', '.join(told['tasks'])}" if told["tasks"] != ["scores"] else ""  # runs and files that name no task
+    return f"{scale}{told['metric']}{tasks}, with 95% intervals"
 
 
 def _comparison(told: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
@@ -141,7 +141,7 @@ def _comparison(told: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
     first, has_success = next(iter(told["runs"])), any("success_rate" in one for one in told["runs"].values())
     aggregates = {"mean": "mean", "median": "median", "iqm": "interquartile mean"}
     aggregates |= {"success_rate": "success rate"} if has_success else {}
-    head = ["algorithm", "runs", *aggregates.values()]
+    head = ["algorithm", "runs", "mean", "std", *[*aggregates.values()][1:]]
     head += ["better than the first by", "P(better than the first)"] if told["differences"] else []
     rows = []
     for name, one in told["runs"].items():
@@ -150,6 +150,7 @@ def _comparison(told: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
             _between(told["differences"].get(name)),
             _between(told["probability_of_improvement"].get(name, {}).get(first)),
         ]
+        cells.insert(1, "" if one["std"] is None else render.in_words(one["std"]))
         rows.append([name, str(one["runs"]), *cells][: len(head)])
     return head, rows
 

@@ -155,7 +155,7 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
     )
     packed = "  # steps are packed in item: see above" if manifest.format == "episodes" else ""
     rllib = f'input_=["{"data" if repository is None else "NAME/data"}"]'
-    episodes = ", input_read_episodes=True, input_read_batch_size=2" if manifest.format == "episodes" else ""
+    episodes = "input_read_episodes=True, input_read_batch_size=2, " if manifest.format == "episodes" else ""
     download = "" if repository is None else f"; before: hf download {repository} --repo-type dataset --local-dir NAME"
     return textwrap.dedent(f"""\
         import offline_cli  # pip install 'offline-cli{"" if repository is None else "[hub]"}'
@@ -171,8 +171,14 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
         import datasets
         rows = datasets.load_dataset("{hub}", split="train"){path}
 
-        # RLlib, with pip install msgpack-numpy{download}
-        config.offline_data({rllib}{episodes}, materialize_mapped_data=True, dataset_num_iters_per_learner=50)""")
+        import ray  # for RLlib, with pip install msgpack-numpy{download}
+        ray.init(num_cpus=4)  # logical cores; with fewer RLlib may wait forever
+        config.offline_data(
+            {rllib},
+            {episodes}map_batches_kwargs={{"concurrency": 1, "num_cpus": 1}},
+            materialize_mapped_data=True,
+            dataset_num_iters_per_learner=50,  # updates in each train()
+        )""")
 
 
 def _figure(value: Any) -> str:

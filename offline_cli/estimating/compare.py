@@ -41,7 +41,9 @@ AGGREGATES: Final = {"mean": statistics.mean, "median": statistics.median, "iqm"
 class CompareResult:
     """Algorithms by name, in the order given; the first is the one that others are compared to. Intervals are of 95%."""
 
-    runs: Mapping[str, Mapping[str, Any]]  # scores by task, how many, and mean, median, iqm, success_rate: value, low, high
+    runs: Mapping[
+        str, Mapping[str, Any]
+    ]  # scores by task, how many, their std, and mean, median, iqm, success_rate: value, low, high
     best: str  # the name with the best interquartile mean
     probability_of_improvement: Mapping[str, Mapping[str, Any]]  # of each over each before it: value, low, high
     differences: Mapping[str, Mapping[str, Any]]  # of each from the first: of interquartile means; above 0 is better
@@ -210,6 +212,8 @@ def _figures(scores: Scores, tasks: Sequence[str], sign: float, success: float |
         "runs": sum(map(len, scores)),
         "scores": dict(zip(tasks, map(np.ndarray.tolist, scores), strict=True)),
     }
+    several = [task.std(ddof=1) for task in scores if len(task) > 1]
+    found["std"] = float(np.mean(several)) if several else None  # over runs; mean over tasks
     found |= {name: asdict(interval(aggregate, scores, seed=seed)) for name, aggregate in AGGREGATES.items()}
     if success is not None or all(np.isin(task, (0, 1)).all() for task in scores):
         least = sign * (0.5 if success is None else success)

@@ -31,6 +31,7 @@ PANELS: Final = (  # title, and metrics with what they are called beside each ot
     ("held-out squared error", (("val_mse", ""),)),
 )
 INTERVALS: Final = {f"{played}_return_mean": f"{played}_return_ci95" for played in ("eval", "confirm")}  # of one check
+BANDS: Final = {1: "95% interval", 2: "mean, both seeds"}  # by number of seeds
 DASHES: Final = (("-", "solid"), ("--", "dash"))  # matplotlib's name and plotly's, of the metrics of a panel
 FEW: Final = 30  # lines of at most so many points get markers: a single point would be invisible
 SCALES: Final = 100  # largest loss over the median of the lowest line, from which the axis is logarithmic
@@ -46,6 +47,7 @@ class Line:
     x: Floats  # (K,) updates
     mean: Floats
     half: Floats  # half the width of the band; 0: there is none
+    band: str  # name of the band in the legend
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,11 @@ class Panel:
     scale: str
     unit: float  # of a symlog axis, the largest value that it shows linearly
     limits: tuple[float, float] | None  # of the axis, which cut bands that are wider than all means are apart
+
+    @property
+    def band(self) -> str:
+        """What the bands are, for the title of the legend; empty without a band."""
+        return "; ".join(dict.fromkeys(line.band for line in self.lines if line.half.any()))
 
 
 def mean_curve(seeds: Seeds, metric: str) -> tuple[Floats, Floats, Floats] | None:
@@ -97,10 +104,11 @@ def panels(runs: Sequence[tuple[str, Seeds]]) -> list[Panel]:
 
 def _lines(runs: Sequence[tuple[str, Seeds]], metrics: Sequence[tuple[str, str]]) -> Iterator[Line]:
     for number, (name, seeds) in enumerate(runs):
+        band = BANDS.get(len(seeds), "mean, 95% t interval")
         for dash, (metric, text) in enumerate(metrics):
             if (curve := mean_curve(seeds, metric)) is not None:
                 parts = (name, text if len(metrics) > 1 or not name else "")
-                yield Line(number, ", ".join(filter(None, parts)), dash, *curve)
+                yield Line(number, ", ".join(filter(None, parts)), dash, *curve, band)
 
 
 def _panel(title: str, lines: list[Line]) -> Panel:
@@ -147,7 +155,8 @@ def draw_curves(
             axes.axhline(until_return, color="0.3", linestyle="--", linewidth=1, label=f"target {until_return:g}")
         axes.set_ylabel(panel.title)
         axes.grid(alpha=0.3)
-        axes.legend(loc="best", frameon=False, fontsize="small")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="best", frameon=False, fontsize="small", title=panel.band, title_fontsize="small")
     panes[-1].set_xlabel("updates")
     drawn.savefig(target, format=kind, metadata={"Software": None} if kind == "png" else None)  # equal runs, equal bytes
 
@@ -166,7 +175,7 @@ def plotly_curves(runs: Sequence[tuple[str, Seeds]]) -> list[tuple[str, Json]]:
             look = {"color": colour(line.number), "dash": DASHES[line.dash][1]}
             mode = "lines+markers" if len(line.x) <= FEW else "lines"
             traces.append({**style, "mode": mode, "y": packed(line.mean), "line": look, "name": label(line.name)})
-        drawn = figure(traces, "updates", panel.title, 320, showlegend=True)
+        drawn = figure(traces, "updates", panel.title, 320, showlegend=True, legend={"title": {"text": panel.band}})
         if panel.limits:
             is_log = panel.scale == "log"
             drawn["layout"]["yaxis"]["range"] = np.log10(panel.limits).tolist() if is_log else list(panel.limits)

@@ -17,7 +17,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from statistics import fmean
+from math import isfinite
+from statistics import fmean, stdev
 from typing import Any, Final
 
 from offline_cli.datasets.target_folder import exclusive
@@ -49,7 +50,9 @@ class SeedsResult(TrainResult):
     """
 
     seeds: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the result of each
-    intervals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of each figure: mean, low, high (Student's t)
+    intervals: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict
+    )  # of each figure: mean, std, and low, high (Student's t)
     figure: str | None = None
 
 
@@ -221,8 +224,11 @@ def _together(place: Location, found: Mapping[int, TrainResult], began: float) -
         values = [value for one in every if (value := getattr(one, name)) is not None]
         if len(values) == len(every):
             mean, half = map(float, mean_interval(values))
-            known = half == half
-            intervals[name] = {"mean": mean, "low": mean - half if known else None, "high": mean + half if known else None}
+            if half != half:  # a single value
+                intervals[name] = {"mean": mean, "std": None, "low": None, "high": None}
+            else:
+                std = stdev(value for value in values if isfinite(value))
+                intervals[name] = {"mean": mean, "std": std, "low": mean - half, "high": mean + half}
     told = {one.name: getattr(every[0], one.name) for one in fields(TrainResult)}
     returns = intervals.get("eval_return_mean", {})
     told |= {name: intervals.get(name, {}).get("mean") for name in MEANS}

@@ -153,7 +153,7 @@ def final_observations_of_the_next_reset(make: Make) -> Path:
     return make.dataset(batch)
 
 
-@made({"missing-rewards": 12, "constant-dimension": 1})
+@made({"missing-rewards": 12})
 def lines_without_rewards(make: Make) -> Path:
     return make.lines({name: values for name, values in make.columns().items() if name != "rewards"})
 

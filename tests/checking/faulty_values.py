@@ -70,7 +70,7 @@ for _code, _name, _at in (
         )
 
 
-@made({"constant-dimension": 2})
+@made({"constant-dimension": 1})
 def an_observation_that_never_changes_and_rewards_of_one(make: Make) -> Path:
     obs = make.batch().obs
     obs[:, 1] = 0.5

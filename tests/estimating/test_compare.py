@@ -55,6 +55,7 @@ def test_the_command_compares_files_of_scores(told: Told, scores: Callable[..., 
     assert found["best"] == high
     assert found["runs"][low]["mean"]["value"] == 3.0
     assert found["runs"][low]["iqm"]["value"] == 3.0
+    assert found["runs"][low]["std"] == pytest.approx(2.5**0.5)
     assert found["probability_of_improvement"][high][low] == {"value": 1.0, "low": 1.0, "high": 1.0}
     assert found["differences"][high]["value"] == 10.0
     assert 7.5 < found["differences"][high]["low"] < 10 < found["differences"][high]["high"] < 12.5

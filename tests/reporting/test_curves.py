@@ -46,6 +46,19 @@ def test_the_curve_of_several_seeds_is_their_mean_with_the_interval_of_students_
     assert mean_curve(seeds, "val_loss") is None
 
 
+def test_a_panel_without_names_is_drawn_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    draw_curves([("", [[{"update": 1, "q_loss": 2.0}, {"update": 2, "q_loss": 1.0}]])], tmp_path / "a.png")
+    assert not recwarn.list
+
+
+def test_the_legend_names_the_band() -> None:
+    seeds = [[{"update": 1, "loss": value}, {"update": 2, "loss": 1.0}] for value in (1.0, 2.0, 3.0)]
+    bands = {count: panels([("a", seeds[:count])])[0].band for count in (1, 2, 3)}
+    assert len({*bands.values()}) == 3
+    assert bands[1] == ""  # a loss of one run has no interval
+    assert "t interval" in bands[3]
+
+
 def test_runs_of_other_figures_are_drawn_together(tmp_path: Path) -> None:
     draw_curves([("one", [ROWS, ROWS]), ("other", [[{"update": 5, "loss": 100.0}]]), ("none", [[]])], tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")

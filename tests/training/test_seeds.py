@@ -47,6 +47,8 @@ def test_each_seed_is_the_run_that_it_is_alone(write_dataset: Write, config: Pat
     mean = (found.seeds["3"]["val_loss"] + found.seeds["7"]["val_loss"]) / 2
     assert found.val_loss == pytest.approx(mean)
     told = found.intervals["val_loss"]
+    values = [one["val_loss"] for one in found.seeds.values()]
+    assert told["std"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     assert told["low"] < min(one["val_loss"] for one in found.seeds.values()) < told["high"]
     assert (tmp_path / "runs/curve.png").read_bytes().startswith(b"\x89PNG")
 

@@ -13,12 +13,12 @@ class Angle(ObservationPreprocessor):
     def recompute_output_observation_space(self, observations, actions):
         return gym.spaces.Box(observations.low[2:], observations.high[2:], dtype=np.float32)
 
-    def preprocess(self, observation):  # or preprocess(self, observation, episode)
+    def preprocess(self, observation):
         return observation[2:]
 
 
 class StepCost(ConnectorV2):
-    """Rewards minus a cost for each step; what is written into episodes enters the batch."""
+    """Rewards minus a cost for each step; changes made to an episode end up in the batch."""
 
     per_episode = True  # an episode's result depends on that episode alone: so it also streams
 

@@ -31,14 +31,18 @@ class RunningMax(ConnectorV2):
         return batch
 
     def to_torch(self):
-        return RunningMaxInTorch()
+        return RunningMaxInTorch(self.input_observation_space.shape)
 
 
 class RunningMaxInTorch(RememberingForm):
-    """The same for observations (B, 4); its state is all zeros where an episode begins."""
+    """The same for observations (B, n); its state is all zeros where an episode begins."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
 
     def states(self):
-        return {"largest": ((4,), np.float32), "begun": ((1,), np.float32)}
+        return {"largest": (self.shape, np.float32), "begun": ((1,), np.float32)}
 
     def forward(self, observations, state, rewards, after):
         largest = torch.where(state["begun"] > 0, torch.maximum(state["largest"], observations), observations)

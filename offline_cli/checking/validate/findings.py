@@ -178,7 +178,9 @@ class Problem:
     def what(self) -> str:
         """Count and meaning."""
         known = CODES[self.code]
-        what = f"{self.count:,} {known.unit}{'s' * (self.count != 1)}: {known.meaning}"
+        unit = f"{self.count:,} {known.unit}{'s' * (self.count != 1)}"
+        made = f"{unit} {'was' if self.count == 1 else 'were'} made"
+        what = made if self.code == "assumption" else f"{unit}: {known.meaning}"
         return f"{what}: {self.example}" if self.example else what
 
     @property

@@ -165,7 +165,7 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
 
 
 class Dimensions:
-    """Finds constant dimensions in a source: elements of observations, actions and rewards that never change."""
+    """Finds constant dimensions in a source: elements of observations and actions that never change."""
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[NDArray[Any], NDArray[Any]]] = {}  # minimum and maximum of each element, by path
@@ -174,7 +174,7 @@ class Dimensions:
     def see(self, batch: EpisodeBatch) -> None:
         """Add the values of `batch`."""
         self._rows += batch.num_steps
-        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions), (Columns.REWARDS, batch.rewards)):
+        for name, tree in ((Columns.OBS, batch.obs), (Columns.ACTIONS, batch.actions)):
             for path, leaf in flatten(tree, name):
                 if leaf.dtype.kind not in "biuf" or not leaf.size:
                     continue
