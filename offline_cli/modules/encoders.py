@@ -151,7 +151,8 @@ def flattened_images(space: Space, name: str, form: ImageForm = BY_SHAPE) -> lis
     leaves = leaf_spaces(space, name).items() if form.layout != NONE else ()
     return [
         f"{path}, {describe(leaf)}, is flattened to {math.prod(leaf.shape or ())} numbers for the MLP: "
-        f'the encoder "{form.encoder}" takes uint8 images with two or three axes, height and width at least {least}'
+        f'the encoder "{form.encoder}" takes uint8 images with two or three axes, height and width at least {least}; '
+        "resize them before recording, or use a network of your own (--network FILE.py:NAME)"
         for path, leaf in leaves
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and form.axes(leaf) is None
     ]
