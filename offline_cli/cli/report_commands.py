@@ -1,5 +1,6 @@
 """`offline-cli report` and `curves`: each calls the library function of its name."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ def report(
     """
     from offline_cli.reporting.report import report
 
-    def shown(told: dict[str, Any]) -> dict[str, Any]:
+    def shown(told: Mapping[str, Any]) -> Mapping[str, Any]:
         notes = sum(one["severity"] == "note" for one in told["problems"])
         return {**told, "problems": len(told["problems"]) - notes, "notes": notes}
 
