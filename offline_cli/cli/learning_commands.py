@@ -110,7 +110,7 @@ def evaluate(
         o.checking(help="Exit with 7 if the mean return, or that of AGENT=R, is below R. Repeatable.", metavar="R"),
     ] = o.NO_VALUES,
     video: Annotated[
-        str | None, o.output(help="Folder for videos, MP4 or GIF. Needs the extra \\[video].", metavar="FOLDER")
+        str | None, o.output(help="Folder for videos, MP4 or GIF: a path or URL. Needs the extra \\[video].", metavar="FOLDER")
     ] = None,
     video_episodes: Annotated[
         Any, o.output(help="Episodes for --video, counted from 0.", parser=whole_numbers, metavar="I,J,...")

@@ -1,6 +1,7 @@
 """`offline-cli report` and `curves`: each calls the library function of its name."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +44,11 @@ def report(
     """
     from offline_cli.reporting.report import report
 
-    call_and_show(ctx, report, lambda told: {**told, "problems": len(told["problems"])})
+    def shown(told: Mapping[str, Any]) -> Mapping[str, Any]:
+        notes = sum(one["severity"] == "note" for one in told["problems"])
+        return {**told, "problems": len(told["problems"]) - notes, "notes": notes}
+
+    call_and_show(ctx, report, shown)
 
 
 @command(

@@ -5,6 +5,7 @@ It is written with each manifest. A README.md without `MARK` is the user's and i
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from typing import Any, Final
@@ -32,6 +33,27 @@ SIZES: Final = (
     (10_000_000, "1M<n<10M"),
 )
 """Row counts, and Hugging Face's size categories up to them."""
+COLUMNS: Final = {
+    "episodes": {
+        "item": "the packed episode (msgpack): RLlib's state of a SingleAgentEpisode",
+        "eps_id": "id of the episode",
+        "length": "number of actions",
+        "return": "sum of rewards",
+        "terminated, truncated": "how the episode ended",
+    },
+    "columns": {
+        "eps_id, agent_id, module_id": "ids of the episode, its agent and its module",
+        "t": "step of the episode, from 0",
+        "obs": "observation acted on",
+        "actions, rewards": "the action, and its reward",
+        "new_obs": "next observation",
+        "terminateds, truncateds": "true at the last step, by how the episode ended",
+        "source_id": "the id that the episode had in its table",
+        "final_obs_assumed": "true at a last step whose next observation was not recorded: `new_obs` repeats `obs`",
+        "infos, reset_infos": "info of the step, and of the reset (at t = 0), as JSON text",
+    },
+}
+"""Columns by row format; in `columns` extra model outputs come with their own names."""
 
 
 def body_of(card: str) -> str:
@@ -65,6 +87,7 @@ def card_of(folder: Location, manifest: Manifest, *, license: str | None = None,
         ("episodes", f"{counts.episodes:,} ({counts.terminated:,} terminated, {counts.truncated:,} truncated)"),
         ("steps", f"{counts.steps:,}"),
         ("return", f"mean {_figure(spread['mean'])}, from {_figure(spread['min'])} to {_figure(spread['max'])}"),
+        *([("licence", license)] if license else []),
         ("complete", "yes" if manifest.complete else "no: its writer was stopped, or it was repaired"),
     ]
     lost = [("episodes lost on the way here", f"{manifest.episodes_lost:,}")] if manifest.episodes_lost else []
@@ -98,6 +121,12 @@ Episodes for offline reinforcement learning, as Parquet: a row is {a_row}. `mani
 | --- | --- |
 {table}
 
+## Columns
+
+| column | meaning |
+| --- | --- |
+{_columns(manifest)}
+
 ## How to open it
 
 ```python
@@ -106,6 +135,18 @@ Episodes for offline reinforcement learning, as Parquet: a row is {a_row}. `mani
 
 Each file's SHA-256 is in `manifest.json`; `offline-cli validate {_place(repository)}` compares them.
 """
+
+
+def _columns(manifest: Manifest) -> str:
+    """Rows of Markdown. Most readers flatten values with several axes, so their shapes are named."""
+    rows = dict(COLUMNS[manifest.format])
+    known = {"obs": manifest.observation_space, "actions": manifest.action_space} if manifest.format == "columns" else {}
+    leaves = [each for name, space in known.items() if space is not None for each in leaf_spaces(space, name).items()]
+    for path, leaf in leaves:
+        if len(shape := leaf.shape or ()) > 1:
+            text = f"shape {shape}, read as flat lists of {math.prod(shape)}: `.reshape{(-1, *shape)}`"
+            rows[path] = f"{rows[path]}, {text}" if path in rows else text
+    return "\n".join(f"| {_plain(name)} | {_plain(text)} |" for name, text in rows.items())
 
 
 def _meanings(manifest: Manifest) -> list[tuple[str, str]]:
@@ -150,9 +191,7 @@ def _opening(manifest: Manifest, repository: str | None) -> str:
     """Lines of Python that open the dataset: beside the card, or from the Hub."""
     place = _place(repository)
     data = "data" if repository is None else f"{place}/data"
-    hub, path = (
-        (repository, "") if repository else ("FOLDER", "  # the path of this folder, which the library does not take as .")
-    )
+    hub, path = (repository, "") if repository else ("FOLDER", "  # write the folder's full path")
     packed = "  # steps are packed in item: see above" if manifest.format == "episodes" else ""
     rllib = f'input_=["{"data" if repository is None else "NAME/data"}"]'
     episodes = "input_read_episodes=True, input_read_batch_size=2, " if manifest.format == "episodes" else ""

@@ -105,4 +105,7 @@ def _end_with(end: Connection) -> None:
     end.poll(None)
     os.kill(os.getpid(), signal.SIGTERM)  # a rollout finishes its step and closes its environment
     time.sleep(GRACE)
+    for child in multiprocessing.active_children():  # copies of --vectorize async: what waits for one of them ends
+        child.kill()
+    time.sleep(GRACE / 5)
     os._exit(1)

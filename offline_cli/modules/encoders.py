@@ -88,7 +88,8 @@ def flattened_images(space: Space, name: str, encoder: str) -> list[str]:
     least = encoder_kind(encoder).least_side
     return [
         f"{path}, {describe(leaf)}, is flattened to {math.prod(leaf.shape or ())} numbers for the MLP: "
-        f'the encoder "{encoder}" takes uint8 images with two or three axes and sides of at least {least}'
+        f'the encoder "{encoder}" takes uint8 images with two or three axes and sides of at least {least}; '
+        "resize them before recording, or use a network of your own (--network FILE.py:NAME)"
         for path, leaf in leaf_spaces(space, name).items()
         if isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and len(leaf.shape or ()) > 1 and not image_sizes(leaf, encoder)
     ]

@@ -10,6 +10,7 @@ import importlib.util
 import logging
 import os
 import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,7 @@ from offline_cli.progress import OnProgress, Progress, no_progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.blanking import blanked_call, blanked_values
 from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.staging import write_whole
 
 
 def check_video(episodes: Sequence[int], count: int) -> ModuleType:
@@ -53,25 +55,30 @@ def check_video(episodes: Sequence[int], count: int) -> ModuleType:
         raise MissingPackage(f"videos need the package {err.name}", where="--video", fix=fix) from err
 
 
-def film(plan: Plan, policy: Policy, folder: str, episodes: Sequence[int]) -> list[str]:
-    """Play these episodes of the plan once more, write a video of each, and return the paths.
+def film(plan: Plan, policy: Policy, folder: Location, episodes: Sequence[int]) -> list[str]:
+    """Play these episodes of the plan once more, write a video of each into `folder`, and return their URLs.
 
-    Raises BadConfig for an environment that renders no images, BadData if it raises.
+    Raises BadConfig for an environment that renders no images, BadData if it raises, StorageError.
     """
     imageio = check_video(episodes, plan.episodes or 0)
     spec, written = plan.environment, list[str]()
     ending = "mp4" if importlib.util.find_spec("imageio_ffmpeg") else "gif"
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    with open_environment(spec.id, {**spec.kwargs, "render_mode": "rgb_array"}, spec.wrappers) as environment:
+    folder.make_folder()
+    rendered = open_environment(spec.id, {**spec.kwargs, "render_mode": "rgb_array"}, spec.wrappers)
+    with rendered as environment, tempfile.TemporaryDirectory() as temporary:
         fps = (environment.singles(1)[0].metadata or {}).get("render_fps") or 30
         for number in episodes:
             frames = _frames(replace(plan, first=number, episodes=1, vectorize="sync"), environment, policy)
-            path = Path(folder) / f"episode-{number}.{ending}"
+            path = Path(temporary) / f"episode-{number}.{ending}"
             try:
                 imageio.mimwrite(path, frames, **({"fps": fps} if ending == "mp4" else {"duration": 1000 / fps}))
             except (OSError, ValueError) as err:
-                raise BadData(f"the video cannot be written: {err}", where=str(path), fix="use another folder") from err
-            written.append(str(path))
+                raise BadData(
+                    f"the video cannot be made: {err}", where=str(path), fix="free the temporary folder, or update imageio"
+                ) from err
+            target = folder.join(path.name)
+            write_whole(target, path.read_bytes(), folder=folder)
+            written.append(target.url)
     return written
 
 
@@ -162,8 +169,8 @@ def evaluate(
 
     In a multi-agent environment the policy plays every agent; `policy` overrides it for some. If a run learned from one agent
     alone, `notes` says so. A return is then the sum over agents of a game, and `return_by_agent` has each agent's.
-    `min_return`: a number for the mean return, or strings: "3", or "hunter=3" for one agent. `video`: a folder for videos of
-    the episodes `video_episodes`.
+    `min_return`: a number for the mean return, or strings: "3", or "hunter=3" for one agent. `video`: a folder, or its
+    URL, for videos of the episodes `video_episodes`.
 
     Of several runs each plays episodes with the same seeds. `runs` of the result has each, `differences` those of returns from
     the first run, episode by episode: their mean with its 95% interval (Student's t), and the share of episodes with a higher
@@ -224,6 +231,7 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
     others, is_run = tuple(given["policy"] or ()), not is_named(name)
     if video is not None:
         check_video(given["video_episodes"], episodes)
+    filmed = None if video is None else open_location(video, storage_options)
     if network is not None and not is_run:
         what, fix = f"--network is for run folders, and {name} is not one", "leave it out"
         raise UsageError(what, where="--network", fix=fix)
@@ -260,7 +268,7 @@ def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
             _log.warning("note: %s", note)
         with played_on(engine, engines.workers, plan, environment, opened, Returns) as outcomes:
             found = played_of(outcomes, environment, report)
-        videos = [] if video is None else film(plan, opened, video, given["video_episodes"])
+        videos = [] if filmed is None else film(plan, opened, filmed, given["video_episodes"])
     result = EvaluateResult(
         episodes=episodes,
         return_mean=found.mean,

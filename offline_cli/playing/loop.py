@@ -121,6 +121,7 @@ def _blocks(plan: Plan, workers: int) -> Iterator[Plan]:
 
 def _played_block(make: MakeSink, plan: Plan) -> Iterator[list[Any]]:
     """Play a block in a worker, which opens environment and policy for each block."""
+    check()
     spec = plan.environment
     with open_environment(spec.id, spec.kwargs, spec.wrappers) as environment:
         yield from played(plan, environment, opened_policy(plan, environment), make)

@@ -124,6 +124,16 @@ def test_record_commits_what_is_whole_and_goes_on(runners: int, stopped: Stopped
     assert ids[0] == ids[1]
 
 
+@pytest.mark.integration
+def test_copies_of_runners_end_without_tracebacks(stopped: Stopped) -> None:
+    line = "record recording_envs:Slow-v0 --policy random --episodes 60 --num-envs 2 --max-rows-per-file 5 --out D"
+    words = f"{line} --vectorize async --num-env-runners 2".split()
+    code, told, said = stopped(signal.SIGINT, "D/data/*.parquet", *words)
+    assert (code, told["error"]["code"]) == (130, "interrupted")
+    assert "Traceback" not in said
+    assert "leaked" not in said
+
+
 def record_ids(out: Path) -> list[tuple[str, int, float]]:
     import polars as pl
 

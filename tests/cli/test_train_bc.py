@@ -28,6 +28,7 @@ def test_an_image_that_is_flattened_is_said_in_a_note_and_in_the_result(
     assert done.exit_code == 0, done.stderr
     (note,) = json.loads(done.stdout)["notes"]
     assert note.startswith("observations.camera, Box(32x32x3, uint8), is flattened to 3072 numbers for the MLP")
+    assert "--network" in note
     assert f"note: {note}" in caplog.messages  # on stderr, as all that is logged
 
 

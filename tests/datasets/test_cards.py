@@ -81,13 +81,21 @@ def test_the_card_tells_hugging_face_the_types_of_tensors(tmp_path: Path, make_b
         open_location(tmp_path / "D"), make_batch((3,), observation_space=space), observation_space=space, format="columns"
     )
 
-    head = (tmp_path / "D" / "README.md").read_text(encoding="utf-8").split("---\n")[1]
+    card = (tmp_path / "D" / "README.md").read_text(encoding="utf-8")
+    head = card.split("---\n")[1]
 
     line = next(line for line in head.splitlines() if line.startswith("dataset_info: "))
     features = {one["name"]: one for one in json.loads(line.partition(": ")[2])["features"]}
     camera, speed = features["obs"]["struct"]
     assert camera == {"name": "camera", "list": "uint8", "length": 192}
     assert speed == {"name": "speed", "list": "float32", "length": 2}
+    frame = pl.read_parquet(tmp_path / "D" / "data" / "*.parquet")
+    images = frame["obs"].struct.field("camera").to_numpy().reshape(-1, 8, 8, 3)
+    assert len(images) == 3
+    lines = card.partition("## Columns")[2].splitlines()
+    rows = dict(line[2:-2].split(" | ", 1) for line in lines if line.startswith("| "))
+    assert "`.reshape(-1, 8, 8, 3)`" in rows["obs.camera"]
+    assert {each for name in rows for each in name.split(", ")} >= set(frame.columns)
     assert (features["t"]["dtype"], features["rewards"]["dtype"]) == ("int64", "float64")
 
 

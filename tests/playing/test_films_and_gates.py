@@ -12,6 +12,7 @@ import pytest
 from offline_cli import evaluate
 from offline_cli.errors import BadConfig, MissingPackage, TargetNotMet, UsageError
 from offline_cli.policies.policy import Purpose, reset_seed
+from offline_cli.storage.locations import Location, open_location
 
 WALKERS = "python:agent_games:Walkers"
 PLAYED: dict[str, Any] = {"env": "CartPole-v1", "episodes": 4, "device": "cpu"}
@@ -20,7 +21,12 @@ PLAYED: dict[str, Any] = {"env": "CartPole-v1", "episodes": 4, "device": "cpu"}
 def imageio(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """A stand-in for the package, which keeps what it is given, by file."""
     films: dict[str, list[Any]] = {}
-    module: Any = SimpleNamespace(mimwrite=lambda path, frames, **_: films.update({Path(path).name: frames}))
+
+    def write(path: Path, frames: list[Any], **_: Any) -> None:
+        films[path.name] = frames
+        path.write_bytes(b"film")
+
+    module: Any = SimpleNamespace(mimwrite=write)
     package = ModuleType("imageio")
     monkeypatch.setitem(sys.modules, "imageio", package)
     monkeypatch.setitem(sys.modules, "imageio.v2", module)
@@ -39,6 +45,14 @@ def test_films_show_the_episodes_that_were_measured(tmp_path: Path, monkeypatch:
         assert lengths[0][-1] == 3
         assert 1 < len(frames) <= 1 + alone.return_mean * (number + 1)
     assert reset_seed(0, 3, Purpose.EVALUATE) != reset_seed(0, 0, Purpose.EVALUATE)
+
+
+def test_films_go_to_a_url(place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pygame", reason="CartPole renders with pygame")
+    imageio(monkeypatch)
+    (film,) = evaluate("random", **{**PLAYED, "episodes": 1}, video=place.url).videos
+    assert film == place.join(film.rpartition("/")[2]).url
+    assert open_location(film).read_bytes() == b"film"
 
 
 def test_without_the_package_the_line_to_install_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,9 @@ def test_a_copy_has_the_same_shards_and_manifest(dataset: Path, place: Location)
     told = offline_cli.publish(dataset, place.url, license="mit")
 
     copied, original = content(place), content(open_location(dataset))
-    assert "license: mit\n" in copied.pop("README.md").decode()
+    card = copied.pop("README.md").decode()
+    assert "license: mit\n" in card
+    assert "| licence | mit |" in card
     original.pop("README.md")
     assert copied == original
     assert (told.shards, told.new_shards, told.to) == (3, 3, place.url)

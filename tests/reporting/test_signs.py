@@ -27,6 +27,15 @@ def test_nothing_is_wrong_with_good_episodes(made: Made, tmp_path: Path) -> None
     assert not found(made("good", [episode(f"e{i}", i) for i in range(30)]), tmp_path)
 
 
+def test_notes_are_counted_apart_from_problems(made: Made, tmp_path: Path) -> None:
+    good = made("good", [episode(f"e{i}", i) for i in range(30)])
+    done = CliRunner().invoke(app, ["report", good, "--out", str(tmp_path / "page.html"), "--short"])
+    counts = dict(line.split() for line in done.stdout.splitlines() if line.startswith(("problems", "notes")))
+    severities = [one["severity"] for one in report(good, tmp_path / "page.html", overwrite=True).problems]
+    assert severities.count("note") > 0
+    assert counts == {"problems": str(len(severities) - severities.count("note")), "notes": str(severities.count("note"))}
+
+
 def test_two_stuck_sensors_are_found_each_in_its_episode(made: Made, tmp_path: Path) -> None:
     each = [episode(f"e{i}", i) for i in range(20)]
     each[3], each[8] = changed(episode("e3", 3), obs=held(0, 40)), changed(episode("e8", 8), obs=held(1, 20))
