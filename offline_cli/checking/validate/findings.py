@@ -30,7 +30,8 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 """Worst first."""
 
 AGAIN: Final = "write it again from its source"
-DROP: Final = "restore it from a copy, or leave it out: offline-cli repair --drop-broken"
+LEAVE_OUT: Final = "restore it from a copy, or leave it out: {}"
+DROP: Final = LEAVE_OUT.format("offline-cli repair D --drop-broken")
 REFUSED: Final = "correct it, or convert with --on-error quarantine"
 NAN: Final = "fill it in, or leave the episode out"
 CLIP: Final = "clip it where it was made"
@@ -295,7 +296,7 @@ class ListeningTally(Tally):
         super().assume(kind, times)
         code, severity = RENAMED.get(kind, (kind, None))
         if times and code in CODES:
-            known = list(places()) if places is not None and CODES[code].unit in ("episode", "gap") else []
+            known = list(places()) if places is not None and CODES[code].unit in ("episode", "gap", "joint") else []
             episodes = [place.episode for place in known if isinstance(place, EpisodePlace)]
             self._findings.add(self.location, Found(code, times, self._placed(places), episodes, severity))
         elif times and kind not in SILENT:

@@ -86,7 +86,7 @@ def damage(url: str) -> Iterator[None]:
             if isinstance(error, OSError) and error.errno is not None:  # from storage; Arrow's own errors have no errno
                 raise
             what = f"the file is truncated or damaged: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}"
-            fix = "copy or write the file again, or read the others with --on-error skip"
+            fix = "copy or write the file again; of several files, --on-error skip reads the others"
             raise BadData(what, where=url, fix=fix) from error
 
 
