@@ -33,7 +33,20 @@ __all__ = ["PublishResult", "publish"]
 
 REPOSITORY: Final = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)/?", re.ASCII)
 LICENSE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)  # as Hugging Face calls them
-HUB_ONLY: Final = frozenset("bsd c-uda cc gfdl gpl lgpl odbl odc-by openrail other pddl unknown".split())  # not SPDX
+HUB_ONLY: Final = (
+    "bsd",
+    "c-uda",
+    "cc",
+    "gfdl",
+    "gpl",
+    "lgpl",
+    "odbl",
+    "odc-by",
+    "openrail",
+    "other",
+    "pddl",
+    "unknown",
+)  # not SPDX
 LICENSED: Final = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 LICENSE_FIX: Final = "--license cc-by-4.0, or cc0-1.0, mit, apache-2.0, ...; --license other where none of them fits"
 
