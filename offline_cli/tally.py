@@ -110,16 +110,19 @@ class Tally:
     assumptions: Counter[str] = field(default_factory=Counter)  # by kind, kebab case: "unfinished-episode": 1
     location: str = ""  # of the source that is being read
     dropped_columns: dict[str, str] = field(default_factory=dict)  # reasons by column name
+    first_places: dict[str, str] = field(default_factory=dict)  # by kind of assumption, where the reader knows places
 
     def assume(self, kind: str, times: int = 1, *, places: Places | None = None) -> None:
         """Count `times` assumptions of `kind`; a negative number raises ValueError.
 
-        `places` serves subclasses that keep more than counts (`checking/validate`).
+        `places`: only the first is kept here; `checking/validate` reports more.
         """
         if times < 0:
             raise ValueError(f"{times} assumptions of {kind}")
         if times:
             self.assumptions[kind] += times
+            if places is not None and kind not in self.first_places:
+                self.first_places[kind] = next(iter(places()), "")
 
     def add(self, other: Tally) -> None:
         """Add the assumptions and dropped columns of `other`."""
@@ -128,6 +131,7 @@ class Tally:
                 self.assume(kind, times)
         for name, reason in other.dropped_columns.items():
             self.drop_column(name, reason)
+        self.first_places = other.first_places | self.first_places
 
     def merge(self, other: Tally) -> None:
         """Add all counts of `other`, the tally of a part of the same reading."""

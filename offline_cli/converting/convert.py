@@ -8,11 +8,12 @@ missing episodes.
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import time
 from collections import ChainMap, Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -60,9 +61,12 @@ from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.trees import flatten
 
+CONTRADICTIONS = ("gap-in-t", "broken-chain")  # assumptions whose first place is told
 SHOWN_STEPS = 3
 OURS_BY_ROWS = get_args(RowFormat)  # the sinks that write a manifest
 SHOWN_NUMBERS = 8  # of a value
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +252,25 @@ def _write(stream: EpisodeStream, writer: Sink, target: Location) -> tuple[int, 
     try:
         stream.set_aside_to(writer.quarantine)
         with writer:
-            for batch in stream:
+            for batch in _noted(stream):
                 write_episodes(writer, batch)
             written = committed(writer, assumptions=assumptions_of(stream), episodes_lost=stream.episodes_lost)
             return written.episodes, written.steps, written.files
     except KeyboardInterrupt as interrupt:
         raise interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
+
+
+def _noted(stream: EpisodeStream) -> Iterator[EpisodeBatch]:
+    """The batches of `stream`; then log what contradicts itself in the sources, and rewards that nothing can learn from."""
+    wrong, first = 0, ""
+    for batch in stream:
+        if len(broken := np.flatnonzero(~np.isfinite(batch.rewards))):
+            wrong, first = wrong + len(broken), first or stream.place_of(batch, int(broken[0]))
+        yield batch
+    found = {f"{kind} {stream.tally.assumptions[kind]:,}": stream.tally.first_places.get(kind) for kind in CONTRADICTIONS}
+    for what, place in {**found, f"non-finite rewards {wrong:,}": first}.items():
+        if place:
+            _log.warning("note: %s, first at %s; validate names the places", what, place)
 
 
 def write_episodes(writer: Sink, batch: EpisodeBatch, chosen: NDArray[np.bool_] | None = None) -> None:
@@ -366,7 +383,7 @@ def _preview(stream: EpisodeStream, sink: Sink) -> tuple[tuple[int, int], dict[s
     """Read all of `stream`; return the numbers of episodes and steps, and the preview. Raises as writing would."""
     first: dict[str, Any] = {}
     episodes = steps = 0
-    for batch in stream:
+    for batch in _noted(stream):
         first = first or _described(batch)
         episodes, steps = episodes + len(batch), steps + batch.num_steps
         sink.rehearse(batch)

@@ -170,6 +170,12 @@ class EpisodeStream:
         if self.on_error is OnError.QUARANTINE:
             self._begin(keep)
 
+    def place_of(self, batch: EpisodeBatch, step: int) -> str:
+        """Place, episode and step of a step (0..N-1) of `batch`."""
+        entry = int(np.searchsorted(batch.starts, step, side="right")) - 1
+        step -= int(batch.starts[entry])
+        return f"{self._stitcher.place_of(batch.ids[entry], step)}, episode {batch.ids[entry]}, step {step}"
+
     def drawn_from(self) -> str:
         """The location of the current batch's source; for an episode from several sources, the one that completes it."""
         return self._location

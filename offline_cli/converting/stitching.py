@@ -260,7 +260,7 @@ class Stitcher:
             if not lacks_final(before) and not chains(before, after):
                 start = 0 if before.t_started is None else int(before.t_started[0])
                 step = f", step {start + before.num_steps}" if start_kind(before) == StartKind.AT_T else ""
-                self.tally.assume("broken-chain", places=partial(list, [f"episode {name}{step}"]))
+                self.tally.assume("broken-chain", places=partial(list, [EpisodePlace(f"episode {name}{step}", name)]))
 
     # ---- rejected episodes ----
 

@@ -70,6 +70,11 @@ class StartKind(IntEnum):
     AFTER_END = 3  # like UNKNOWN, but the previous row ends an episode of its id, with a next observation equal to its first
 
 
+def place_of_row(url: str, row: int, first_line: int = 0) -> str:
+    """A row of a file, numbered from 0; or its line, if that of row 0 is known."""
+    return f"{url} line {row + first_line}" if first_line else f"{url} row {row}"
+
+
 @dataclass(frozen=True, slots=True)
 class Origins:
     """File and row of each fragment of a batch; formatted only for messages."""
@@ -78,33 +83,44 @@ class Origins:
     file: NDArray[np.integer[Any]]  # (E,) index into `files`
     row: NDArray[np.integer[Any]]  # (E,) first row in that file, from 0
     in_order: NDArray[np.bool_] | None = None  # (E,) whether its steps are consecutive rows; None: rows are not steps
+    lines: tuple[int, ...] = ()  # by file, the line of row 0, counted from 1; 0 or missing: unknown
 
     @classmethod
-    def of_rows(cls, files: tuple[str, ...], file: NDArray[Any], row: NDArray[Any], first: NDArray[np.int64]) -> Origins:
+    def of_rows(
+        cls,
+        files: tuple[str, ...],
+        file: NDArray[Any],
+        row: NDArray[Any],
+        first: NDArray[np.int64],
+        lines: tuple[int, ...] = (),
+    ) -> Origins:
         """Origins of runs of step rows; `file`, `row` (N,): of each step; `first` (E,): first step of each run."""
         breaks = (np.diff(row, prepend=row[:1]) != 1) | (np.diff(file, prepend=file[:1]) != 0)
         breaks[first] = False
-        return cls(files, file[first], row[first], np.add.reduceat(breaks, first) == 0)
+        return cls(files, file[first], row[first], np.add.reduceat(breaks, first) == 0, lines)
 
     def taken(self, entries: NDArray[np.int64] | slice) -> Origins:
         """The origins of some fragments."""
         in_order = None if self.in_order is None else self.in_order[entries]
-        return Origins(self.files, self.file[entries], self.row[entries], in_order)
+        return Origins(self.files, self.file[entries], self.row[entries], in_order, self.lines)
 
     def compact(self) -> Origins:
         """Use the smallest integer types: a reading keeps one entry per episode."""
         file, row = (part.astype(np.min_scalar_type(part.max(initial=0))) for part in (self.file, self.row))
-        return Origins(self.files, file, row, self.in_order)
+        return Origins(self.files, file, row, self.in_order, self.lines)
 
     def __getitem__(self, entry: int) -> str:
-        return f"{self.files[int(self.file[entry])]} row {int(self.row[entry])}"
+        return self._place(entry, 0)
+
+    def _place(self, entry: int, step: int) -> str:
+        file = int(self.file[entry])
+        return place_of_row(self.files[file], int(self.row[entry]) + step, self.lines[file] if self.lines else 0)
 
     def of_step(self, entry: int, step: int) -> str:
         """The place of a step of a fragment: file and row, or only the file if the row is unknown."""
         if not step or self.in_order is None:
             return self[entry]
-        file = self.files[int(self.file[entry])]
-        return f"{file} row {int(self.row[entry]) + step}" if self.in_order[entry] else file
+        return self._place(entry, step) if self.in_order[entry] else self.files[int(self.file[entry])]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import BadEpisode
 from offline_cli.formats.source import StartKind
-from offline_cli.tally import DONES, Tally
+from offline_cli.tally import DONES, EpisodePlace, Tally
 from offline_cli.trees import Tree, equal_values, flatten, map_leaves
 
 
@@ -181,7 +181,7 @@ def fragments_of_rows(rows: SourceRows, tally: Tally, *, lost: Container[str] = 
         broken = np.flatnonzero(joined & ~chains) + 1
         if len(broken) and lost:
             broken = broken[[rows.keys.eps_ids[key] not in lost for key in code[broken].tolist()]]
-        tally.assume("broken-chain", len(broken), places=lambda: (_in_words(rows, row) for row in broken.tolist()))
+        tally.assume("broken-chain", len(broken), places=lambda: (_place(rows, row) for row in broken.tolist()))
     first = np.flatnonzero(np.concatenate([[True], ~joined]))
     kinds = None
     if rows.t is None:
@@ -192,10 +192,10 @@ def fragments_of_rows(rows: SourceRows, tally: Tally, *, lost: Container[str] = 
     return _batch(rows, first, kinds), first
 
 
-def _in_words(rows: SourceRows, row: int) -> str:
-    name = f"episode {rows.keys.eps_ids[int(rows.keys.code[row])]}"
-    name = name if rows.t is None else f"{name}, step {rows.t[row]}"
-    return name if rows.where is None else f"{rows.where(row)}, {name}"
+def _place(rows: SourceRows, row: int) -> EpisodePlace:
+    name = rows.keys.eps_ids[int(rows.keys.code[row])]
+    words = f"episode {name}" if rows.t is None else f"episode {name}, step {rows.t[row]}"
+    return EpisodePlace(words if rows.where is None else f"{rows.where(row)}, {words}", name)
 
 
 def _batch(rows: SourceRows, first: NDArray[np.int64], start_kind: NDArray[np.uint8] | None) -> EpisodeBatch:

@@ -5,6 +5,7 @@ What others get are the shards of the manifest, the manifest and the card; nothi
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -12,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
+
+from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 
 from offline_cli.checked_keywords import checked
 from offline_cli.datasets.card import MARK, body_of, card_of
@@ -30,8 +33,24 @@ __all__ = ["PublishResult", "publish"]
 
 REPOSITORY: Final = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)/?", re.ASCII)
 LICENSE: Final = re.compile(r"[a-z0-9][a-z0-9.+-]*", re.ASCII)  # as Hugging Face calls them
+HUB_ONLY: Final = (
+    "bsd",
+    "c-uda",
+    "cc",
+    "gfdl",
+    "gpl",
+    "lgpl",
+    "odbl",
+    "odc-by",
+    "openrail",
+    "other",
+    "pddl",
+    "unknown",
+)  # not SPDX
 LICENSED: Final = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 LICENSE_FIX: Final = "--license cc-by-4.0, or cc0-1.0, mit, apache-2.0, ...; --license other where none of them fits"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +111,7 @@ def publish(
     for shard in shards if dry_run else ():
         check_shard(found, shard, fingerprint(place.join(shard.path))[1])
     if name is None:
+        _check_known(license)
         target, new = open_location(to, storage_options), shards
         check_apart([place], target)
         if place == target:
@@ -155,3 +175,14 @@ def _card(dataset: Dataset, license: str | None, repository: str | None) -> tupl
     if repository and license is None:
         raise UsageError("no licence is named, which says what others may do", where="--license", fix=LICENSE_FIX)
     return card_of(dataset.location, dataset.manifest, license=license, repository=repository), license
+
+
+def _check_known(license: str | None) -> None:
+    """Log a note if there is no licence, or neither SPDX nor the Hub has this name. The Hub itself checks what it gets."""
+    if license is None:
+        _log.warning("note: no licence is named, which says what others may do: %s", LICENSE_FIX)
+    elif license.lower() not in HUB_ONLY:
+        try:
+            canonicalize_license_expression(license)
+        except InvalidLicenseExpression:
+            _log.warning("note: %r is not a known short name of a licence: %s", license, LICENSE_FIX)

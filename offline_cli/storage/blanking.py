@@ -118,8 +118,8 @@ def this_command() -> str:
 
 
 def blanked_args(args: Sequence[str]) -> tuple[str, ...]:
-    """A command line with the values of storage options, secret options and environment arguments redacted, and what `blanked`
-    redacts. A manifest stores environment arguments elsewhere.
+    """A command line with the values of storage options, secret options and secret environment arguments redacted, and what
+    `blanked` redacts.
     """
     return tuple(f"{lead}{_blanked(option, value)}" for lead, option, value in _words(args))
 
@@ -145,7 +145,7 @@ def _blanked(option: str, value: str) -> str:
     if option == _OPTION:
         return f"{value.partition('=')[0]}={BLANK}"
     if option == _ENV_KWARGS:
-        return json.dumps(dict.fromkeys(known, BLANK)) if isinstance(known, dict) else BLANK
+        return blanked(json.dumps(blanked_values(known))) if isinstance(known, dict) else BLANK
     if option == _WRAPPER:
         return blanked_call(value)
     if option:

@@ -108,6 +108,12 @@ def test_wrong_usage_is_refused_and_not_reported(make: Make, tmp_path: Path) -> 
             call()
 
 
+def test_the_remedy_for_a_lost_shard_names_the_dataset(make: Make) -> None:
+    folder = make.dataset()
+    next((folder / "data").iterdir()).unlink()
+    assert f"repair {folder} --drop-broken" in validate(folder).problems[0].fix
+
+
 # ---- hostile folders ----
 
 

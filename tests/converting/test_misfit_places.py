@@ -41,7 +41,7 @@ def test_a_category_that_does_not_exist_is_blamed_on_its_own_episode_and_row_and
     with pytest.raises(SpaceMismatch, match=r"actions.*7") as caught:
         convert(table(tmp_path, action="7"), tmp_path / "out", mapping=mapping(tmp_path))
     assert caught.value.where.endswith("-b, step 1")
-    assert "steps.csv row 3" in caught.value.where
+    assert "steps.csv line 5" in caught.value.where
 
 
 def test_a_value_outside_the_environment_s_choices_is_blamed_on_its_own_episode(tmp_path: Path) -> None:

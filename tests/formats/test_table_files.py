@@ -70,16 +70,28 @@ UTF_16 = "e,x,y,a\n" + "c,0.5,1,0\n" * 200_000
     ("name", "data", "csv", "where"),
     [
         ("a.csv", b"e,x,x,a\n1,2,3,4\n", "", ""),
-        ("a.csv", b"e;x;y;a\n7;0,5;1;0\n7;1.500;1;0\n7;0,5;1;0\n", 'delimiter = ";"\ndecimal = ","', " row 1"),
+        ("a.csv", b"e;x;y;a\n7;0,5;1;0\n7;1.500;1;0\n7;0,5;1;0\n", 'delimiter = ";"\ndecimal = ","', " line 3"),
         ("a.csv", "e,x,y,a\nå,0.5,1,0\n".encode("latin-1"), "", ""),
         ("a.csv", "e,x,y,å\na,0.5,1,0\n".encode("latin-1"), "", ""),
         ("a.csv", UTF_16.encode("utf-16-be"), 'encoding = "utf-16"\ncolumns = ["e", "x", "y", "a"]', " row 0"),
         ("a.csv.gz", gzip.compress(b"e,x,y,a\n" + b"7,0.5,1,0\n" * 9)[:-9], "", ""),
         ("a.jsonl", lines_of(ROW, "", json.dumps(ROW)[:20], ROW), "", " row 1"),
-        ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": "high"}, ROW), "", " row 2"),
-        ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": {"deep": 1}}, ROW), "", " row 2"),
+        ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": "high"}, ROW), "", " line 3"),
+        ("a.csv", b'e,x,y,a\n"a,\n1",0.5,1,0\n7,high,1,0\n', "", " row 1"),
+        ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": {"deep": 1}}, ROW), "", " line 3"),
     ],
-    ids=["a name twice", "a point", "latin-1", "latin-1 in a name", "no mark", "cut", "a broken line", "text", "an object"],
+    ids=[
+        "a name twice",
+        "a point",
+        "latin-1",
+        "latin-1 in a name",
+        "no mark",
+        "cut",
+        "a blank line",
+        "text",
+        "two lines",
+        "an object",
+    ],
 )
 def test_what_cannot_be_read_is_refused_by_its_place(
     name: str, data: bytes, csv: str, where: str, read_table: Read, tmp_path: Path
@@ -242,7 +254,7 @@ def test_missing_cells_become_the_value_before_or_a_number_by_column(tmp_path: P
     mapping = {"columns": {"eps_id": "e", "t": "t", "obs": ["x", "y"], "actions": "a"}, "fill": {"x": "previous", "y": 0}}
     with pytest.raises(BadData) as caught:
         convert(tmp_path / "a.csv", tmp_path / "D", mapping=mapping)
-    assert caught.value.where == f"{tmp_path / 'a.csv'} row 2"  # the first one of B has no row before it
+    assert caught.value.where == f"{tmp_path / 'a.csv'} line 4"  # the first one of B has no row before it
     made = convert(tmp_path / "a.csv", tmp_path / "D", mapping=mapping, on_error="skip")
     assert (made.episodes, made.episodes_lost) == (2, 1)
     assert (made.assumptions["filled-previous:x"], made.assumptions["filled-number:y"]) == (2, 1)

@@ -59,7 +59,7 @@ def test_a_bad_cell_is_refused_by_file_row_column_and_text(row: str, what: str, 
     error = refused(read_table, path, MAPPING, BadData)
     assert error.exit_code == 3
     assert error.what == what
-    assert error.where == f"{path} row 4"
+    assert error.where == f"{path} line 6"
     assert "--on-error skip" in error.fix
 
 
@@ -113,7 +113,7 @@ def test_a_vector_of_another_length_is_refused(cell: str, what: str, read_table:
     path = write_lines("a.csv", "eps_id,obs,actions,rewards", *(f"e,{text},1,1" for text in cells))
     error = refused(read_table, path, None)
     assert what in error.what
-    assert error.where == f"{path} row 2"
+    assert error.where == f"{path} line 4"
 
 
 def test_text_without_categories_is_refused_with_the_categories_to_write(read_table: Read, write_lines: Write) -> None:
@@ -144,7 +144,7 @@ def test_infos_that_are_no_objects_are_refused_by_row_and_their_episode_is_set_a
     lines[5] += "{'lives': 1}"
     error = refused(read_table, write_lines("a.csv", *lines), mapping)
     assert error.what.startswith("column i is not a JSON object")
-    assert error.where.endswith("row 4")
+    assert error.where.endswith("line 6")
     _, batch = read_table(write_lines("a.csv", *lines), mapping, on_error="skip")
     assert theirs(batch) == {"e0", "e2"}
 
@@ -161,7 +161,7 @@ def test_bad_rows_are_kept_although_reading_ends_before_the_last_row(read_table:
     lines = rows()
     lines[1] = "e0,1,bad,1,0,1,0"
     read_table(write_lines("a.csv", HEADER, *lines), MAPPING, on_error="quarantine", limit=1, keep=kept.extend)
-    assert any(reject.where.endswith("row 1") for reject in kept)
+    assert any(reject.where.endswith("line 3") for reject in kept)
 
 
 # ---- t ----
@@ -185,7 +185,7 @@ def test_different_rows_of_one_step_are_refused_with_both_places(read_table: Rea
     path = write_lines("a.csv", HEADER, *lines)
     error = refused(read_table, path, MAPPING)
     assert error.what == "two different rows of one episode have t = 1"
-    assert error.where == f"{path} row 4 and {path} row 9"
+    assert error.where == f"{path} line 6 and {path} line 11"
     stream, batch = read_table(path, MAPPING, on_error="skip")
     assert theirs(batch) == {"e0", "e2"}
     assert stream.rejects.count == 4
@@ -232,7 +232,7 @@ def test_an_end_flag_before_the_end_is_refused_with_the_remedy(read_table: Read,
     path = write_lines("a.csv", HEADER, *lines)
     error = refused(read_table, path, MAPPING)
     assert error.what == "episode e0 has an end flag at t = 1 and continues at t = 2"
-    assert error.where == f"{path} row 1"
+    assert error.where == f"{path} line 3"
     assert "--on-error" not in error.fix
     assert 'episode_ends = "flags"' in error.fix
     _, batch = read_table(path, f'episode_ends = "flags"\n{MAPPING}')

@@ -84,7 +84,8 @@ def write(request: pytest.FixtureRequest) -> Write:
 
 def row(given: Mapping[str, Any], number: int) -> str:
     """The place of a row of all rows."""
-    return f"{given['sources']} line {number + 1}" if given["sources"].suffix == ".json" else f"{given['sources']} row {number}"
+    first = {".json": 1, ".jsonl": 1, ".csv": 2}.get(given["sources"].suffix)
+    return f"{given['sources']} row {number}" if first is None else f"{given['sources']} line {number + first}"
 
 
 def places(given: Mapping[str, Any], code: str) -> list[str]:

@@ -100,7 +100,7 @@ def test_a_line_of_a_small_packed_file_is_bounded_and_the_next_one_is_read() -> 
 
 
 def rejected(folder: Path, line: bytes) -> list[str]:
-    """The places of the rows that are set aside, of a line and a good one after it."""
+    """The lines that are set aside, of a line and a good one after it."""
     (folder / "a.jsonl").write_bytes(line + b'\n{"b": 1}\n')
     mapping = {"columns": {"obs": "b", "actions": "b"}}
     done = convert(folder / "a.jsonl", folder / "D", mapping=mapping, rows_as_episodes=True, on_error="skip")
@@ -110,7 +110,7 @@ def rejected(folder: Path, line: bytes) -> list[str]:
 
 @pytest.mark.parametrize("line", [b'{"a": "\\ud800", "b": NaN}', b'{"a": "\xed\xa0\x80", "b": NaN}'])
 def test_half_a_letter_is_no_json(line: bytes, tmp_path: Path) -> None:
-    assert rejected(tmp_path, line) == ["0"]
+    assert rejected(tmp_path, line) == ["1"]
     with pytest.raises(ValueError):  # noqa: PT011  any of them: that is what callers catch
         from_json(line)
 
@@ -120,7 +120,7 @@ def test_nesting_that_would_end_polars_and_the_process_is_a_bad_line(
     opening: str, closing: str, before: str, tmp_path: Path
 ) -> None:
     deep = f'{{{before}"a": {opening * 600}1{closing * 600}}}'.encode()
-    assert rejected(tmp_path, deep) == ["0"]
+    assert rejected(tmp_path, deep) == ["1"]
 
 
 # ---- pipelines, and what their pieces learned ----

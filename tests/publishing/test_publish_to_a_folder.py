@@ -151,6 +151,17 @@ def test_a_licence_is_one_short_name(dataset: Path, call: Any, tmp_path: Path, l
     assert (code, told["error"]["where"]) == (2, "--license")
 
 
+@pytest.mark.parametrize(
+    ("given", "notes"), [((), 1), (("--license", "ccby"), 1), (("--license", "odbl"), 0), (("--license", "MIT"), 0)]
+)
+def test_a_missing_or_unknown_licence_is_noted(
+    dataset: Path, call: Any, tmp_path: Path, given: tuple[str, ...], notes: int
+) -> None:
+    code, told = call("publish", dataset, "--to", tmp_path / "copy", *given)
+
+    assert (code, len(told["notes"])) == (0, notes)
+
+
 def test_the_manifest_is_the_last_file(dataset: Path, place: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     from offline_cli.publishing import copying
 

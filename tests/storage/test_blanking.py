@@ -74,7 +74,7 @@ def test_passwords_in_urls_are_secrets_wherever_a_client_repeats_them() -> None:
             ('{"apiKey": "abc", "n": {"password": 7, "max_tokens": 5}}',),
             ('{"apiKey": "***", "n": {"password": "***", "max_tokens": 5}}',),
         ),
-        (("--env-kwargs", '{"gravity": 9, "password": "x"}'), ("--env-kwargs", '{"gravity": "***", "password": "***"}')),
+        (("--env-kwargs", '{"gravity": 9, "password": "x"}'), ("--env-kwargs", '{"gravity": 9, "password": "***"}')),
         (("--env-kwargs={oops",), ("--env-kwargs=***",)),
         (("https://host/x?api_key=abc&n=1",), ("https://host/x?api_key=***&n=1",)),
     ],

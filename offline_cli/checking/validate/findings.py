@@ -30,7 +30,8 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
 """Worst first."""
 
 AGAIN: Final = "write it again from its source"
-DROP: Final = "restore it from a copy, or leave it out: offline-cli repair --drop-broken"
+LEAVE_OUT: Final = "restore it from a copy, or leave it out: {}"
+DROP: Final = LEAVE_OUT.format("offline-cli repair D --drop-broken")
 REFUSED: Final = "correct it, or convert with --on-error quarantine"
 NAN: Final = "fill it in, or leave the episode out"
 CLIP: Final = "clip it where it was made"
@@ -40,6 +41,7 @@ NO_CATEGORY: Final = "error for a category that does not exist"
 RAW: Final = "raw outputs of a policy: --action-scale normalized; otherwise clip them, or correct the space"
 HIDDEN: Final = "warning for names with a leading dot or underscore, which readers pass over"
 OTHER_KIND: Final = "warning where the kind differs, such as floats for categories"
+ALL_FILES: Final = "give all files of the recording at once, or leave the episode out (filter --drop-problems)"
 GAPS: Final = "warning in tables, and datasets made of them, where such a gap is left open"
 
 
@@ -65,7 +67,7 @@ CODES: Final[dict[str, Code]] = {
     # ---- episodes ----
     "conflicting-episode": Code("error", "episode", "with the id of a different one", "give each recording its own ids"),
     "duplicate-episode": Code("warning", "episode", "written before, value for value", "convert it: duplicates are dropped"),
-    "gap-in-episode": Code("error", "gap", "steps are missing", "give all files of the recording at once", GAPS),
+    "gap-in-episode": Code("error", "gap", "steps are missing", ALL_FILES, GAPS),
     "incomplete-episode": Code("note", "episode", "not checked: a row of it was refused", "see the unreadable rows"),
     "lost-episodes": Code("warning", "episode", "of the source, lost in writing", "convert again, or --allow-lost", ALLOWED),
     "steps-after-end": Code("error", "episode", "continuing after an end flag", "set end flags on last steps only"),
@@ -301,7 +303,7 @@ class ListeningTally(Tally):
         super().assume(kind, times)
         code, severity = RENAMED.get(kind, (kind, None))
         if times and code in CODES:
-            known = list(places()) if places is not None and CODES[code].unit in ("episode", "gap") else []
+            known = list(places()) if places is not None and CODES[code].unit in ("episode", "gap", "joint") else []
             episodes = [place.episode for place in known if isinstance(place, EpisodePlace)]
             self._findings.add(self.location, Found(code, times, self._placed(places), episodes, severity))
         elif times and kind not in SILENT:

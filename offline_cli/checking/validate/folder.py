@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from offline_cli.checking.validate.findings import Findings, Found
+from offline_cli.checking.validate.findings import LEAVE_OUT, Findings, Found
 from offline_cli.datasets.dataset import NOT_FINISHED, Dataset, row_format
 from offline_cli.datasets.file_names import DATA, MANIFEST, PART_PREFIX, UNFINISHED_WRITING
 from offline_cli.datasets.manifest import Manifest, Shard
@@ -25,7 +25,7 @@ from offline_cli.formats.opening import info_of
 from offline_cli.formats.rllib.columns import RllibColumnsSource
 from offline_cli.formats.rllib.episodes import RllibEpisodesSource
 from offline_cli.formats.source import Source
-from offline_cli.parquet.reading import OTHER_SHARD, fingerprint, opened, read_row_groups
+from offline_cli.parquet.reading import OTHER_SHARD, dropping, fingerprint, opened, read_row_groups
 from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import check
 from offline_cli.storage.locations import Location
@@ -115,16 +115,17 @@ class OwnFolder:
         for shard in manifest.shards:
             check()
             place = self.location.join(shard.path)
+            fix = LEAVE_OUT.format(dropping(place))
             try:
                 size, digest = fingerprint(place)
             except StorageNotFound:
-                self._add("missing-shard", [place.url])
+                self._add("missing-shard", [place.url], fix=fix)
                 continue
             on_progress(Progress("hashing", (hashed := hashed + size) // 1000, max(hashed, total) // 1000, "kB"))
             if size != shard.bytes:
-                self._add("shard-size", [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"])
+                self._add("shard-size", [f"{place.url}: {size:,} bytes, the manifest says {shard.bytes:,}"], fix=fix)
             elif digest != shard.sha256:
-                self._add(OTHER_SHARD, [place.url])
+                self._add(OTHER_SHARD, [place.url], fix=fix)
             else:
                 self._open(place, shard, reader)
 

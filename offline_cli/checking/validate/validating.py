@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import compress, groupby
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from offline_cli.checked_keywords import checked
 from offline_cli.checking.validate.findings import Findings, Found, ListeningRejects, ListeningTally, Validation
 from offline_cli.checking.validate.folder import OwnFolder
-from offline_cli.checking.validate.values import Spaces, value_problems
+from offline_cli.checking.validate.values import Spaces, TablePlaces, value_problems
 from offline_cli.choices import TABLE_MEMORY_LIMIT, ActionScale, EpisodeEnds
 from offline_cli.converting.fitting import difference, extra_kinds, shapes
 from offline_cli.converting.reset_rows import Resets
@@ -33,7 +33,7 @@ from offline_cli.errors import BadConfig, BadData, NoData, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.source import ENV_SCALE, UNKNOWN_SCALE, Fragments, ReadOptions, Source, WrappedSource
-from offline_cli.formats.tables.source import TableOptions
+from offline_cli.formats.tables.source import TableOptions, TableSource
 from offline_cli.meanings import joined
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.scopes import Scope
@@ -128,8 +128,9 @@ def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress
         tally.assume("meaning-assumed", joined([(name, source.info.meanings) for name, source in checked.items()])[1])
     except BadConfig as error:
         findings.add_error(error.details["sources"][1], error, "mixed-meanings")
-    for batch in stitched([*checked.values()], Stitcher(tally, ListeningRejects(findings, tally)), on_progress):
-        checked[tally.location].see(batch)
+    stitcher = Stitcher(tally, ListeningRejects(findings, tally))
+    for batch in stitched([*checked.values()], stitcher, on_progress):
+        checked[tally.location].see(batch, stitcher.place_of)
     for source in checked.values():
         source.finish()
     for name, source in checked.items():  # after the counts are compared, because reported problems prevent that
@@ -172,13 +173,15 @@ class _CheckedSource(WrappedSource):
         except BadData as error:
             self._findings.add_error(self._name, error, "unreadable-source")
 
-    def see(self, batch: EpisodeBatch) -> None:
-        """Check whole episodes."""
+    def see(self, batch: EpisodeBatch, place_of: Callable[[str, int], str]) -> None:
+        """Check whole episodes. `place_of`: of a step of an episode."""
         spaces = self._said[0] or batch.observation_space, self._said[1] or batch.action_space
         if not self.episodes:
             self._begin(batch, spaces)
         self.episodes, self.steps = self.episodes + len(batch), self.steps + batch.num_steps
-        self._add(value_problems(batch, spaces, self._scale, self.info.meanings))
+        parts = self.source.mapping.parts if isinstance(self.source, TableSource) else ()
+        table = TablePlaces({part.name: part.columns[0] for part in parts if not part.stacked}, place_of) if parts else None
+        self._add(value_problems(batch, spaces, self._scale, self.info.meanings, table))
         self._add(self._structures.problems(self._name, batch, spaces))
         self.agents.update(name for name in batch.agent_ids or () if name is not None)
         self.modules.update(name for name in batch.module_ids or () if name is not None)
@@ -201,7 +204,7 @@ class _CheckedSource(WrappedSource):
     def _add(self, found: Iterable[Found]) -> None:
         """Report problems, adding the source to their places."""
         for one in found:
-            one.places = (place if place == self._name else f"{self._name}, {place}" for place in one.places)
+            one.places = (f"{self._name}, {place}" if place.startswith("episode ") else place for place in one.places)
             self._findings.add(self._name, one)
 
     def _of_source(self, code: str, example: str = "") -> Found:

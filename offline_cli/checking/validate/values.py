@@ -10,7 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -29,15 +30,26 @@ from offline_cli.trees import flatten
 
 Spaces = tuple[Space | None, Space | None]  # of observations and actions
 
+
+@dataclass(frozen=True, slots=True)
+class TablePlaces:
+    """Where the values of a table's episodes are from."""
+
+    columns: Mapping[str, str]  # by path, of values of a single column
+    place_of: Callable[[str, int], str]  # file and row of a step of an episode
+
+
 NOT_NORMALIZED: Final = "convert with --action-scale env if they are in the environment's units; otherwise clip them to [-1, 1]"
 
 
 class BadRows:
     """Rows of a tree with bad values, by problem."""
 
-    def __init__(self, batch: EpisodeBatch, starts: NDArray[np.int64], meanings: Meanings) -> None:
-        """`starts` (E+1,): first row of each episode, for observations or for steps."""
-        self._batch, self._starts, self._meanings = batch, starts, meanings
+    def __init__(
+        self, batch: EpisodeBatch, starts: NDArray[np.int64], meanings: Meanings, table: TablePlaces | None = None
+    ) -> None:
+        """`starts` (E+1,): first row of each episode, for observations or for steps. `table`: for its episodes."""
+        self._batch, self._starts, self._meanings, self._table = batch, starts, meanings, table
         self._leaves: dict[tuple[str, Severity | None, str], list[tuple[str, NDArray[Any], NDArray[np.bool_]]]] = {}
 
     def mark(
@@ -57,7 +69,7 @@ class BadRows:
             yield Found(code, len(rows), self._places(marked), ids, severity, fix=fix)
 
     def _places(self, marked: Sequence[tuple[str, NDArray[Any], NDArray[np.bool_]]]) -> Iterator[str]:
-        """Describe each bad row: episode, step and first bad value, in order within each leaf."""
+        """Describe each bad row: episode, step and first bad value, in order within each leaf; of a table also the row."""
         for path, leaf, bad in marked:
             for row in np.flatnonzero(_any(bad)).tolist():
                 at = np.unravel_index(int(bad[row].argmax()), leaf.shape[1:]) if leaf.ndim > 1 else ()
@@ -65,7 +77,12 @@ class BadRows:
                 episode = int(np.searchsorted(self._starts, row, side="right")) - 1
                 start = 0 if self._batch.t_started is None else int(self._batch.t_started[episode])
                 step = row - int(self._starts[episode]) + start
-                yield f"episode {self._batch.ids[episode]}, step {step}: {name} is {leaf[(row, *at)]!s}"
+                words, table = f"episode {self._batch.ids[episode]}, step {step}", self._table
+                if table is not None:
+                    last = int(self._batch.lengths[episode]) - 1  # the row of the final observation, too
+                    words = f"{table.place_of(self._batch.ids[episode], min(step, last))}, {words}"
+                    name = name if at else table.columns.get(path, path)
+                yield f"{words}: {name} is {leaf[(row, *at)]!s}"
 
 
 def _any(bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -73,8 +90,10 @@ def _any(bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return np.asarray(bad.reshape(len(bad), -1).any(axis=1))
 
 
-def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Meanings) -> Iterator[Found]:
-    """Yield the problems of the values of `batch`. `known`: its spaces; `scale`: of its actions."""
+def value_problems(
+    batch: EpisodeBatch, known: Spaces, scale: str, meanings: Meanings, table: TablePlaces | None = None
+) -> Iterator[Found]:
+    """Yield the problems of the values of `batch`. `known`: its spaces; `scale`: of its actions; `table`: its places."""
     both = np.flatnonzero(batch.terminated & batch.truncated).tolist()
     if both:
         ids = [batch.ids[episode] for episode in both]
@@ -86,7 +105,7 @@ def value_problems(batch: EpisodeBatch, known: Spaces, scale: str, meanings: Mea
         ("extra", "", dict(batch.extra), batch.starts, None),
     ):
         shaped = tree if space is None else as_space(tree, space)  # as in `convert`
-        leaves, rows = dict(flatten(shaped, name)), BadRows(batch, starts, meanings)
+        leaves, rows = dict(flatten(shaped, name)), BadRows(batch, starts, meanings, table)
         for path, leaf in leaves.items():
             if leaf.dtype.kind in "fc" and not np.isfinite(leaf).all():
                 rows.mark(f"nan-in-{kind}s", path, leaf, np.isnan(leaf))

@@ -485,7 +485,7 @@ class Assembler:
         self._assume_at(UNFINISHED, rows, [(int(last[e]), batch.ids[e]) for e in np.flatnonzero(~is_ended).tolist()])
         custom = tuple({Columns.SOURCE_ID: theirs[c]} for c in code[begun].tolist()) if theirs[0] is not None else None
         file, row = rows[POS] >> ROW_BITS, rows[POS] & ((1 << ROW_BITS) - 1)
-        origins = Origins.of_rows(tuple(one.url for one in self.files.files), file, row, begun)
+        origins = Origins.of_rows(tuple(one.url for one in self.files.files), file, row, begun, tuple(self.files.lines))
         return Fragments(replace(batch, truncated=batch.truncated | ~is_ended, t_started=None, custom_data=custom), origins)
 
     def _assume_at(self, kind: str, rows: Rows, found: Iterable[tuple[int, str]]) -> None:

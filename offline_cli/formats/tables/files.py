@@ -29,7 +29,7 @@ from offline_cli.errors import BadData, BadMapping, MemoryLimitExceeded
 from offline_cli.formats.arrow_leaves import is_text, tree_of
 from offline_cli.formats.memory_limits import room_for_data
 from offline_cli.formats.npz.archive import NpzArchive, npz_batches, npz_schema
-from offline_cli.formats.source import Openable
+from offline_cli.formats.source import Openable, place_of_row
 from offline_cli.formats.tables import text_files
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.reading import ParquetFile, without_objects
@@ -174,6 +174,7 @@ class TableFiles:
     kinds: dict[str, pa.DataType] = field(default_factory=dict)  # common types of columns over all files
     bad: list[text_files.BadRow] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # rows read of each file, including bad ones
+    lines: list[int] = field(default_factory=list)  # line of the first row of each file, counted from 1; 0: unknown
     read: int = 0  # bytes of files read
     first: int | None = None  # limit of rows in `relation`, for previews
     steps_in: list[str] = field(default_factory=list)  # columns with lists of steps, if a row is an episode
@@ -198,7 +199,7 @@ class TableFiles:
 
     def open(self) -> None:
         """Find the columns of each file. Raises BadData if all are damaged; otherwise damage is reported when reading."""
-        self.counts, errors = [0] * len(self.files), list[BadData]()
+        self.counts, self.lines, errors = [0] * len(self.files), [0] * len(self.files), list[BadData]()
         if self.kind == "json":
             self._stage()
             errors += [one.error for one in self.bad if not self._blocks][:1]
@@ -261,8 +262,9 @@ class TableFiles:
     # ---- places ----
 
     def place(self, pos: int) -> str:
-        """File and row of a position."""
-        return f"{self.files[pos >> ROW_BITS].url} row {pos & ((1 << ROW_BITS) - 1)}"
+        """File, and row or line, of a position."""
+        number = pos >> ROW_BITS
+        return place_of_row(self.files[number].url, pos & ((1 << ROW_BITS) - 1), self.lines[number])
 
     def numbers(self, pos: Any) -> NDArray[np.int64]:
         """(N,) Row numbers over all files, counting bad rows, for positions read so far."""
@@ -453,8 +455,8 @@ class TableFiles:
         self.bad, self._blocks = [], []
         with open(f"{self._own_folder}/blocks", "wb") as out:
             for number, file in enumerate(self.files):
-                schemas, rows = dict[pa.Schema, None](), 0
-                for numbers, table in self._parsed(number, file):
+                schemas, rows, count = dict[pa.Schema, None](), 0, text_files.LineCount()
+                for numbers, table in self._parsed(number, file, count):
                     self._blocks.append((number, out.tell()))
                     schemas[table.schema] = None
                     rows += len(numbers)
@@ -464,17 +466,22 @@ class TableFiles:
                         writer.write_table(table)
                 if self.kind == "json":
                     self._schemas[file.url] = list(schemas)
-                self.counts[number] = rows + sum(one.file == number for one in self.bad)
+                bad = [one for one in self.bad if one.file == number]
+                self.counts[number] = rows + len(bad)
+                self.lines[number] = count.first(self.counts[number])
+                for one in bad:
+                    if one.error.where == place_of_row(file.url, one.row):
+                        one.error.where = self.place((number << ROW_BITS) + one.row)
         self.bad.sort(key=lambda one: (one.file, one.row))
 
-    def _parsed(self, number: int, file: Openable) -> Iterator[text_files.NumberedRows]:
+    def _parsed(self, number: int, file: Openable, count: text_files.LineCount) -> Iterator[text_files.NumberedRows]:
         if self.kind == "json":
-            return text_files.json_rows(file, number, room_for_data(self.memory_limit) // 8, self.bad)
+            return text_files.json_rows(file, number, room_for_data(self.memory_limit) // 8, self.bad, count)
         if file.url not in self._schemas:  # damaged before its first row
             what, fix = "the file is damaged before its first row", "write the file again"
             self.bad.append(text_files.BadRow(number, 0, BadData(what, where=file.url, fix=fix)))
             return iter(())
-        return text_files.csv_rows(file, number, self.form, self._schemas[file.url][0].names, self.bad)
+        return text_files.csv_rows(file, number, self.form, self._schemas[file.url][0].names, self.bad, count)
 
 
 def _holding(names: Sequence[str], wanted: Sequence[str]) -> list[str]:

@@ -67,6 +67,26 @@ class BadRow:
     raw: bytes = b""
 
 
+@dataclass(slots=True)
+class LineCount:
+    """Counts the lines of a file while it is read, to tell whether each row is one line."""
+
+    header: int = 0  # lines before the first row
+    known: bool = True
+    _ends: int = 0
+    _is_open: bool = False  # whether the last line has no end
+
+    def of(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """Count the lines of `blocks`, and pass these on."""
+        for block in blocks:
+            self._ends, self._is_open = self._ends + block.count(b"\n"), not block.endswith(b"\n")
+            yield block
+
+    def first(self, rows: int) -> int:
+        """Line of the first of all `rows`, from 1; 0 where rows are not lines: blank lines, quoted line ends, JSON arrays."""
+        return self.header + 1 if self.known and self._ends + self._is_open == self.header + rows else 0
+
+
 # ---- content ----
 
 
@@ -86,7 +106,7 @@ def damage(url: str) -> Iterator[None]:
             if isinstance(error, OSError) and error.errno is not None:  # from storage; Arrow's own errors have no errno
                 raise
             what = f"the file is truncated or damaged: {(str(error).strip() or type(error).__name__).splitlines()[0][:300]}"
-            fix = "copy or write the file again, or read the others with --on-error skip"
+            fix = "copy or write the file again; of several files, --on-error skip reads the others"
             raise BadData(what, where=url, fix=fix) from error
 
 
@@ -233,9 +253,12 @@ class _Lines(io.RawIOBase):
         return piece
 
 
-def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], bad: list[BadRow]) -> Iterator[NumberedRows]:
+def csv_rows(
+    file: Openable, number: int, form: CsvForm, names: Sequence[str], bad: list[BadRow], count: LineCount
+) -> Iterator[NumberedRows]:
     """Batches of rows as text columns `names`. Rows with another number of cells, and an unreadable rest, go to `bad`."""
     skipped, first, ragged = int(form.columns is None), 0, list[int]()
+    count.header = skipped
 
     def refuse(row: pa.csv.InvalidRow) -> str:
         ragged.append(row.number - 1 - skipped)
@@ -254,7 +277,7 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
         quoted_strings_can_be_null=False,
     )
     with Scope() as scope:
-        lines = _Lines(line_blocks(file, form.encoding, CSV_BLOCK, CSV_BLOCK, scope))
+        lines = _Lines(count.of(line_blocks(file, form.encoding, CSV_BLOCK, CSV_BLOCK, scope)))
         try:
             with damage(file.url):
                 for batch in pa.csv.open_csv(pa.PythonFile(lines, mode="r"), read, parse, convert):
@@ -275,7 +298,7 @@ def csv_rows(file: Openable, number: int, form: CsvForm, names: Sequence[str], b
 # ---- JSON ----
 
 
-def json_rows(file: Openable, number: int, most: int, bad: list[BadRow]) -> Iterator[NumberedRows]:
+def json_rows(file: Openable, number: int, most: int, bad: list[BadRow], count: LineCount) -> Iterator[NumberedRows]:
     """Batches of rows from JSON lines, or a JSON array of objects; lines that are not objects go to `bad`.
 
     `most`: limit of a line or array, in bytes. Raises MemoryLimitExceeded.
@@ -283,8 +306,10 @@ def json_rows(file: Openable, number: int, most: int, bad: list[BadRow]) -> Iter
     row = 0
     try:
         with Scope() as scope:
-            for items in _items(line_blocks(file, None, JSON_BLOCK, max(JSON_BLOCK, most), scope), file.url, most):
+            blocks = count.of(line_blocks(file, None, JSON_BLOCK, max(JSON_BLOCK, most), scope))
+            for items in _items(blocks, file.url, most):
                 rows, numbers = list[dict[str, Any]](), list[int]()
+                count.known &= all(isinstance(item, bytes) for item in items)
                 for item in items:
                     try:
                         rows.append(_object(item, f"{file.url} row {row}"))
