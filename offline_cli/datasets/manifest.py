@@ -41,7 +41,8 @@ SCHEMA: Final = "manifest.v1.json"
 MAX_DEPTH: Final = 100  # of lists and objects: JSON writers stop at 255
 MAX_MISTAKES: Final = 50  # listed in one error
 NO_MANIFEST: Final = (
-    "write the dataset again from its source, or from its shards: offline-cli convert D/data --out NEW --env ENV"
+    "write the dataset again from its source, or from its shards: "
+    "offline-cli convert D/data --out NEW --env ENV --action-scale SCALE"
 )
 
 RECORDING: Final = "recording"  # provenance key: how `record` made the episodes

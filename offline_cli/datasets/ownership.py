@@ -103,9 +103,8 @@ def refuse_foreign(folder: Location, *, has_note: bool) -> None:
     commit = folder.join(MANIFEST)
     if has_note or files or MARK in ((whole_file(commit) if is_regular(commit) else None) or b""):
         return
-    others = [
-        place.name for place in folder.children() if not is_own_part(place) and place.name not in (DATA, QUARANTINE, CARD)
-    ]
+    ours = (DATA, QUARANTINE, CARD, WRITING)  # a writer that was killed may leave an empty note
+    others = [place.name for place in folder.children() if not is_own_part(place) and place.name not in ours]
     if others:
         what = f"the folder holds {others[0]} and no dataset; --overwrite replaces nothing else"
         raise OutputExists(what, where=folder.url, fix="give another --out")

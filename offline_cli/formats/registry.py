@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from offline_cli.errors import BadConfig, BadData, MissingPackage, NoData
+from offline_cli.errors import BadData, MissingPackage, NoData
 from offline_cli.formats.hdf5.d3rlpy import open_d3rlpy
 from offline_cli.formats.hdf5.d4rl import open_d4rl
 from offline_cli.formats.hdf5.robomimic import open_robomimic
@@ -104,8 +104,10 @@ def reader_for(listing: Listing) -> Reader:
         try:
             reader = plugin.load_as(Reader)
             scores.append((float(reader.sniff(listing)), reader))
-        except (BadConfig, BadData, MissingPackage) as error:
-            _log.warning("note: reader %r of the package %s: %s", plugin.name, plugin.package, error.what)
+        except Exception as error:  # noqa: BLE001  a plug-in may raise anything; other readers may know the file
+            _log.warning(
+                "note: reader %r of the package %s: %s", plugin.name, plugin.package, getattr(error, "what", repr(error))
+            )
     best, reader = max(scores, key=lambda one: one[0], default=(NO, OURS[TABLE]))
     if best <= NO:
         raise damage or no_reader(listing)

@@ -34,7 +34,7 @@ def filesystem_at(text: str, options: Mapping[str, Any] | None, *, time_limit: f
         own = {name: value for name, value in (options or {}).items() if name != TIME_LIMIT}
         quiet_clients()
     if text.startswith("file://"):  # clients do not decode file URLs (RFC 8089)
-        text = unquote(text, errors="surrogateescape")
+        text = unquote(text.replace("file://localhost/", "file:///", 1), errors="surrogateescape")
     try:
         fsspec.get_filesystem_class(scheme)
         # Google's and Azure's clients look for credentials, also on the network
@@ -54,9 +54,11 @@ def filesystem_at(text: str, options: Mapping[str, Any] | None, *, time_limit: f
 
 def check_url(text: str) -> None:
     """Raise UsageError for a bucket's URL with a password, which clients repeat in errors, without a bucket, or with one slash,
-    which would be a local folder.
+    which would be a local folder; and for a file of another host.
     """
     scheme, mark, rest = text.partition("://")
+    if scheme == "file" and mark and rest.partition("/")[0] not in ("", "localhost"):
+        raise UsageError("a file:// URL has three slashes, and no host", where=text, fix="write file:///path, or the path")
     provider = provider_of(scheme.rpartition("::")[2])
     if mark and (noun := provider.container):
         bucket = rest.partition("/")[0]
@@ -65,7 +67,7 @@ def check_url(text: str) -> None:
             what = f"a {scheme}:// URL must start with the name of a {noun}, without user, password or port"
             fix = f"write {scheme}://{noun}/path; for credentials set {provider.set_up}"
             raise UsageError(what, where=f"{scheme}://{BLANK}", fix=fix)
-    elif not mark and text.partition(":")[0] in BUCKETS:
+    elif not mark and text.partition(":")[0] in {*BUCKETS, "hf", "http", "https"}:
         raise UsageError("a URL needs two slashes", where=blanked(text), fix="write ./ before the name of a local folder")
 
 

@@ -137,3 +137,12 @@ def test_of_many_that_begin_at_once_one_writes(
     assert written.count("written") >= 1
     assert set(written) <= {"written", "locked", OutputExists.code}
     assert Dataset.open(place).manifest.counts.episodes == 3
+
+
+def test_an_empty_note_of_a_killed_writer_is_overwritten(place: Location, make_batch: Make, writer_for: WriterFor) -> None:
+    place.fs.makedirs(place.path, exist_ok=True)
+    place.fs.pipe_file(place.join("_writing.json").path, b"")
+    with writer_for(place, overwrite=True) as writer:
+        writer.write(make_batch())
+        writer.commit()
+    assert Dataset.open(place).manifest.counts.episodes == 3

@@ -111,6 +111,13 @@ def test_rows_of_another_shape_than_the_first_are_set_aside_with_their_episodes(
     assert stream.tally.assumptions["missing-final-observation"] == 2
 
 
+def test_an_odd_first_row_does_not_give_the_shape_of_all(tmp_path: Path) -> None:
+    odd = steps("odd", obs=[[9.0], [1.0, 1.0], [2.0, 2.0]], new_obs=...)
+    batch, stream = read(tmp_path, odd, steps("a", new_obs=...), on_error="skip")
+    assert batch.ids == ("a",)
+    assert stream.rejects.count == 3
+
+
 def test_a_file_of_another_kind_is_set_aside_by_name(tmp_path: Path) -> None:
     files = [steps("a"), steps("b", obs=[[1.0]] * 3, new_obs=[[1.0]] * 3), steps("c")]
     batch, stream = read(tmp_path, *files, on_error="quarantine")

@@ -51,6 +51,17 @@ def test_what_can_be_meant_is_not_refused(url: str) -> None:
     check_url(url)
 
 
+@pytest.mark.parametrize("url", ["s3:/x", "hf:/datasets/x", "http:/host/x", "file://other/tmp/x"])
+def test_a_url_that_would_name_a_local_folder_is_refused(url: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_location(url)
+    assert caught.value.where == url
+
+
+def test_this_machine_may_be_named_in_a_file_url(tmp_path: Path) -> None:
+    assert open_location(f"file://localhost{tmp_path}").path == str(tmp_path)
+
+
 @pytest.mark.parametrize(("url", "noun"), [("s3://", "bucket"), ("gs:///x", "bucket"), ("az://", "container")])
 def test_a_url_without_a_bucket_is_a_usage_error(url: str, noun: str) -> None:
     with pytest.raises(UsageError, match=noun):

@@ -11,6 +11,7 @@ episodes next to a row without `eps_id` or a damaged file, unless `t` shows whic
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
@@ -200,9 +201,16 @@ class ColumnsReading:
     def _readable(self, rows: _Rows) -> list[tuple[_Rows, dict[str, Any]]]:
         """The readable rows, in parts separated by bad rows, with the values of their columns.
 
-        All have the shapes of the first.
+        All have the shapes of earlier rows; for the first rows, the most common shapes.
         """
-        return [(part, trees) for part, trees in self._read(rows) if self._agrees(part, trees)]
+        parts = list(self._read(rows))
+        if self._shapes is None and parts:
+            votes = Counter[str]()
+            for part, trees in parts:
+                votes[repr(_shapes_of(trees))] += len(part.numbers)
+            most = votes.most_common(1)[0][0]
+            self._shapes = next(shapes for shapes in (_shapes_of(trees) for _, trees in parts) if repr(shapes) == most)
+        return [(part, trees) for part, trees in parts if self._agrees(part, trees)]
 
     def _read(self, rows: _Rows) -> Iterator[tuple[_Rows, dict[str, Any]]]:
         """Read all rows at once; if that fails, halve them until the bad rows are isolated."""
@@ -219,8 +227,7 @@ class ColumnsReading:
             yield from self._read(rows.take(np.arange(count // 2, count)))
 
     def _agrees(self, rows: _Rows, trees: Mapping[str, Any]) -> bool:
-        self._shapes = self._shapes or _shapes_of(trees)
-        problem = _difference(_shapes_of(trees), self._shapes)
+        problem = _difference(_shapes_of(trees), self._shapes or {})
         if problem:
             fix = "pad or cut the values to one shape, or convert the files of each shape into separate datasets"
             self._reject(rows, BadEpisode(problem, where=rows.where(0), fix=fix), len(rows.numbers))
