@@ -198,7 +198,7 @@ class TableFiles:
         return self.kind in ("csv", "json")
 
     def open(self) -> None:
-        """Find the columns of each file. Raises BadData if all are damaged, or text does not decode; other damage is told later."""
+        """Find the columns of each file. Raises BadData if all are damaged, or text does not decode."""
         self.counts, self.lines, errors = [0] * len(self.files), [0] * len(self.files), list[BadData]()
         if self.kind == "json":
             self._stage()
