@@ -161,6 +161,23 @@ def test_decimals_written_as_text_take_the_dtype_of_the_space(name: str, read_ta
     np.testing.assert_array_equal(batch.obs[0], np.array([0.1, 1], np.float32), strict=True)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_value_too_large_for_the_dtype_of_the_space_is_a_bad_row(name: str, write_lines: Write, tmp_path: Path) -> None:
+    rows = [{"e": e, "t": t, "x": 1e39 if (e, t) == ("B", 1) else 0.1, "a": t} for e in ("A", "B") for t in (0, 1)]
+    csv = ["e,t,x,a", *(",".join(map(str, row.values())) for row in rows)]
+    path = write_lines(name, *(rows if name == "a.jsonl" else csv))
+    box = {"type": "Box", "shape": [1], "dtype": "float32", "low": "-inf", "high": "inf"}
+    columns = {"eps_id": "e", "t": "t", "obs": ["x"], "actions": "a"}
+    given: dict[str, Any] = {"mapping": {"columns": columns, "spaces": {"observation": box}}, "out": tmp_path / "D"}
+    with pytest.raises(BadData) as caught:
+        convert(path, **given)
+    place = f"{path} line {4 if name == 'a.jsonl' else 5}"
+    assert (caught.value.code, caught.value.where) == ("bad-episode", place)
+    assert caught.value.what == "column x holds 1e+39, too large for float32"
+    result = convert(path, **given, on_error="skip")
+    assert (result.episodes, result.episodes_lost, result.rejected[0]["where"]) == (1, 1, place)
+
+
 def test_tensors_lists_and_json_text_keep_their_shape(read_table: Read, tmp_path: Path) -> None:
     values = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     columns = {"e": ["a", "a"], "s": pa.FixedShapeTensorArray.from_numpy_ndarray(values), "v": [[1.0, 2.0]] * 2}
