@@ -224,7 +224,11 @@ def _batch(rows: SourceRows, first: NDArray[np.int64], start_kind: NDArray[np.ui
 
 
 def with_finals(acted: NDArray[Any], final: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
-    """(N+E, ...) the observations acted on, followed in each run by the row of `final` (N, ...) of its last step."""
+    """(N+E, ...) the observations acted on, followed in each run by the row of `final` (N, ...) of its last step.
+
+    They have the common dtype of both.
+    """
+    acted = acted.astype(np.result_type(acted.dtype, final.dtype), copy=False)
     return np.insert(acted, starts[1:], final[starts[1:] - 1], axis=0)
 
 

@@ -196,3 +196,10 @@ def test_under_quarantine_bad_rows_are_kept_with_the_rest_of_their_episode_and_t
     assert not stream.tally.assumptions
     assert kept[0].where.endswith("a.parquet row 3, column obs")
     assert b'"eps_id": "bad"' in kept[1].raw
+
+
+def test_a_final_observation_of_another_type_keeps_its_value(tmp_path: Path) -> None:
+    obs, new_obs = pa.array([[0], [1]], pa.list_(pa.int64())), pa.array([[1.0], [2.75]], pa.list_(pa.float64()))
+    data = columns(STEPS - 2, STEPS, obs=obs, new_obs=new_obs)
+    batch = one(write(tmp_path / "a.parquet", data))
+    np.testing.assert_array_equal(batch.obs, [[0.0], [1.0], [2.75]], strict=True)

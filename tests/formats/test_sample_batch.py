@@ -293,14 +293,34 @@ def test_a_value_that_float32_cannot_hold_makes_the_column_float64_in_all_lines_
     assert batch.obs.dtype == np.float64
 
 
-def test_decimals_take_the_dtype_of_a_known_space_unless_they_are_too_large(tmp_path: Path) -> None:
-    box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-    known = {"observation_space": box, "action_space": spaces.Discrete(2)}
-    stream, found = read(written(tmp_path, line(obs=[[0.1]])), **known)
+KNOWN = {"observation_space": spaces.Box(-np.inf, np.inf, (1,), np.float32), "action_space": spaces.Discrete(2)}
+
+
+def test_decimals_take_the_dtype_of_a_known_space(tmp_path: Path) -> None:
+    stream, found = read(written(tmp_path, line(obs=[[0.1]])), **KNOWN)
     np.testing.assert_array_equal(found["3"].obs, np.float32([[0.1], [0.5]]), strict=True)
     assert "dtype-inferred" not in stream.tally.assumptions
-    with pytest.raises(BadEpisode, match="1e\\+300"):
-        read(written(tmp_path, line(obs=[[1e300]])), **known)
+
+
+@pytest.mark.parametrize("column", ["obs", "new_obs"])
+def test_a_value_too_large_for_the_dtype_of_a_known_space_is_refused_by_its_column_and_row(column: str, tmp_path: Path) -> None:
+    steps = {"obs": [[0.1], [0.2]], "new_obs": [[0.2], [0.3]], "actions": [0, 1], "rewards": [1.0] * 2, "t": [0, 1]}
+    steps |= {"terminateds": [False, True], "eps_id": [4, 4]}
+    wrong = line(**steps | {column: [steps[column][0], [1e39]]})
+    path = written(tmp_path, line(obs=[[0.1]]), wrong)
+    with pytest.raises(BadEpisode) as caught:
+        read(path, **KNOWN)
+    assert caught.value.what == f"column {column} holds 1e+39, too large for the float32 of its space"
+    assert (caught.value.code, caught.value.where) == ("bad-episode", f"{path} line 2 row 1")
+
+
+@pytest.mark.parametrize("typed", ["obs", "new_obs"])
+def test_observations_are_rounded_alike_where_one_of_their_columns_is_packed(typed: str, tmp_path: Path) -> None:
+    steps: dict[str, Any] = {"obs": [[0.1], [0.2]], "new_obs": [[0.2], [0.3]], "actions": [0, 1], "rewards": [1.0] * 2}
+    steps |= {"t": [0, 1], "terminateds": [False, True], "eps_id": [4, 4]}
+    stream, found = read(written(tmp_path, line(**steps | {typed: packed(np.array(steps[typed]))})), **KNOWN)
+    np.testing.assert_array_equal(found["4"].obs, np.float32([[0.1], [0.2], [0.3]]), strict=True)
+    assert "broken-chain" not in stream.tally.assumptions
 
 
 def test_dones_at_the_time_limit_of_the_environment_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -71,9 +71,9 @@ UTF_16 = "e,x,y,a\n" + "c,0.5,1,0\n" * 200_000
     [
         ("a.csv", b"e,x,x,a\n1,2,3,4\n", "", ""),
         ("a.csv", b"e;x;y;a\n7;0,5;1;0\n7;1.500;1;0\n7;0,5;1;0\n", 'delimiter = ";"\ndecimal = ","', " line 3"),
-        ("a.csv", "e,x,y,a\nå,0.5,1,0\n".encode("latin-1"), "", ""),
-        ("a.csv", "e,x,y,å\na,0.5,1,0\n".encode("latin-1"), "", ""),
-        ("a.csv", UTF_16.encode("utf-16-be"), 'encoding = "utf-16"\ncolumns = ["e", "x", "y", "a"]', " row 0"),
+        ("a.csv", "e,x,y,a\nå,0.5,1,0\n".encode("latin-1"), "", " line 2"),
+        ("a.csv", "e,x,y,å\na,0.5,1,0\n".encode("latin-1"), "", " line 1"),
+        ("a.csv", UTF_16.encode("utf-16-be"), 'encoding = "utf-16"\ncolumns = ["e", "x", "y", "a"]', ""),
         ("a.csv.gz", gzip.compress(b"e,x,y,a\n" + b"7,0.5,1,0\n" * 9)[:-9], "", ""),
         ("a.jsonl", lines_of(ROW, "", json.dumps(ROW)[:20], ROW), "", " row 1"),
         ("a.jsonl", lines_of(ROW, ROW, {**ROW, "x": "high"}, ROW), "", " line 3"),
@@ -100,6 +100,28 @@ def test_what_cannot_be_read_is_refused_by_its_place(
     with pytest.raises(BadData) as caught:
         read_table(tmp_path / name, f"{MAPPING}[csv]\n{csv}\n")
     assert caught.value.where == f"{tmp_path / name}{where}"
+
+
+@pytest.mark.parametrize("rows_before", [3, 40_000])
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+def test_a_file_of_another_encoding_is_refused_and_never_skipped(kind: str, rows_before: int, tmp_path: Path) -> None:
+    names = ["Bo"] * rows_before + ["René", "Bo"]
+    for name, text in (("good", "Bo"), ("bad", "")):
+        rows = [{"e": text or one, "x": 0.5, "y": 1.0, "a": 1} for one in names]
+        lines = [",".join(map(str, row.values())) if kind == "csv" else json.dumps(row, ensure_ascii=False) for row in rows]
+        whole = ["e,x,y,a", *lines] if kind == "csv" else ["[" + ",\n".join(lines) + "]"] if kind == "json" else lines
+        (tmp_path / f"{name}.{kind}").write_bytes("\n".join([*whole, ""]).encode("latin-1"))
+    mapping = {"columns": {"eps_id": "e", "obs": ["x", "y"], "actions": "a"}}
+    given = {"sources": [tmp_path / f"{name}.{kind}" for name in ("bad", "good")], "out": tmp_path / "D"}
+    for on_error in ("fail", "skip", "quarantine"):
+        with pytest.raises(BadData, match="text that is not utf-8") as caught:
+            convert(**given, mapping=mapping, on_error=on_error)
+        line = rows_before + (2 if kind == "csv" else 1)
+        assert (caught.value.code, caught.value.where) == ("bad-data", f"{tmp_path / f'bad.{kind}'} line {line}")
+        assert ("encoding" if kind == "csv" else "correct the JSON") in caught.value.fix
+    if kind == "csv":
+        made = convert(**given, mapping={**mapping, "csv": {"encoding": "latin-1"}})
+        assert (made.rows_in, made.episodes) == (2 * rows_before + 4, 2)
 
 
 def test_texts_that_mean_no_value_are_named_in_the_mapping(read_table: Read, write_lines: Write) -> None:
@@ -137,6 +159,23 @@ def test_decimals_written_as_text_take_the_dtype_of_the_space(name: str, read_ta
     space = '[spaces]\nobservation = {type = "Box", shape = [2], dtype = "float32", low = "-inf", high = "inf"}\n'
     _, batch = read_table(write_lines(name, *lines), MAPPING + space)
     np.testing.assert_array_equal(batch.obs[0], np.array([0.1, 1], np.float32), strict=True)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_a_value_too_large_for_the_dtype_of_the_space_is_a_bad_row(name: str, write_lines: Write, tmp_path: Path) -> None:
+    rows = [{"e": e, "t": t, "x": 1e39 if (e, t) == ("B", 1) else 0.1, "a": t} for e in ("A", "B") for t in (0, 1)]
+    csv = ["e,t,x,a", *(",".join(map(str, row.values())) for row in rows)]
+    path = write_lines(name, *(rows if name == "a.jsonl" else csv))
+    box = {"type": "Box", "shape": [1], "dtype": "float32", "low": "-inf", "high": "inf"}
+    columns = {"eps_id": "e", "t": "t", "obs": ["x"], "actions": "a"}
+    given: dict[str, Any] = {"mapping": {"columns": columns, "spaces": {"observation": box}}, "out": tmp_path / "D"}
+    with pytest.raises(BadData) as caught:
+        convert(path, **given)
+    place = f"{path} line {4 if name == 'a.jsonl' else 5}"
+    assert (caught.value.code, caught.value.where) == ("bad-episode", place)
+    assert caught.value.what == "column x holds 1e+39, too large for float32"
+    result = convert(path, **given, on_error="skip")
+    assert (result.episodes, result.episodes_lost, result.rejected[0]["where"]) == (1, 1, place)
 
 
 def test_tensors_lists_and_json_text_keep_their_shape(read_table: Read, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.columns import Columns
-from offline_cli.errors import BadData
+from offline_cli.errors import BadData, BadEpisode
 from offline_cli.formats.rllib.batch_lines import AGENT_INDEX, TREES, BatchReader, PolicyRows
 from offline_cli.formats.rllib.json_lines import lines_of
 from offline_cli.formats.source import FileSource, Fragments, Origins, ReadOptions
@@ -42,6 +42,7 @@ from offline_cli.tally import Lost, Rejects, Tally
 from offline_cli.trees import Tree, equal_values, flatten, leaves, map_leaves, same_leaf, unflatten_like
 
 FLOAT32: Final = np.dtype(np.float32)
+TOO_LARGE: Final = "correct the value, or declare a space with a wider dtype (--env)"
 SMALL: Final = np.dtype(np.int16)  # stands for plain integers that are exact as float32
 Leaf = tuple[str | None, str]  # policy, dotted path
 
@@ -75,26 +76,36 @@ class ColumnDtypes:
             self._settled[key] = np.promote_types(self._settled.get(key, dtype), dtype)
             self.tally.assume("dtype-widened", int(self._dtype_of(key, dtype) != before))
 
-    def of(self, rows: PolicyRows) -> PolicyRows:
-        """Convert the columns of rows to the chosen dtypes."""
+    def of(self, rows: PolicyRows, parts: Sequence[PolicyRows]) -> PolicyRows:
+        """Convert the columns of rows, of the lines `parts`, to the chosen dtypes. Raises BadEpisode for too large values."""
         found = dict(rows.columns)
-        for name in (*TREES, *rows.extras):
-            if name in found:
-                keys = [((rows.policy, path), leaf) for path, leaf in flatten(found[name], _shared_name(name))]
-                cast = [leaf.astype(self._dtype_of(key, leaf.dtype), copy=False) for key, leaf in keys]
-                if name not in rows.typed:
-                    cast = [self._rounded(path, leaf) for ((_, path), _), leaf in zip(keys, cast, strict=True)]
-                found[name] = unflatten_like(found[name], cast)
+        names = [name for name in (*TREES, *rows.extras) if name in found]
+        plain = {_shared_name(name) for name in names if name not in rows.typed}  # obs and new_obs are rounded alike
+        for name in names:
+            keys = [((rows.policy, path), leaf) for path, leaf in flatten(found[name], _shared_name(name))]
+            cast = [leaf.astype(self._dtype_of(key, leaf.dtype), copy=False) for key, leaf in keys]
+            if _shared_name(name) in plain:
+                of_own = [path for path, _ in flatten(found[name], name)]
+                cast = [
+                    self._rounded(leaf, self.known.get(path, leaf.dtype), own, parts)
+                    for ((_, path), _), own, leaf in zip(keys, of_own, cast, strict=True)
+                ]
+            found[name] = unflatten_like(found[name], cast)
         return replace(rows, columns=found)
 
-    def _rounded(self, path: str, leaf: NDArray[Any]) -> NDArray[Any]:
-        """Decimals in the float dtype of a known space, unless one of them is too large for it."""
-        dtype = self.known.get(path, leaf.dtype)
+    def _rounded(self, leaf: NDArray[Any], dtype: np.dtype[Any], column: str, parts: Sequence[PolicyRows]) -> NDArray[Any]:
+        """Decimals in the float dtype of a known space. Raises BadEpisode, naming the row, if one is too large for it."""
         if dtype == leaf.dtype or not dtype.kind == leaf.dtype.kind == "f":
             return leaf
         with np.errstate(over="ignore"):
             rounded = leaf.astype(dtype)
-        return rounded if np.array_equal(np.isfinite(rounded), np.isfinite(leaf)) else leaf
+        huge = np.argwhere(np.isinf(rounded) & np.isfinite(leaf))
+        if len(huge):
+            line, number = _origin(parts)
+            row, value = int(huge[0][0]), leaf[tuple(huge[0])]
+            what = f"column {column} holds {value!s}, too large for the {dtype} of its space"
+            raise BadEpisode(what, where=f"{parts[line[row]].place} row {number[row]}", fix=TOO_LARGE)
+        return rounded
 
     def _dtype_of(self, key: Leaf, default: np.dtype[Any]) -> np.dtype[Any]:
         dtype = self._settled.get(key, default)
@@ -162,7 +173,7 @@ class SampleBatchSource(FileSource):
             for parts, rows in zip(groups, joined, strict=True):
                 keys, order, follows = ids.keys(rows, parts)
                 _lose_begun(parts, keys, rejects)
-                yield _fragments(dtypes.of(rows), parts, keys, order, follows, tally)
+                yield _fragments(dtypes.of(rows, parts), parts, keys, order, follows, tally)
 
     def _blocks(self, tally: Tally, rejects: Rejects) -> Iterator[list[PolicyRows]]:
         """Blocks of rows; smaller ones if they end as many episodes as the caller wants."""
@@ -220,8 +231,7 @@ def _fragments(
     rows: PolicyRows, parts: Sequence[PolicyRows], keys: Keys, order: NDArray[np.int64] | None, follows: bool, tally: Tally
 ) -> Fragments:
     """`parts`: the lines that contain `rows`. `order`: of the rows, if it differs from the stored order."""
-    line = _line_of(parts)
-    number = np.arange(len(line)) - np.searchsorted(line, line)  # row numbers in their lines
+    line, number = _origin(parts)
     if order is not None:
         rows, keys, line, number = rows.take(order), replace(keys, code=keys.code[order]), line[order], number[order]
     columns = rows.columns
@@ -247,6 +257,12 @@ def _fragments(
 def _line_of(parts: Sequence[PolicyRows]) -> NDArray[np.int64]:
     """(N,) The line of each row."""
     return np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+
+
+def _origin(parts: Sequence[PolicyRows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(N,) The line of each row, and (N,) its row number in the line."""
+    line = _line_of(parts)
+    return line, np.arange(len(line)) - np.searchsorted(line, line)
 
 
 def _lose_begun(parts: Sequence[PolicyRows], keys: Keys, rejects: Rejects) -> None:

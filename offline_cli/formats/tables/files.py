@@ -198,7 +198,7 @@ class TableFiles:
         return self.kind in ("csv", "json")
 
     def open(self) -> None:
-        """Find the columns of each file. Raises BadData if all are damaged; otherwise damage is reported when reading."""
+        """Find the columns of each file. Raises BadData if all are damaged, or text does not decode."""
         self.counts, self.lines, errors = [0] * len(self.files), [0] * len(self.files), list[BadData]()
         if self.kind == "json":
             self._stage()
@@ -208,6 +208,8 @@ class TableFiles:
                 with text_files.damage(file.url), Scope() as held:
                     self._schemas[file.url] = [self._schema_of(file, held)]
             except BadData as error:
+                if self.kind == "csv" and text_files.is_undecoded(error):
+                    raise
                 errors.append(error)
         if errors and not self._schemas:
             raise errors[0]

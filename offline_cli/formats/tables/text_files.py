@@ -49,6 +49,7 @@ PROSE: Final = (
 MAX_NAME: Final = 64  # longest column name in a file that may be prose
 BOM: Final = "\ufeff"
 SAY_ENCODING: Final = 'set the file\'s [csv] encoding in the mapping, such as "cp1252", "latin-1" or "utf-16"'
+SAY_JSON: Final = "correct the JSON file: JSON is UTF-8"
 PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
 ROW_FIX: Final = "correct the row, or skip its episode with --on-error skip; converting with quarantine keeps the row"
 MAX_DEPTH: Final = 60  # Arrow allows nesting up to 64 deep
@@ -127,22 +128,28 @@ def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: 
 
 
 def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scope: Scope) -> Iterator[bytes]:
-    """Content as UTF-8, in blocks of about `size` bytes that end at line ends. `encoding` None: bytes are not decoded.
+    """Content as UTF-8, in blocks of about `size` bytes that end at line ends. `encoding` None: of JSON.
 
-    Raises BadData if the file is truncated or has another encoding, after yielding the whole lines before; MemoryLimitExceeded
-    for a line of more than `most` bytes.
+    Raises BadData if the file is truncated or has another encoding (`is_undecoded`), after yielding the whole lines before;
+    MemoryLimitExceeded for a line of more than `most` bytes.
     """
-    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
+    decoder, lines = codecs.getincrementaldecoder(encoding or "utf-8")(), 0
     held, failed, piece, stream = bytearray(), None, b"...", unpacked(file, scope)
     while piece:
         try:
             with damage(file.url):
                 piece = bytes(stream.read(min(PIECE, size)))
-            held += piece if decoder is None else decoder.decode(piece, final=not piece).encode()
+            held += decoder.decode(piece, final=not piece).encode()
+            lines += piece.count(b"\n")
         except BadData as error:
             piece, failed = b"", error
         except UnicodeError as error:
-            piece, failed = b"", BadData(f"text that is not {encoding}: {error}", where=file.url, fix=SAY_ENCODING)
+            is_cut, where, fix = not piece, file.url, SAY_ENCODING if encoding else SAY_JSON
+            if isinstance(error, UnicodeDecodeError) and "\n".encode(encoding or "utf-8") == b"\n":
+                lines += error.object[: error.start].count(b"\n")
+                where = f"{file.url} line {lines + 1}"
+            piece, failed = b"", BadData(f"text that is not {encoding or 'utf-8'}: {error}", where=where, fix=fix)
+            failed.__cause__ = None if is_cut else error  # cut within a letter: truncated
         if len(held) >= size or not piece:
             cut = (held.rfind(b"\n") + 1 or held.rfind(b"\r") + 1) if piece or failed else len(held)
             if cut:
@@ -153,6 +160,11 @@ def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scop
                 raise MemoryLimitExceeded(f"a line of {len(held) >> 20} MiB", where=file.url, fix=fix)
     if failed is not None:
         raise failed
+
+
+def is_undecoded(error: BaseException) -> bool:
+    """Whether `line_blocks` raised an error for text of another encoding, which is no matter of single rows."""
+    return isinstance(error.__cause__, UnicodeError)
 
 
 def unpacked_head(file: Openable) -> bytes:
@@ -287,7 +299,7 @@ def csv_rows(
                     yield rows, pa.Table.from_batches([batch])
         except BadData as error:
             lines.failed = lines.failed or error
-        if isinstance(lines.failed, MemoryLimitExceeded):
+        if isinstance(lines.failed, MemoryLimitExceeded) or (lines.failed is not None and is_undecoded(lines.failed)):
             raise lines.failed
         if lines.failed is not None:
             rest = first + len(ragged)
@@ -322,6 +334,8 @@ def json_rows(file: Openable, number: int, most: int, bad: list[BadRow], count: 
                     columns = {name: _column([one.get(name) for one in rows]) for name in names}
                     yield np.array(numbers, np.int64), pa.table(columns)
     except BadData as error:
+        if is_undecoded(error):
+            raise
         bad.append(BadRow(number, row, error))
 
 

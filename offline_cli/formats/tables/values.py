@@ -126,12 +126,16 @@ class ValueReader:
         elif leaf.dtype.kind != "f" and not np.can_cast(values.dtype, leaf.dtype):
             with np.errstate(invalid="ignore"):
                 bad = bad | (values.astype(leaf.dtype) != values).reshape(len(values), -1).any(axis=1)
+        large = _too_large(values, leaf)
+        bad = bad | large
         for row in np.flatnonzero(bad).tolist():
             value = cells[row].as_py() if raw is None or raw[row].as_py() is None else raw[row].as_py()
-            why = f"column {name} {_why(value, leaf, column, values.shape[1:])}"
+            wrong = _why(value, leaf, column, values.shape[1:])
+            why = f"column {name} {f'holds {_shown(value)}, too large for {leaf.dtype}' if large[row] else wrong}"
             self.reject(batch, row, why, MISSING_FIX if missing[row] and leaf.role in FILLED_ROLES else FIX)
         rows[BAD] |= bad
-        return values.astype(leaf.dtype, copy=False)
+        with np.errstate(over="ignore"):  # in bad rows
+            return values.astype(leaf.dtype, copy=False)
 
     def _filled(self, leaf: Leaf, column: Column, values: NDArray[Any], missing: Mask, rows: Rows) -> tuple[NDArray[Any], Mask]:
         """Fill missing values: as in the mapping, otherwise flags with false and extra outputs with NaN; all are counted.
@@ -188,9 +192,22 @@ def _nulls(array: pa.Array) -> Mask:
     return np.asarray(array.is_null().to_numpy(zero_copy_only=False), np.bool_)
 
 
+def _too_large(values: NDArray[Any], leaf: Leaf) -> Mask:
+    """(N,) whether a row holds a finite value that is infinite in the dtype of its leaf."""
+    if leaf.dtype.kind != "f" or np.can_cast(values.dtype, leaf.dtype):
+        return np.zeros(len(values), np.bool_)
+    with np.errstate(over="ignore"):
+        large = np.isinf(values.astype(leaf.dtype)) & np.isfinite(values)
+    return np.asarray(large.reshape(len(values), -1).any(axis=1))
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) <= SHOWN else f"{repr(value)[:SHOWN]}..."
+
+
 def _why(value: Any, leaf: Leaf, column: Column, shape: Shape) -> str:
     """Describe what is wrong with a value."""
-    text = repr(value) if len(repr(value)) <= SHOWN else f"{repr(value)[:SHOWN]}..."
+    text = _shown(value)
     if value is None:
         return "has no value"
     if column.image:
