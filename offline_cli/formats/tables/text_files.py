@@ -49,7 +49,6 @@ PROSE: Final = (
 MAX_NAME: Final = 64  # longest column name in a file that may be prose
 BOM: Final = "\ufeff"
 SAY_ENCODING: Final = 'set the file\'s [csv] encoding in the mapping, such as "cp1252", "latin-1" or "utf-16"'
-SAY_JSON: Final = "correct the JSON file: JSON is UTF-8"
 PARTITION: Final = re.compile(r"^([^=/]+)=([^/]*)$")
 ROW_FIX: Final = "correct the row, or skip its episode with --on-error skip; converting with quarantine keeps the row"
 MAX_DEPTH: Final = 60  # Arrow allows nesting up to 64 deep
@@ -128,27 +127,27 @@ def unpacked(file: Openable, scope: Scope, *, seekable: bool = False, temp_dir: 
 
 
 def line_blocks(file: Openable, encoding: str | None, size: int, most: int, scope: Scope) -> Iterator[bytes]:
-    """Content as UTF-8, in blocks of about `size` bytes that end at line ends. `encoding` None: of JSON.
+    """Content as UTF-8, in blocks of about `size` bytes that end at line ends. `encoding` None: bytes are not decoded.
 
     Raises BadData if the file is truncated or has another encoding (`is_undecoded`), after yielding the whole lines before;
     MemoryLimitExceeded for a line of more than `most` bytes.
     """
-    decoder, lines = codecs.getincrementaldecoder(encoding or "utf-8")(), 0
+    decoder, lines = None if encoding is None else codecs.getincrementaldecoder(encoding)(), 0
     held, failed, piece, stream = bytearray(), None, b"...", unpacked(file, scope)
     while piece:
         try:
             with damage(file.url):
                 piece = bytes(stream.read(min(PIECE, size)))
-            held += decoder.decode(piece, final=not piece).encode()
+            held += piece if decoder is None else decoder.decode(piece, final=not piece).encode()
             lines += piece.count(b"\n")
         except BadData as error:
             piece, failed = b"", error
         except UnicodeError as error:
-            is_cut, where, fix = not piece, file.url, SAY_ENCODING if encoding else SAY_JSON
-            if isinstance(error, UnicodeDecodeError) and "\n".encode(encoding or "utf-8") == b"\n":
+            is_cut, where = not piece, file.url
+            if isinstance(error, UnicodeDecodeError) and "\n".encode(encoding or "") == b"\n":
                 lines += error.object[: error.start].count(b"\n")
                 where = f"{file.url} line {lines + 1}"
-            piece, failed = b"", BadData(f"text that is not {encoding or 'utf-8'}: {error}", where=where, fix=fix)
+            piece, failed = b"", BadData(f"text that is not {encoding}: {error}", where=where, fix=SAY_ENCODING)
             failed.__cause__ = None if is_cut else error  # cut within a letter: truncated
         if len(held) >= size or not piece:
             cut = (held.rfind(b"\n") + 1 or held.rfind(b"\r") + 1) if piece or failed else len(held)
@@ -334,8 +333,6 @@ def json_rows(file: Openable, number: int, most: int, bad: list[BadRow], count: 
                     columns = {name: _column([one.get(name) for one in rows]) for name in names}
                     yield np.array(numbers, np.int64), pa.table(columns)
     except BadData as error:
-        if is_undecoded(error):
-            raise
         bad.append(BadRow(number, row, error))
 
 
