@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from edited_json import told_in
 
 from offline_cli import evaluate, export, load_policy, record, train
 from offline_cli.datasets.dataset import open_dataset
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, OutputExists
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -203,3 +204,17 @@ def test_a_mistake_is_exit_4(data: Path, tmp_path: Path, name: str, named: str |
     with pytest.raises(BadConfig, match=named) as caught:
         train_bc(data, tmp_path / "run", network=f"python:own_net:{name}", **OPTIONS)
     assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_the_corrected_command_runs_after_a_network_failed_in_its_first_batch_but_no_trained_run_is_replaced(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    with pytest.raises(BadConfig):
+        train_bc(data, tmp_path / "run", network="python:own_net:too_wide", seeds=seeds, **OPTIONS)
+    assert train_bc(data, tmp_path / "run", network=BUILD, seeds=seeds, **OPTIONS).updates == 24 * (seeds or 1)
+    for result in (tmp_path / "run").rglob("result.json"):
+        result.unlink()
+    with pytest.raises(OutputExists):
+        train_bc(data, tmp_path / "run", network=BUILD, seeds=seeds, **OPTIONS)
