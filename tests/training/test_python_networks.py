@@ -81,6 +81,9 @@ def of_other_inputs(observation_space, action_space, options):
 def of_two(observation_space, action_space): ...
 def nothing(observation_space, action_space, options): ...
 constant = 3
+class Unconfigured(Own):
+    def __init__(self, observation_space, action_space):
+        super().__init__(observation_space, action_space)
 class Silent(Own):
     def _forward(self, batch, **kwargs):
         return {"logits": self.last(self.layer(batch["obs"]))}
@@ -196,6 +199,7 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
         ("nothing", "torch.nn.Module"),
         ("constant", None),
         ("Silent", "'action_dist_inputs'"),
+        ("Unconfigured", r"Unconfigured\(observation_space, action_space\).*model_config"),
         ("Remembering", None),
         ("buld", "'buld'"),
     ],
