@@ -81,6 +81,11 @@ def of_other_inputs(observation_space, action_space, options):
 def of_two(observation_space, action_space): ...
 def nothing(observation_space, action_space, options): ...
 constant = 3
+class Unlearnable(nn.Module):
+    def __init__(self, observation_space, action_space, options):
+        super().__init__()
+    def forward(self, observations):
+        return torch.zeros(len(observations), 2)
 class Unconfigured(Own):
     def __init__(self, observation_space, action_space):
         super().__init__(observation_space, action_space)
@@ -199,6 +204,7 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
         ("nothing", "torch.nn.Module"),
         ("constant", None),
         ("Silent", "'action_dist_inputs'"),
+        ("Unlearnable", "network of python:own_net:Unlearnable has no trainable parameters"),
         ("Unconfigured", r"Unconfigured\(observation_space, action_space\).*model_config"),
         ("Remembering", None),
         ("buld", "'buld'"),
