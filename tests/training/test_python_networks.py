@@ -86,6 +86,11 @@ class Unlearnable(nn.Module):
         super().__init__()
     def forward(self, observations):
         return torch.zeros(len(observations), 2)
+class Forgetful(Own):
+    def __init__(self, *spaces, model_config):
+        super().__init__(*spaces, model_config={"max_seq_len": 5})
+    def get_initial_state(self):
+        return {"h": torch.zeros(5)}
 class Unconfigured(Own):
     def __init__(self, observation_space, action_space):
         super().__init__(observation_space, action_space)
@@ -205,6 +210,7 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
         ("constant", None),
         ("Silent", "'action_dist_inputs'"),
         ("Unlearnable", "network of python:own_net:Unlearnable has no trainable parameters"),
+        ("Forgetful", "'state_out'"),
         ("Unconfigured", r"Unconfigured\(observation_space, action_space\).*model_config"),
         ("Remembering", None),
         ("buld", "'buld'"),
