@@ -96,7 +96,7 @@ def imported(
     except ModuleNotFoundError as err:
         name = err.name or "what it needs"
         (above, _, last), top = name.rpartition("."), name.partition(".")[0]
-        is_missing = sys.modules.get(top) is None  # else the package is installed, and lacks a module
+        is_missing = not _is_found(top)  # else the package is installed, and lacks a module
         if f"{module}.".startswith(f"{name}.") and not (is_missing and top in EXTRAS):
             beside = [one.name for one in iter_modules(getattr(sys.modules.get(above), "__path__", ()))] if above else []
             near = [f"{above}.{one}" for one in get_close_matches(last, beside, n=3, cutoff=0.5)]
@@ -113,6 +113,14 @@ def imported(
         raise
     except (Exception, SystemExit) as err:  # user code may raise anything
         raise raised(f"importing {module} raised {err!r}", where=where, fix=ALONE) from err
+
+
+def _is_found(package: str) -> bool:
+    """Whether there is such a package, imported or not."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):  # ValueError: hidden, or without a spec
+        return sys.modules.get(package) is not None
 
 
 def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:

@@ -372,7 +372,7 @@ def train(
     memory_limit: Annotated[
         str | None,
         o.where(
-            help="Memory limit of the process: 512MiB, 4GiB. Data that does not fit needs --streaming.",
+            help="Memory limit of the data, besides what torch takes: 512MiB, 4GiB. Data that does not fit needs --streaming.",
             metavar="SIZE",
             show_default="1GiB with --streaming, else none",
         ),

@@ -232,6 +232,8 @@ def _set_spaces(name: str, piece: ConnectorV2, observations: Space | None, actio
     except OfflineCliError as err:
         err.where = place
         raise
+    except MemoryError:
+        raise
     except Exception as err:  # hooks are user code and may raise anything
         what = f"{place} cannot take observations {observations} and actions {actions} ({what_it_wants(err)})"
         raise SpaceMismatch(what, where=place, fix="reorder the pieces, or use another one") from err

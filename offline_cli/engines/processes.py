@@ -48,6 +48,7 @@ class ProcessEngine(Engine):
             try:
                 return self._pool.submit(called, packed(function, item))
             except BrokenProcessPool as error:
+                check()
                 raise _died() from error
 
     def _ended(self, call: Future[bytes]) -> bytes:

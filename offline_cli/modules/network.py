@@ -245,6 +245,9 @@ class PythonNetwork(Network):
         self.action_space = action_space
         head = build_head(action_space, action_scale=action_scale, form=gaussian)
         made = made_by(self.build[0], self.name, observation_space, action_space, self.options)
+        if not hasattr(made, "size") and not any(one.requires_grad for one in made.parameters()):
+            what = f"the network of {self.name} has no trainable parameters"
+            raise BadConfig(what, where=f"--network {self.name}", fix="build its layers in __init__")
         if isinstance(made, RLModule):
             made.action_head = head
             return made

@@ -96,6 +96,12 @@ def made_by(found: Any, name: str, observation_space: Space, action_space: Any, 
     """Call the builder `found`, named `name`. Raises BadConfig if it is no builder or returns no module."""
     where, given = f"--network {name}", copy.deepcopy(dict(options))
     if isinstance(found, type) and issubclass(found, RLModule):
+        try:
+            inspect.signature(found).bind(None, None, model_config=None)
+        except TypeError as err:
+            fix = "define __init__(self, observation_space, action_space, *, model_config=None), and pass them to super()"
+            what = f"{name} is {found.__name__}{inspect.signature(found)}, which does not take model_config"
+            raise BadConfig(what, where=where, fix=fix) from err
         return found(observation_space, action_space, model_config=given)
     try:
         inspect.signature(found).bind(None, None, None)

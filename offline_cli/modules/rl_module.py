@@ -76,7 +76,9 @@ class RLModule(nn.Module):
         return self._limited(self._forward_train(batch))
 
     def _limited(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """`outputs` with ACTION_DIST_INPUTS limited by the action head. Raises BadConfig if their width does not fit it."""
+        """`outputs` with ACTION_DIST_INPUTS limited by the action head. Raises BadConfig if their width does not fit it,
+        or a stateful module returns no state.
+        """
         inputs: Any = outputs.get(Columns.ACTION_DIST_INPUTS)
         head = self.action_head
         shape = tuple(getattr(inputs, "shape", ()))
@@ -84,6 +86,11 @@ class RLModule(nn.Module):
             kind, name = type(self).__name__, Columns.ACTION_DIST_INPUTS
             what = f"{kind} returns {name!r} of shape {shape}; the distribution for {self.action_space} needs width {head.size}"
             raise BadConfig(what, where=f"module {kind}", fix=f"return {name!r} (B, {head.size}) from its forward methods")
+        if Columns.STATE_OUT not in outputs and self.is_stateful():
+            kind = type(self).__name__
+            what = f"{kind} has an initial state, but returns no {Columns.STATE_OUT!r}: it would have no memory"
+            fix = f"return {Columns.STATE_OUT!r}, the state after the last step, from its forward methods"
+            raise BadConfig(what, where=f"module {kind}", fix=fix)
         return {**outputs, Columns.ACTION_DIST_INPUTS: head.limited(inputs)}
 
     def get_initial_state(self) -> dict[str, Any]:

@@ -113,11 +113,11 @@ def publish(
     if name is None:
         _check_known(license)
         target, new = open_location(to, storage_options), shards
-        check_apart([place], target)
         if place == target:
             raise UsageError("this is the dataset itself", where=target.url, fix="name another place with --to")
         to, how = target.url, dict[str, Any](overwrite=overwrite, resume=resume)
         try:
+            check_apart([place], target)
             check_target(target, force_unlock=force_unlock, **how)
             if not dry_run:
                 writing = TargetFolder(target, shlex.join(command) if command else this_command())

@@ -181,7 +181,7 @@ class BCConfig(BaseModel):
     streaming: bool = Field(default=False, description="Keep the steps on disk while training, to stay within `memory_limit`.")
     memory_limit: Count | None = Field(
         default=None,
-        description="Memory limit of the process in bytes. Default: 1 GiB with `streaming`, else none.",
+        description="Memory limit of the data in bytes, besides what torch takes. Default: 1 GiB with `streaming`, else none.",
     )
 
     @property

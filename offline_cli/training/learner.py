@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.errors import BadConfig, BadData, MissingPackage, UsageError
+from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UsageError
 from offline_cli.meanings import Meanings, joined
 from offline_cli.modules.network import Network, network_kind
 from offline_cli.modules.python_network import autocast
@@ -345,6 +345,8 @@ class Update:
             if (number + 1) % one.group.every == 0:
                 try:
                     self._step(one)
+                except OfflineCliError:  # as of a lost rank
+                    raise
                 except Exception as err:
                     trace = "".join(traceback.format_exception(err))
                     if plugin_behind(err) is not None or any(word in trace.lower() for word in SHORTAGE):

@@ -154,7 +154,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         bound = config.bound(per_epoch)  # maximum number of updates
         held.enter_context(use_threads(state.threads))
         held.enter_context(signals_noted())
-        with _own_chance(state):  # before anything is written: a faulty algorithm leaves no run folder
+        with _own_chance(state):  # before anything is written: refused gates leave no run folder
             if ranks.count > 1:
                 _check_rows_apart(learner.whole)
             batches.fill(state.update)

@@ -229,20 +229,30 @@ class RunFolder:
 
     def claim(self, *, resume: bool, overwrite: bool) -> None:
         """Raise OutputExists unless this call may write here, UsageError for both options, StorageError for a read-only local
-        folder. Changes nothing. A run that failed before its first checkpoint, as in a network's first batch, may be replaced.
+        folder. Changes nothing. A run that has learned nothing, as after an error in a network's first batch, may be replaced.
         """
         if resume and overwrite:
             raise exclusive(self.url, "run")
         is_file = self._place.is_file()
         is_run = not is_file and OURS in (whole_file(self._place.join(files.POLICY)) or b"")
-        has_learned = is_run and any(self._place.join(name).exists() for name in (files.STATE, files.RESULT))
-        if has_learned and not (resume or overwrite):
+        if is_run and not (resume or overwrite) and self.has_learned():
             fix = "use --resume to continue that run, --overwrite to replace it, or another --out"
             raise OutputExists("a run already exists there", where=self.url, fix=fix)
         if is_file or (not is_run and any(one.name != LOCK and not is_own_part(one) for one in self._place.children())):
             raise OutputExists("other files already exist there", where=self.url, fix="choose another --out")
         if not (is_run and resume):  # resuming a finished run only reads
             self._place.check_writable()
+
+    def has_learned(self) -> bool:
+        """Whether there is a result, or a checkpoint after the one at update 0. One that cannot be read counts."""
+        try:
+            return (
+                self._place.join(files.RESULT).exists()
+                or bool(self._read(files.STATE, lambda content: files.json_object(content)["update"] > 0))
+                or bool(self._read(files.TENSORS, lambda content: files.state_in(content)["update"] > 0))
+            )
+        except BadData:
+            return True
 
     def _read(self, name: str, parse: Callable[[bytes], T]) -> T | None:
         """The parsed content of a file; None without the file. Raises BadData, naming it, if it is corrupt."""

@@ -185,11 +185,14 @@ def _engines(calls: Sequence[Any], device: str) -> EngineSpec:
 
 
 def _claim(place: Location, seeds: Sequence[int], *, resume: bool, overwrite: bool) -> None:
-    """Raise OutputExists unless RUN is new, or holds runs of several seeds that are resumed, or all replaced."""
+    """Raise OutputExists unless RUN is new, or holds runs of several seeds that are resumed, all replaced, or have learned
+    nothing.
+    """
     if resume and overwrite:
         raise exclusive(place.url, "run")
     told = _told(place)
-    if told is not None and not (resume or overwrite):
+    runs = [RunFolder(place.join(f"seed-{seed}")) for seed in (told or {}).get("seeds", ())]
+    if not (resume or overwrite) and any(run.has_learned() for run in runs):
         fix = "--resume to continue those runs, --overwrite to replace them, or another --out"
         raise OutputExists("runs of several seeds are there already", where=place.url, fix=fix)
     others = [seed for seed in told["seeds"] if seed not in seeds] if told else []

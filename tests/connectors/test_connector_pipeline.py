@@ -183,3 +183,12 @@ def test_a_state_reaches_the_piece_it_is_from() -> None:
     state = {"Counts_2": {"number": 5}, "ConnectorPipelineV2": {"Counts": {"number": 3}}, "Counts_3": {"number": 10}}
     pipeline.set_state(state)
     assert pipeline.get_state() == state
+
+
+def test_memory_that_does_not_suffice_for_the_spaces_of_a_piece_is_no_misfit() -> None:
+    class Huge(Piece):
+        def recompute_output_observation_space(self, observations: Any, actions: Any) -> Any:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        ConnectorPipelineV2(VECTOR, ACTIONS, connectors=[Huge()])

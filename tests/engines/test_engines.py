@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pickled_engine import PickledEngine
 from offline_cli.converting.convert import convert
 from offline_cli.engines.engine import Engine, EngineSpec, called
 from offline_cli.errors import BadData, MissingPackage, UsageError
+from offline_cli.stop_signals import StopRequested, signals_noted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds for one command
@@ -92,6 +94,18 @@ def children_of(pid: int) -> list[int]:
         if int(fields[1]) == pid and b"spawn_main" in words:
             found.append(int(place.parent.name))
     return found
+
+
+def test_a_pool_that_broke_after_a_signal_ends_with_the_code_of_the_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def submit(*_: Any) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr("offline_cli.engines.processes.ProcessPoolExecutor.submit", submit)
+    with signals_noted(), EngineSpec("processes", 2).engine() as engine:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(StopRequested) as caught:
+            next(engine.streamed(tasks.counted, [1]))
+    assert caught.value.exit_code == 130
 
 
 @pytest.mark.integration

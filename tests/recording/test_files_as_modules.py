@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from offline_cli.errors import BadConfig
+from offline_cli.import_path import imported
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 Command = Callable[..., dict[str, object]]
 TRAP = """import pathlib
@@ -83,3 +86,12 @@ def test_no_command_takes_a_stray_file_for_a_module_and_all_take_files_by_path(c
     assert command("train-bc", "E", "--out", "run", *env, "--epochs", "1", *cpu)["eval_return_mean"] == 5.0
     told = command("evaluate", "run", *env, "--env-kwargs", '{"length": 3}', "--episodes", "2", "--num-env-runners", "2", *cpu)
     assert told["return_mean"] == 3.0
+
+
+def test_a_package_that_lacks_its_own_module_is_not_to_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "lacking").mkdir()
+    (tmp_path / "lacking" / "__init__.py").write_text("import lacking.absent")
+    with pytest.raises(BadConfig) as caught:
+        imported("lacking", where="--policy", form="python:MODULE:NAME")
+    assert (caught.value.where, "pip" in caught.value.fix, "lacking.absent" in caught.value.what) == ("--policy", False, True)

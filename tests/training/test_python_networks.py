@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from edited_json import told_in
 
 from offline_cli import evaluate, export, load_policy, record, train
 from offline_cli.datasets.dataset import open_dataset
-from offline_cli.errors import BadConfig
+from offline_cli.errors import BadConfig, OutputExists
 from offline_cli.training.train import train_bc
 
 Write = Callable[..., Path]
@@ -80,6 +81,19 @@ def of_other_inputs(observation_space, action_space, options):
 def of_two(observation_space, action_space): ...
 def nothing(observation_space, action_space, options): ...
 constant = 3
+class Unlearnable(nn.Module):
+    def __init__(self, observation_space, action_space, options):
+        super().__init__()
+    def forward(self, observations):
+        return torch.zeros(len(observations), 2)
+class Forgetful(Own):
+    def __init__(self, *spaces, model_config):
+        super().__init__(*spaces, model_config={"max_seq_len": 5})
+    def get_initial_state(self):
+        return {"h": torch.zeros(5)}
+class Unconfigured(Own):
+    def __init__(self, observation_space, action_space):
+        super().__init__(observation_space, action_space)
 class Silent(Own):
     def _forward(self, batch, **kwargs):
         return {"logits": self.last(self.layer(batch["obs"]))}
@@ -195,6 +209,9 @@ def test_code_of_other_weights_is_refused_with_the_weights_and_shapes_that_diffe
         ("nothing", "torch.nn.Module"),
         ("constant", None),
         ("Silent", "'action_dist_inputs'"),
+        ("Unlearnable", "network of python:own_net:Unlearnable has no trainable parameters"),
+        ("Forgetful", "'state_out'"),
+        ("Unconfigured", r"Unconfigured\(observation_space, action_space\).*model_config"),
         ("Remembering", None),
         ("buld", "'buld'"),
     ],
@@ -203,3 +220,17 @@ def test_a_mistake_is_exit_4(data: Path, tmp_path: Path, name: str, named: str |
     with pytest.raises(BadConfig, match=named) as caught:
         train_bc(data, tmp_path / "run", network=f"python:own_net:{name}", **OPTIONS)
     assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("seeds", [None, 2])
+def test_the_corrected_command_runs_after_a_network_failed_in_its_first_batch_but_no_trained_run_is_replaced(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeds: int | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    with pytest.raises(BadConfig):
+        train_bc(data, tmp_path / "run", network="python:own_net:too_wide", seeds=seeds, **OPTIONS)
+    assert train_bc(data, tmp_path / "run", network=BUILD, seeds=seeds, **OPTIONS).updates == 24 * (seeds or 1)
+    for result in (tmp_path / "run").rglob("result.json"):
+        result.unlink()
+    with pytest.raises(OutputExists):
+        train_bc(data, tmp_path / "run", network=BUILD, seeds=seeds, **OPTIONS)

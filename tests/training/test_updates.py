@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from offline_cli.columns import Columns
+from offline_cli.errors import BadConfig, ClusterLost, OfflineCliError
 from offline_cli.modules.policy_modules import build_module
 from offline_cli.training.algorithms.bc import bc_loss
 from offline_cli.training.learner import Update, cloning_learner, rate_factor
@@ -92,3 +93,19 @@ def test_the_learning_rate_follows_torchs_schedules(schedule: str) -> None:
         assert factor == pytest.approx(optimizer.param_groups[0]["lr"])
         optimizer.step()
         after.step()
+
+
+@pytest.mark.parametrize("error", [ClusterLost, BadConfig])
+def test_errors_of_ours_within_an_update_keep_their_code_and_where(
+    monkeypatch: pytest.MonkeyPatch, error: type[OfflineCliError]
+) -> None:
+    module, batch = make()
+    update, raised = Update(cloning_learner(module), batch, lr=3e-3), error("gone", where="process 1", fix="--resume")
+
+    def step(*_: Any) -> None:
+        raise raised
+
+    monkeypatch.setattr(update, "_step", step)
+    with pytest.raises(error) as caught:
+        update()
+    assert caught.value is raised
