@@ -107,7 +107,7 @@ class TrainState:
     # Besides the configuration, a resumed run must match these, but for `remembered`:
     data: str = ""  # DataFacts.digest
     seen: dict[str, Any] = field(default_factory=dict)  # DataFacts.figures
-    remembered: list[int] = field(default_factory=list)  # DataFacts.remembered
+    remembered: list[list[int]] = field(default_factory=list)  # DataFacts.remembered
     threads: int = 1
     device: str = "cpu"
     pipeline: str = ""  # name of the user's pipeline; empty: the default
