@@ -25,7 +25,8 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.storage.locations import Location, expand
 from offline_cli.trees import leaves
 
-__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run", "place_named"]
+__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run"]
+__all__ += ["learned_before", "place_named"]
 
 OPTION: Final = "--weight"
 REMEMBERED: Final = 1024  # content hashes that a run keeps of its episodes, the smallest: each large part of the data has some
@@ -203,6 +204,15 @@ def held_out_of_run(
     if share := _overlap(hashes, known):
         return False, None, [f"the run learned from {share:.0%} of these episodes, or from ones like them"]
     return None, None, []
+
+
+def learned_before(episodes: EpisodeBatch, ancestors: Sequence[Sequence[Sequence[int]]]) -> list[str]:
+    """Why `episodes` may be what the runs of --init-from learned from, given what each remembers; empty: they are not."""
+    if not all(ancestors):
+        return ["the checkpoint of a run of --init-from is missing, so nothing tells whether it learned from these recordings"]
+    hashes = content_hashes(episodes) if ancestors else None
+    share = max((_overlap(hashes, np.array(one, np.uint64)) for one in ancestors if hashes is not None), default=0.0)
+    return [f"a run of --init-from learned from {share:.0%} of these episodes, or from ones like them"] if share else []
 
 
 def _overlap(hashes: NDArray[np.uint64], known: NDArray[np.uint64]) -> float:

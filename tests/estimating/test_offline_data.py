@@ -169,6 +169,20 @@ def test_episodes_under_other_ids_or_with_other_rewards_are_still_what_the_run_l
     assert evaluate_offline(tmp_path / "run", tmp_path / "fresh").held_out is None
 
 
+def test_what_the_runs_of_init_from_learned_from_makes_estimates_unreliable(tmp_path: Path) -> None:
+    for seed, name in enumerate(("first", "second", "third", "fresh")):
+        write_dataset(paths(100, seed), tmp_path / name)
+    begun: Any = {}
+    for name in ("first", "second", "third"):
+        train(tmp_path / name, tmp_path / f"run {name}", algorithm="bc", hidden=[4], updates=2, **begun)
+        begun = {"init_from": tmp_path / f"run {name}"}
+    for name in ("first", "second"):
+        found = evaluate_offline(tmp_path / "run third", tmp_path / name, explore=True, estimators=("wis",))
+        assert (found.held_out, found.estimates["wis"]["reliable"]) == (False, False)
+        assert "--init-from learned from 100%" in found.estimates["wis"]["reason"]
+    assert evaluate_offline(tmp_path / "run third", tmp_path / "fresh").held_out is None
+
+
 def test_of_data_whose_best_episodes_were_learned_from_the_held_out_ones_are_taken(made: Path, tmp_path: Path) -> None:
     train(made / "learned", tmp_path / "run", algorithm="bc", top_fraction=0.5, val_fraction=0.4, hidden=[8], updates=5)
     found = evaluate_offline(tmp_path / "run", made / "learned")
