@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,6 +166,10 @@ def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[st
             known = [one for one in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, one) is not None]
             what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
+        if not math.isfinite(value):
+            raise BadData(
+                f"{metric} is {value}, no finite number", where=run.url, fix="another --metric, or train that run again"
+            )
         scores[task].append(float(value))
         references[task].append(result.reference)
     if not scores:

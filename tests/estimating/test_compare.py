@@ -197,6 +197,13 @@ def test_what_cannot_be_compared_is_refused(run: Callable[..., Path], scores: Ca
             compare(given)
 
 
+def test_a_score_that_is_no_finite_number_is_refused(run: Callable[..., Path]) -> None:
+    broken = run("broken", float("nan"))
+    with pytest.raises(BadData) as caught:
+        compare([run("good", 1.0), broken], no_regression=True)
+    assert caught.value.where == str(broken)
+
+
 def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> None:
     one, other = scores("one.json", [1, 2, 3]), scores("other.json", [2, 3, 4])
     found = compare([one, other], plot=str(tmp_path / "c.png"))
