@@ -204,6 +204,13 @@ def test_a_score_that_is_no_finite_number_is_refused(run: Callable[..., Path]) -
     assert caught.value.where == str(broken)
 
 
+def test_seeds_beside_a_plain_run_are_compared_too(run: Callable[..., Path], tmp_path: Path) -> None:
+    for name, value in (("all/plain", 1.0), ("all/several/seed-0", 2.0), ("all/several/seed-1", 3.0)):
+        run(name, value)
+    (tmp_path / "all/several/seeds.json").write_text('{"seeds": [0, 1]}')
+    assert compare(tmp_path / "all").runs[str(tmp_path / "all")]["scores"] == {"Sign-v0": [1.0, 2.0, 3.0]}
+
+
 def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> None:
     one, other = scores("one.json", [1, 2, 3]), scores("other.json", [2, 3, 4])
     found = compare([one, other], plot=str(tmp_path / "c.png"))
