@@ -211,6 +211,14 @@ def test_seeds_beside_a_plain_run_are_compared_too(run: Callable[..., Path], tmp
     assert compare(tmp_path / "all").runs[str(tmp_path / "all")]["scores"] == {"Sign-v0": [1.0, 2.0, 3.0]}
 
 
+def test_a_run_that_is_called_thresholds_is_refused(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run("thresholds", 1.0).parent)
+    with pytest.raises(UsageError) as caught:
+        compare("thresholds")
+    assert caught.value.where == "RUN"
+    assert [*compare("./thresholds").profile] == ["thresholds", "./thresholds"]
+
+
 def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> None:
     one, other = scores("one.json", [1, 2, 3]), scores("other.json", [2, 3, 4])
     found = compare([one, other], plot=str(tmp_path / "c.png"))
