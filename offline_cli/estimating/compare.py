@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -94,6 +95,8 @@ def compare(
     names = [place_named(one).rstrip("/") for one in given]
     if twice := [name for name, times in Counter(names).items() if times > 1]:
         raise UsageError(f"{twice[0]} is given twice", where="RUN", fix="each algorithm once")
+    if "thresholds" in names:
+        raise UsageError("thresholds is a name of the result", where="RUN", fix="./thresholds")
     if len(names) < 2 and (no_regression or min_improvement is not None):
         raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
     places = [open_location(one, storage_options) for one in given]
@@ -165,6 +168,10 @@ def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[st
             known = [one for one in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, one) is not None]
             what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
+        if not math.isfinite(value):
+            raise BadData(
+                f"{metric} is {value}, no finite number", where=run.url, fix="another --metric, or train that run again"
+            )
         scores[task].append(float(value))
         references[task].append(result.reference)
     if not scores:
@@ -197,10 +204,11 @@ def _reference(
 ) -> dict[str, Mapping[str, Any]]:
     """By task: of `random=R,expert=E`, for all or one, or of a dataset's manifest. Raises BadConfig."""
     task, _, values = text.rpartition(":")
-    if "=" in values:
-        return {one: {**reference_of(values)} for one in ([task] if task else tasks)}
     place, fix = open_location(text, storage_options), "convert or record it with --reference random=R,expert=E"
-    if not holds_dataset(place):
+    is_dataset = holds_dataset(place)
+    if "=" in values and not is_dataset:
+        return {one: {**reference_of(values)} for one in ([task] if task else tasks)}
+    if not is_dataset:
         raise BadConfig(f"{text} is neither KEY=VALUE nor a dataset", where="--reference", fix="random=R,expert=E")
     manifest = Manifest.read(place) if metric == RETURN else None
     if manifest is None or not manifest.reference:

@@ -79,8 +79,12 @@ class Fitting:
     def values(self, *, gamma: float, explore: bool) -> Values:
         """What an ensemble of fitted Q functions says of the recorded steps.
 
-        Steps to observations that were not recorded are not learned from.
+        Steps to observations that were not recorded are not learned from. Raises BadConfig for a single episode, and
+        for a gamma at which no values are found.
         """
+        if len(self.recorded.episodes) < 2:
+            fix = "is, wis, pdis or wpdis, or more recordings"
+            raise BadConfig("fitted Q functions need two episodes", where="--estimators", fix=fix)
         recorded, episodes, module, acted = self.recorded, self.recorded.episodes, self.recorded.module, self.recorded.acted
         head, choices, fold = module.action_head, fqe.Choices.of(module.action_space), self._folds(MEMBERS)
         scale, last = max(float(np.abs(episodes.returns).max()), 1e-9), torch.from_numpy(episodes.starts[1:] - 1)

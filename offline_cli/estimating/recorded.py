@@ -37,7 +37,7 @@ from offline_cli.policies.run_policy import LoadedPolicy, environment_spaces
 from offline_cli.progress import OnProgress
 from offline_cli.spaces import Space
 from offline_cli.storage.locations import Sources
-from offline_cli.training.chosen_episodes import held_out_of_run
+from offline_cli.training.chosen_episodes import held_out_of_run, learned_before
 from offline_cli.training.run_folder import RunFolder, TrainState
 from offline_cli.training.steps import Batches, Steps
 from offline_cli.trees import Tree, map_leaves, rows_of
@@ -116,6 +116,8 @@ def recorded_for(
     whole, has_rewards = EpisodeBatch.concat(found), stream.without_rewards is None
     state, _ = folder.load() or (TrainState(), None)
     held_out, mine, doubts = held_out_of_run(whole, config, state.remembered, state.seen.get("episodes", 0), where)
+    if held_out is not False and (before := learned_before(whole, state.ancestors)):
+        held_out, mine, doubts = False, None, before
     whole, notes = whole if mine is None else whole.select(mine), [*stream.incomplete, *doubts]
     if held_out is False and not doubts:
         notes.append("the run learned from these episodes: its figures are better than on others (train --val-fraction)")

@@ -25,11 +25,13 @@ from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.storage.locations import Location, expand
 from offline_cli.trees import leaves
 
-__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run", "place_named"]
+__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run"]
+__all__ += ["learned_before", "place_named"]
 
 OPTION: Final = "--weight"
 REMEMBERED: Final = 1024  # content hashes that a run keeps of its episodes, the smallest: each large part of the data has some
-BY_CHANCE: Final = 0.05  # share of short episodes that may be those of a run with the same ids and be others
+BY_CHANCE: Final = 0.05  # share of episodes that may be like those of a run and be others
+HASHED: Final = 64  # numbers of each observation
 TOLERANCE: Final = 1e-9  # floating-point sums: 0.7 + 0.2 + 0.1 is not 1
 
 Given = Mapping[str, float] | Sequence[str]
@@ -129,17 +131,26 @@ def best_episodes(
 
 
 def content_hashes(episodes: EpisodeBatch) -> NDArray[np.uint64]:
-    """(E,) of the id, agent, first observation, actions and rewards of each episode, as recorded; numbers as float32."""
-    named = zip(episodes.ids, episodes.agent_ids or ("",) * len(episodes), strict=True)
-    digests = [hashlib.blake2b(f"{id_}\n{agent or ''}".encode("utf-8", "surrogatepass"), digest_size=8) for id_, agent in named]
-    of_steps = [*leaves(episodes.actions), episodes.rewards]
+    """(2, E) of what each episode holds, and of that with its id and agent.
+
+    What it holds is its length, observations acted on (the first whole, of others some numbers) and actions, as recorded and as
+    float32: neither ids nor rewards nor the file format make another recording.
+    """
+    acted = np.delete(np.arange(episodes.num_steps + len(episodes)), episodes.obs_starts[1:] - 1)
     parts = [(leaf[episodes.obs_starts[:-1]], np.arange(len(episodes) + 1)) for leaf in leaves(episodes.obs)]
-    for leaf, starts in (*parts, *((leaf, episodes.starts) for leaf in of_steps)):
-        content = leaf.astype(np.float32).tobytes()
+    of_steps = [leaf.reshape(len(leaf), math.prod(leaf.shape[1:]))[:, :HASHED][acted] for leaf in leaves(episodes.obs)]
+    parts += [(leaf, episodes.starts) for leaf in (*of_steps, *leaves(episodes.actions))]
+    digests = [hashlib.blake2b(str(length).encode(), digest_size=8) for length in episodes.lengths.tolist()]
+    for leaf, starts in parts:
+        with np.errstate(over="ignore"):  # infinite: larger than a float32
+            content = leaf.astype(np.float32).tobytes()
         bounds = (starts * (len(content) // max(1, len(leaf)))).tolist()
         for digest, (first, last) in zip(digests, pairwise(bounds), strict=True):
             digest.update(content[first:last])
-    return np.array([int.from_bytes(digest.digest(), "big") for digest in digests], np.uint64)
+    named = [digest.copy() for digest in digests]
+    for digest, id_, agent in zip(named, episodes.ids, episodes.agent_ids or ("",) * len(episodes), strict=True):
+        digest.update(f"{id_}\n{agent or ''}".encode("utf-8", "surrogatepass"))
+    return np.array([[int.from_bytes(one.digest(), "big") for one in each] for each in (digests, named)], np.uint64)
 
 
 class HeldOut:
@@ -167,12 +178,13 @@ class HeldOut:
 
 
 def held_out_of_run(
-    episodes: EpisodeBatch, config: Mapping[str, Any], remembered: Sequence[int], count: int, where: str
+    episodes: EpisodeBatch, config: Mapping[str, Any], remembered: Sequence[Sequence[int]], count: int, where: str
 ) -> tuple[bool | None, NDArray[np.bool_] | None, list[str]]:
     """Whether `episodes` are held out of a run's training; which of them (E,), None: all; why that is in doubt.
 
     The run has that `config`, and learned from `count` episodes with the `remembered` hashes. Where `episodes` are all of them,
-    those that it held out are known (of those that --top-fraction left out, as large a share). None: it learned from others.
+    those that it held out are known by their ids (of those that --top-fraction left out, as large a share). None: it learned
+    from others.
     """
     if not remembered:
         return False, None, ["the run's checkpoint is missing, so nothing tells whether it learned from these recordings"]
@@ -181,14 +193,38 @@ def held_out_of_run(
         names, _, _ = best_episodes([episodes], config["top_fraction"], where)
         pairs = zip(episodes.ids, episodes.agent_ids or (None,) * len(episodes), strict=True)
         chosen = np.array([name in names for name in pairs])
-    if chosen.sum() == count and np.array_equal(np.sort(hashes[chosen])[: len(known)], known):
-        if config.get("val_fraction") is None:
-            return False, None, []
+    is_same = (np.sort(hashes[:, chosen])[:, : known.shape[1]] == known).all(1) if chosen.sum() == count else (False, False)
+    if is_same[0] and config.get("val_fraction") is None:
+        return False, None, []
+    if all(is_same):
         held = HeldOut([episodes.select(chosen)], config["val_fraction"], config.get("seed", 0), where)
         return True, held.among(episodes), []
-    if len(known) == REMEMBERED:  # of more episodes, those with the smallest hashes
-        hashes = hashes[hashes <= known[-1]]
-    share = float(np.isin(hashes, known).mean()) if len(hashes) else 0.0
-    if share <= BY_CHANCE:
-        return None, None, []
-    return False, None, [f"the run learned from {share:.0%} of these episodes, or from ones like them with the same ids"]
+    if is_same[0]:
+        return False, None, ["the run learned from these episodes under other ids, so those that it held out are unknown"]
+    if share := _overlap(hashes, known):
+        return False, None, [f"the run learned from {share:.0%} of these episodes, or from ones like them"]
+    return None, None, []
+
+
+def learned_before(episodes: EpisodeBatch, ancestors: Sequence[Sequence[Sequence[int]]]) -> list[str]:
+    """Why `episodes` may be what the runs of --init-from learned from, given what each remembers; empty: they are not."""
+    if not all(ancestors):
+        return ["the checkpoint of a run of --init-from is missing, so nothing tells whether it learned from these recordings"]
+    hashes = content_hashes(episodes) if ancestors else None
+    share = max((_overlap(hashes, np.array(one, np.uint64)) for one in ancestors if hashes is not None), default=0.0)
+    return [f"a run of --init-from learned from {share:.0%} of these episodes, or from ones like them"] if share else []
+
+
+def _overlap(hashes: NDArray[np.uint64], known: NDArray[np.uint64]) -> float:
+    """The share of episodes that are among the known ones; 0: as few as may be by chance.
+
+    A run's short episodes of few different steps repeat each other, and by chance as large a share of others repeats them.
+    """
+    found = 0.0
+    for own, theirs in zip(hashes, known, strict=True):
+        if len(theirs) == REMEMBERED:  # of more episodes, those with the smallest hashes
+            own = own[own <= theirs[-1]]
+        times = np.unique(theirs, return_counts=True)[1]
+        share = float(np.isin(own, theirs).mean()) if len(own) else 0.0
+        found = max(found, share if share > BY_CHANCE + times[times > 1].sum() / len(theirs) else 0.0)
+    return found

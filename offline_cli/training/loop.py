@@ -89,11 +89,13 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         setup, device = Setup.of(config), choose_device(config.device)
         if not options["dry_run"]:
             held.enter_context(folder.locked())
-        checkpoint = folder.load() if resume else None
+        checkpoint, ancestors = folder.load() if resume else None, list[list[list[int]]]()
         if checkpoint is not None:  # pieces keep their state
             setup = replace(setup, learned=folder.learned())
         elif config.init_from is not None:
             start = Start.of(config, storage_options, plugins, out=folder.url)
+            parent, _ = RunFolder(open_location(config.init_from, storage_options)).load() or (TrainState(), None)
+            ancestors = [*parent.ancestors, parent.remembered]
             setup = replace(setup, start=start, learned=None if start.loaded.trained is None else start.loaded.trained.state)
 
         # ---- data ----
@@ -124,6 +126,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             data=data.facts.digest,
             seen=data.facts.figures(),
             remembered=data.facts.remembered.tolist(),
+            ancestors=ancestors,
             device=device.type,
             pipeline=data.pipeline,
             init_from={} if setup.start is None else setup.start.told(learner),

@@ -104,10 +104,11 @@ class TrainState:
     stale_checks: int = 0  # checks since the held-out loss last improved
     stopped_by: str | None = None  # "target", "patience", "bound"; None: still training
     metrics_bytes: int = 0  # length of metrics.jsonl at this state
-    # Besides the configuration, a resumed run must match these, but for `remembered`:
+    # Besides the configuration, a resumed run must match these, but for `remembered` and `ancestors`:
     data: str = ""  # DataFacts.digest
     seen: dict[str, Any] = field(default_factory=dict)  # DataFacts.figures
-    remembered: list[int] = field(default_factory=list)  # DataFacts.remembered
+    remembered: list[list[int]] = field(default_factory=list)  # DataFacts.remembered
+    ancestors: list[list[list[int]]] = field(default_factory=list)  # `remembered` of the runs of --init-from, and of theirs
     threads: int = 1
     device: str = "cpu"
     pipeline: str = ""  # name of the user's pipeline; empty: the default

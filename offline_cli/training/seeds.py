@@ -99,8 +99,7 @@ def runs_in(place: Location, depth: int = 2) -> list[Location]:
         fix = "train it to its end with --resume"
         raise BadData(f"no run in {', '.join(missing)}, which {files.SEEDS} lists", where=place.url, fix=fix)
     below = [one for one in place.children() if one.is_dir()] if depth else []
-    own = listed or [one for one in below if one.join(files.POLICY).exists()]
-    return own or [run for one in below for run in runs_in(one, depth - 1)]
+    return listed or [run for one in below for run in runs_in(one, depth - 1)]
 
 
 def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, options: Mapping[str, Any]) -> SeedsResult:

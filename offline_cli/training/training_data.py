@@ -433,7 +433,7 @@ class DataFacts:
     chosen: Mapping[str, Any] = field(default_factory=dict)  # by --top-fraction: episodes, total, and lowest selected return
     weights: Mapping[str, Any] = field(default_factory=dict)  # by source: weight, steps, and expected steps per epoch
     notes: list[str] = field(default_factory=list)
-    remembered: Any = field(default_factory=lambda: np.zeros(0, np.uint64))  # the smallest of all `content_hashes`, sorted
+    remembered: Any = field(default_factory=lambda: np.zeros((2, 0), np.uint64))  # the smallest of all `content_hashes`, sorted
     _first_fault: str = ""  # episode and step of the first non-finite reward
     _agents: Counter[str] = field(default_factory=Counter)  # episodes by agent
     _hashes: dict[str, Any] = field(default_factory=dict)  # running hash of ids and of each leaf, independent of batches
@@ -458,7 +458,7 @@ class DataFacts:
 
     def remember(self, episodes: EpisodeBatch) -> None:
         """Add episodes as recorded, each once."""
-        self.remembered = np.sort(np.concatenate([self.remembered, content_hashes(episodes)]))[:REMEMBERED]
+        self.remembered = np.sort(np.concatenate([self.remembered, content_hashes(episodes)], 1))[:, :REMEMBERED]
 
     def _hash(self, name: str, data: Any) -> None:
         self._hashes.setdefault(name, hashlib.blake2b(digest_size=16)).update(data)

@@ -197,6 +197,28 @@ def test_what_cannot_be_compared_is_refused(run: Callable[..., Path], scores: Ca
             compare(given)
 
 
+def test_a_score_that_is_no_finite_number_is_refused(run: Callable[..., Path]) -> None:
+    broken = run("broken", float("nan"))
+    with pytest.raises(BadData) as caught:
+        compare([run("good", 1.0), broken], no_regression=True)
+    assert caught.value.where == str(broken)
+
+
+def test_seeds_beside_a_plain_run_are_compared_too(run: Callable[..., Path], tmp_path: Path) -> None:
+    for name, value in (("all/plain", 1.0), ("all/several/seed-0", 2.0), ("all/several/seed-1", 3.0)):
+        run(name, value)
+    (tmp_path / "all/several/seeds.json").write_text('{"seeds": [0, 1]}')
+    assert compare(tmp_path / "all").runs[str(tmp_path / "all")]["scores"] == {"Sign-v0": [1.0, 2.0, 3.0]}
+
+
+def test_a_run_that_is_called_thresholds_is_refused(run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run("thresholds", 1.0).parent)
+    with pytest.raises(UsageError) as caught:
+        compare("thresholds")
+    assert caught.value.where == "RUN"
+    assert [*compare("./thresholds").profile] == ["thresholds", "./thresholds"]
+
+
 def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> None:
     one, other = scores("one.json", [1, 2, 3]), scores("other.json", [2, 3, 4])
     found = compare([one, other], plot=str(tmp_path / "c.png"))

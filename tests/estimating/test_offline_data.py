@@ -144,6 +144,45 @@ def test_data_that_the_run_learned_from_is_known_elsewhere_and_in_part(made: Pat
     assert evaluate_offline(made / "run", made / "other").held_out is None
 
 
+def paths(count: int, seed: int = 0) -> EpisodeBatch:
+    """Walks whose observations are numbers of their own."""
+    batch = walks(count, seed)
+    obs = np.random.default_rng(seed).normal(size=(7 * count, 1))
+    return replace(batch, obs=obs, observation_space=spaces.Box(-np.inf, np.inf, (1,), np.float64))
+
+
+def test_episodes_under_other_ids_or_with_other_rewards_are_still_what_the_run_learned_from(tmp_path: Path) -> None:
+    batch = paths(200)
+    renamed, paid = replace(batch, ids=tuple(f"new-{one}" for one in batch.ids)), replace(batch, rewards=batch.rewards + 1)
+    for name, data in (("data", batch), ("renamed", renamed), ("paid", paid), ("fresh", paths(200, 9))):
+        write_dataset(data, tmp_path / name)
+        write_dataset(data.select(slice(0, 80)), tmp_path / f"part of {name}")
+    train_bc(tmp_path / "data", tmp_path / "run", val_fraction=0.4, hidden=[4], updates=2)
+    held = {}
+    for one in ("renamed", "part of renamed", "part of paid"):
+        found = evaluate_offline(tmp_path / "run", tmp_path / one, explore=True, estimators=("wis",))
+        assert "learned from" in found.estimates["wis"]["reason"]
+        held[one] = found.held_out, found.estimates["wis"]["reliable"]
+    assert {*held.values()} == {(False, False)}
+    found = evaluate_offline(tmp_path / "run", tmp_path / "paid", explore=True, estimators=("wis",))
+    assert (found.held_out, found.episodes) == (True, 80)
+    assert evaluate_offline(tmp_path / "run", tmp_path / "fresh").held_out is None
+
+
+def test_what_the_runs_of_init_from_learned_from_makes_estimates_unreliable(tmp_path: Path) -> None:
+    for seed, name in enumerate(("first", "second", "third", "fresh")):
+        write_dataset(paths(100, seed), tmp_path / name)
+    begun: Any = {}
+    for name in ("first", "second", "third"):
+        train(tmp_path / name, tmp_path / f"run {name}", algorithm="bc", hidden=[4], updates=2, **begun)
+        begun = {"init_from": tmp_path / f"run {name}"}
+    for name in ("first", "second"):
+        found = evaluate_offline(tmp_path / "run third", tmp_path / name, explore=True, estimators=("wis",))
+        assert (found.held_out, found.estimates["wis"]["reliable"]) == (False, False)
+        assert "--init-from learned from 100%" in found.estimates["wis"]["reason"]
+    assert evaluate_offline(tmp_path / "run third", tmp_path / "fresh").held_out is None
+
+
 def test_of_data_whose_best_episodes_were_learned_from_the_held_out_ones_are_taken(made: Path, tmp_path: Path) -> None:
     train(made / "learned", tmp_path / "run", algorithm="bc", top_fraction=0.5, val_fraction=0.4, hidden=[8], updates=5)
     found = evaluate_offline(tmp_path / "run", made / "learned")

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from offline_cli import EpisodeBatch, train_bc, write_dataset
 from offline_cli.errors import BadConfig, SpaceMismatch, TargetNotMet, UsageError
 from offline_cli.estimating.evaluate_offline import evaluate_offline
+from offline_cli.training.algorithms.fqe import FOLD, NEXT_POLICY, Choices, tables
 
 Command = Callable[..., Any]
 CORRIDOR = spaces.Discrete(4)
@@ -293,6 +295,28 @@ def test_one_episode_has_no_spread_and_no_clone(tmp_path: Path) -> None:
     with pytest.raises(BadConfig) as caught:
         evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True, behaviour="fit")
     assert caught.value.where == "--behaviour fit"
+
+
+def test_fitted_q_of_one_episode_is_refused(made: Path, tmp_path: Path) -> None:
+    write_dataset(walks(1, right=0.5), tmp_path / "one")
+    with pytest.raises(BadConfig) as caught:
+        evaluate_offline(made / "run", tmp_path / "one", explore=True, estimators=("dm",))
+    assert caught.value.where == "--estimators"
+
+
+@pytest.mark.parametrize("gamma", [0.999, 1.0])
+def test_a_table_that_never_ends_has_its_value_below_gamma_1_and_none_at_1(gamma: float) -> None:
+    two, choices = spaces.Discrete(2), Choices(spaces.Discrete(1))
+    columns: dict[str, Any] = {"obs": torch.tensor([0, 1]), "actions": torch.tensor([0, 0]), "new_obs": torch.tensor([1, 0])}
+    columns |= {"rewards": torch.full((2,), 0.1), "terminateds": torch.zeros(2, dtype=torch.bool)}
+    columns |= {NEXT_POLICY: torch.ones(2, 1), FOLD: torch.ones(2)}
+    if gamma < 1:
+        (table,) = tables(two, choices, columns, gamma, 1)
+        assert table(torch.tensor([0])).item() == pytest.approx(100, abs=0.01)
+        return
+    with pytest.raises(BadConfig) as caught:
+        tables(two, choices, columns, gamma, 1)
+    assert caught.value.where == "--gamma"
 
 
 def test_weights_that_are_all_0_give_no_value(made: Path) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.episodes.episode_spaces import category_bounds, space_tree
+from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, rows
 from offline_cli.spaces import Space, leaf_spaces
 from offline_cli.training.algorithms.algorithm import (
@@ -47,7 +48,7 @@ CRITICS, TARGETS = "critics", "target_critics"  # modules
 NEXT_POLICY: Final = "next_policy"  # see `policy_column`, at the observations that steps led to
 FOLD: Final = "fold"  # (N,) the critic that does not learn from a step, by its number: what it says of it is no memory
 MOST_CHOICES: Final = 256
-SWEEPS: Final = 2000  # of a table at most
+SWEEPS: Final = 20_000  # of a table at most
 SETTLED: Final = 1e-6  # change of a table from which on it stays
 Q: Final = "q"
 
@@ -182,7 +183,7 @@ def tables(
     """The critics of numbered observations without a network: functions of observations (N,) that give Q (N, A).
 
     `columns`: those of FQE, all steps. Their regression is a mean: an action that was never taken in a state has the mean of
-    those that were; a state without any that of all.
+    those that were; a state without any that of all. Raises BadConfig where they do not settle.
     """
     pairs = (columns[Columns.OBS].long() - int(space.start)) * choices.count + choices.numbers(columns[Columns.ACTIONS])
     size, after, found = int(space.n) * choices.count, columns[Columns.NEXT_OBS].long() - int(space.start), list[Any]()
@@ -199,5 +200,8 @@ def tables(
             before, table = table, torch.where(counts > 0, sums / counts, of_state).nan_to_num(float(wanted.mean()))
             if float((table - before).abs().max()) < SETTLED:
                 break
+        else:
+            what = f"Q does not settle in {SWEEPS:,} sweeps at gamma {gamma:g}: some steps go on for too long"
+            raise BadConfig(what, where="--gamma", fix="a smaller --gamma, or an estimator of weights: is, wis, pdis, wpdis")
         found.append(lambda observations, table=table: table[observations.long() - int(space.start)])
     return found
