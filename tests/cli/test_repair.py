@@ -64,7 +64,10 @@ def test_a_live_writer_is_exit_5_and_named(left: Path, call_json: Call) -> None:
 def test_a_manifest_that_cannot_be_read_is_told_of_with_the_command_that_mends_it(dataset: Path, call_json: Call) -> None:
     (dataset / "manifest.json").write_text("{")
     code, told = call_json("inspect", dataset)
-    assert (code, told["error"]["fix"].endswith("offline-cli convert D/data --out NEW --env ENV")) == (3, True)
+    assert (code, told["error"]["fix"].endswith("offline-cli convert D/data --out NEW --env ENV --action-scale SCALE")) == (
+        3,
+        True,
+    )
 
 
 def test_what_is_not_there_is_exit_5_and_what_is_no_dataset_exit_3(recording: Path, tmp_path: Path, call_json: Call) -> None:

@@ -104,14 +104,14 @@ def test_in_a_table_without_ids_a_bad_row_costs_its_episode_and_one_without_colu
 
 
 @pytest.mark.parametrize("kind", LINES)
-def test_a_row_that_its_parser_cannot_read_is_named_by_file_and_row_with_a_remedy(
+def test_a_row_that_its_parser_cannot_read_is_named_by_file_and_line_with_a_remedy(
     kind: str, spoiled: Callable[..., Written]
 ) -> None:
     for row in range(0, ROWS, 16):
         source = spoiled(kind, spoil_lines, [row])
         with pytest.raises(BadData) as caught:
             read(source)
-        assert caught.value.where.endswith(f" row {row}")
+        assert caught.value.where.endswith(f" line {row + (2 if kind == 'csv' else 1)}")
         assert "--on-error skip" in caught.value.fix
 
 

@@ -45,7 +45,7 @@ def test_five_short_rows_in_ten_megabytes_of_csv_are_counted_and_cost_the_episod
     lost = lost_beside(SHORT, ROWS, LENGTH)
     found, counts, stream = read(tmp_path / "rides.csv", mapping=str(rides.with_suffix(".toml")), on_error="skip")
     assert found is not None
-    assert [reject.where.rpartition(" ")[2] for reject in stream.rejects.first[: len(SHORT)]] == [str(row) for row in SHORT]
+    assert [reject.where.rpartition(" ")[2] for reject in stream.rejects.first[: len(SHORT)]] == [str(row + 2) for row in SHORT]
     assert (counts.rows_in, counts.episodes) == (ROWS, ROWS // LENGTH - len(lost))
     assert {int(name.rpartition("-")[2]) for name in found.ids} == set(range(ROWS // LENGTH)) - lost
     assert counts.set_aside == len(lost) * LENGTH

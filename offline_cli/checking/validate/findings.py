@@ -309,10 +309,14 @@ class ListeningTally(Tally):
         elif times and kind not in SILENT:
             self._counted.setdefault(self.location, Counter())[kind] += times
 
-    def inherit(self, source: str, counts: Mapping[str, int]) -> None:
-        """Report the assumptions in the manifest of dataset `source` as if reading its source."""
+    def inherit(self, source: str, counts: Mapping[str, int], *, were_dropped: bool) -> None:
+        """Report the assumptions in the manifest of dataset `source` as if reading its source.
+
+        `were_dropped`: episodes with problems have been left out since, so that these are notes.
+        """
         for kind in LASTING & counts.keys():
             code, severity = RENAMED.get(kind, (kind, None))
+            severity = "note" if were_dropped else severity
             more: dict[str, Any] = {"example": "counted when it was written", "details": {"inherited": counts[kind]}}
             self._findings.add(source, Found(code, counts[kind], [source], severity=severity, **more))
 

@@ -134,7 +134,8 @@ def _read(checked: Mapping[str, _CheckedSource], findings: Findings, on_progress
     for source in checked.values():
         source.finish()
     for name, source in checked.items():  # after the counts are compared, because reported problems prevent that
-        tally.inherit(name, source.info.inherited)
+        made_by = {} if source.info.manifest is None else source.info.manifest.provenance.get("operation") or {}
+        tally.inherit(name, source.info.inherited, were_dropped="drop_problems" in made_by)
     tally.tell_counted()
     return tally
 
