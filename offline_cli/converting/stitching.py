@@ -378,4 +378,4 @@ def _progress(sources: Sequence[Source], tally: Tally) -> Progress:
     (unit,) = units
     if unit == BYTES:
         return Progress("reading", -(-min(done, total) // 1000), -(-total // 1000), "kB", {ROWS: tally.rows_in})
-    return Progress("reading", min(done, total), total, units.pop())
+    return Progress("reading", min(done, total), total, unit)

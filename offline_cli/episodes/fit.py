@@ -23,7 +23,7 @@ from offline_cli.errors import BadEpisode
 from offline_cli.spaces import Space, describe, leaf_spaces
 from offline_cli.trees import Tree, flatten, leaves, map_leaves, paths, unflatten_like
 
-__all__ = ["category_check", "check_shapes", "conform", "fitted", "fitter"]
+__all__ = ["cast_to", "category_check", "check_shapes", "conform", "fitted", "fitter"]
 
 
 def fitter(space: Space, noun: str = "an observation") -> Callable[[Any], Tree]:
@@ -60,13 +60,13 @@ def fitted(values: NDArray[Any], dtype: Any, noun: str = "an observation") -> ND
     if values.dtype.kind == np.dtype(dtype).kind == "f":
         with np.errstate(over="ignore"):
             return values.astype(dtype)
-    turned, lost = _cast_to(values, np.dtype(dtype))
+    turned, lost = cast_to(values, np.dtype(dtype))
     if lost.any():
         raise ValueError(f"{noun} of {values.dtype}, but the space's {np.dtype(dtype)} cannot hold its values")
     return turned
 
 
-def _cast_to(values: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+def cast_to(values: NDArray[Any], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """`values` as `dtype`, and a mask of the values that this changes."""
     with np.errstate(all="ignore"):
         cast = values.astype(dtype)
@@ -141,7 +141,7 @@ def _cast(leaf: NDArray[Any], dtype: np.dtype[Any], path: str, batch: EpisodeBat
         return leaf
     if leaf.dtype.kind not in "biuf":
         raise _bad(f"column {path!r} holds {leaf.dtype}, but its space has {dtype}", batch)
-    cast, lost = _cast_to(leaf, dtype)
+    cast, lost = cast_to(leaf, dtype)
     if lost.any():
         row = int(np.argwhere(lost)[0][0])
         value = leaf[row][lost[row]].flat[0] if leaf.ndim > 1 else leaf[row]

@@ -173,7 +173,7 @@ def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Ar
 
 
 def _asked(given: Sequence[str] | None, target: Array | None, played: Array | None, notes: list[str]) -> tuple[str, ...]:
-    """The estimators. Raises BadConfig for those that need weights where there are none."""
+    """The chosen estimators. Raises BadConfig if one needs weights and there are none."""
     asked = tuple(one for one in ALL if one in (given or ()))
     if played is not None:
         return asked or OF_WEIGHTS

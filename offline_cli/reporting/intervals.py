@@ -39,7 +39,7 @@ def draw_comparison(told: Mapping[str, Any], target: Location) -> None:
 def draw_estimates(told: Mapping[str, Any], weights: NDArray[np.float64] | None, target: Location) -> None:
     """Draw a result of `evaluate --offline`, as its `--json` has it, as a PNG; estimates that may mislead are grey.
 
-    `weights` (E,): of whole episodes; None: there are none.
+    `weights` (E,): weights of whole episodes, if there are any.
     """
     figure = _figure(7, 3 if weights is None else 5.4)
     axes, *more = figure.subplots(1 if weights is None else 2, 1, squeeze=False)[:, 0]

@@ -25,7 +25,7 @@ from offline_cli.storage.staging import whole_file, write_whole
 
 METRICS: Final = "metrics.jsonl"
 RESULT: Final = "result.json"
-ESTIMATES: Final = "estimates.json"  # what `evaluate RUN --offline D --json` prints, where somebody keeps it in the folder
+ESTIMATES: Final = "estimates.json"  # output of `evaluate RUN --offline D --json`, if it is kept in the run folder
 ESTIMATED: Final = "estimate by "
 STATE: Final = "state.json"
 OWN: Final = ("seed", "out", "run", "device", "threads")  # keys that make no other kind of run

@@ -13,7 +13,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
@@ -21,12 +20,21 @@ from numpy.typing import NDArray
 
 from offline_cli.converting.operations.selecting import top
 from offline_cli.episodes.batch import EpisodeBatch
+from offline_cli.episodes.known_episodes import hash_rows
 from offline_cli.errors import BadConfig, NoData, UsageError
 from offline_cli.storage.locations import Location, expand
 from offline_cli.trees import leaves
 
-__all__ = ["REMEMBERED", "HeldOut", "Weights", "best_episodes", "content_hashes", "held_out_of_run"]
-__all__ += ["learned_before", "place_named"]
+__all__ = [
+    "REMEMBERED",
+    "HeldOut",
+    "Weights",
+    "best_episodes",
+    "content_hashes",
+    "held_out_of_run",
+    "learned_before",
+    "place_named",
+]
 
 OPTION: Final = "--weight"
 REMEMBERED: Final = 1024  # content hashes that a run keeps of its episodes, the smallest: each large part of the data has some
@@ -143,10 +151,7 @@ def content_hashes(episodes: EpisodeBatch) -> NDArray[np.uint64]:
     digests = [hashlib.blake2b(str(length).encode(), digest_size=8) for length in episodes.lengths.tolist()]
     for leaf, starts in parts:
         with np.errstate(over="ignore"):  # infinite: larger than a float32
-            content = leaf.astype(np.float32).tobytes()
-        bounds = (starts * (len(content) // max(1, len(leaf)))).tolist()
-        for digest, (first, last) in zip(digests, pairwise(bounds), strict=True):
-            digest.update(content[first:last])
+            hash_rows(digests, leaf.astype(np.float32), starts)
     named = [digest.copy() for digest in digests]
     for digest, id_, agent in zip(named, episodes.ids, episodes.agent_ids or ("",) * len(episodes), strict=True):
         digest.update(f"{id_}\n{agent or ''}".encode("utf-8", "surrogatepass"))

@@ -11,7 +11,7 @@ import pytest
 import rival_answers
 import torch
 from gymnasium import spaces
-from rival_answers import LANES, TESTDATA, ask
+from rival_answers import LANES, TESTDATA, ask, lane_of
 from torch import Tensor, nn
 
 from offline_cli.estimating.estimators import ALL, Episodes, Values, distribution_free, estimates
@@ -33,8 +33,7 @@ def answered_anew(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=LANES)
 def lane(request: pytest.FixtureRequest) -> Path:
     """The folder of answers: the packages' own of today, which must still be the stored ones, or these."""
-    found: Path = STORED if request.param == "stored" else request.getfixturevalue("answered_anew")
-    return found
+    return lane_of(request, STORED)
 
 
 def ours(given: dict[str, Any], gamma: float = 1.0) -> tuple[Episodes, Values]:

@@ -6,9 +6,11 @@ import resource
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import corridor_walks
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -35,25 +37,7 @@ action = {type = "Discrete", n = 2}
 """
 
 
-def walks(count: int, seed: int = 0, *, right: float = 0.5) -> EpisodeBatch:
-    """Walks of 6 steps over 4 places; each step at the last one gives 1."""
-    chance = np.random.default_rng(seed)
-    actions = (chance.random((count, 6)) < right).astype(np.int64)
-    places = np.zeros((count, 7), np.int64)
-    for step in range(6):
-        places[:, step + 1] = np.clip(places[:, step] + 2 * actions[:, step] - 1, 0, 3)
-    return EpisodeBatch(
-        ids=tuple(str(number) for number in range(count)),
-        starts=np.arange(count + 1) * 6,
-        obs=places.ravel(),
-        actions=actions.ravel(),
-        rewards=(places[:, 1:] == 3).astype(np.float64).ravel(),
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
-        extra={"action_logp": np.log(np.where(actions, right, 1 - right)).astype(np.float32).ravel()},
-        observation_space=spaces.Discrete(4),
-        action_space=spaces.Discrete(2),
-    )
+walks = partial(corridor_walks.walks, shared_ids=True)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from corridor_walks import walks
 from gymnasium import spaces
 
 from offline_cli import EpisodeBatch, train_bc, write_dataset
@@ -17,30 +18,7 @@ from offline_cli.estimating.evaluate_offline import evaluate_offline
 from offline_cli.training.algorithms.fqe import FOLD, NEXT_POLICY, Choices, tables
 
 Command = Callable[..., Any]
-CORRIDOR = spaces.Discrete(4)
 SHORT: dict[str, Any] = {"epochs": 2, "eval_every": 1000}
-
-
-def walks(count: int, *, right: float, seed: int = 0, logp: bool = True) -> EpisodeBatch:
-    """Walks of 6 steps over 4 places, to the right with the probability `right`; each step at the last place gives 1."""
-    chance = np.random.default_rng(seed)
-    actions = (chance.random((count, 6)) < right).astype(np.int64)
-    places = np.zeros((count, 7), np.int64)
-    for step in range(6):
-        places[:, step + 1] = np.clip(places[:, step] + 2 * actions[:, step] - 1, 0, 3)
-    chosen = np.where(actions, right, 1 - right)
-    return EpisodeBatch(
-        ids=tuple(f"walk-{seed}-{number}" for number in range(count)),
-        starts=np.arange(count + 1) * 6,
-        obs=places.ravel(),
-        actions=actions.ravel(),
-        rewards=(places[:, 1:] == 3).astype(np.float64).ravel(),
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
-        extra={"action_logp": np.log(chosen).astype(np.float32).ravel()} if logp else {},
-        observation_space=CORRIDOR,
-        action_space=spaces.Discrete(2),
-    )
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,12 @@ def ask(rival: str, script: str | None, folder: Path) -> Path:
     return folder
 
 
+def lane_of(request: pytest.FixtureRequest, stored: Path) -> Path:
+    """The folder of answers of one of LANES: `stored`, or what the fixture `answered_anew` asks today."""
+    found: Path = stored if request.param == "stored" else request.getfixturevalue("answered_anew")
+    return found
+
+
 def answer(folder: Path, stored: Path, name: str) -> dict[str, Any]:
     """What the package said; what it says today is what it said then."""
     with np.load(folder / f"{name}.npz") as held, np.load(stored / f"{name}.npz") as before:

@@ -23,6 +23,7 @@ from offline_cli.columns import Columns
 from offline_cli.converting.fitting import as_space
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
+from offline_cli.episodes.fit import cast_to
 from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE
 from offline_cli.meanings import Meanings
 from offline_cli.spaces import Space, describe, leaf_spaces
@@ -174,7 +175,5 @@ def _changed_by(leaf: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_]:
     """(rows, *shape) mask of values that `dtype` cannot hold."""
     if leaf.dtype.kind not in "biuf":
         return np.ones(leaf.shape, np.bool_)
-    with np.errstate(all="ignore"):  # overflows are detected below
-        cast = leaf.astype(dtype)
-        changed = (cast.astype(leaf.dtype) != leaf) | ((cast < 0) != (leaf < 0))
+    _, changed = cast_to(leaf, dtype)
     return np.asarray(changed & np.isfinite(leaf) if leaf.dtype.kind == "f" else changed)

@@ -41,8 +41,18 @@ from offline_cli.training.algorithms.algorithm import (
 from offline_cli.training.steps import WEIGHTS
 from offline_cli.trees import Tree, leaves, map_leaves, unflatten_like
 
-__all__ = ["CRITICS", "FOLD", "FQE", "NEXT_POLICY", "TARGETS", "Choices", "policy_column", "tables"]
-__all__ += ["taken_values", "values_of"]
+__all__ = [
+    "CRITICS",
+    "FOLD",
+    "FQE",
+    "NEXT_POLICY",
+    "TARGETS",
+    "Choices",
+    "policy_column",
+    "tables",
+    "taken_values",
+    "values_of",
+]
 
 CRITICS, TARGETS = "critics", "target_critics"  # modules
 NEXT_POLICY: Final = "next_policy"  # see `policy_column`, at the observations that steps led to
