@@ -165,7 +165,7 @@ def learner_spaces(stream: EpisodeStream, environment: Environment | None) -> tu
     pairs = zip(("observations", "actions"), said, own, strict=True)
     problems = [text for what, space, env in pairs for text in misfits(space, env, inferred=stream.spaces_inferred, what=what)]
     if problems:
-        fix = f"use the environment and wrappers of the data instead of --env {environment.name}"
+        fix = f"use the environment and wrappers of the data instead of {environment.name}"
         raise SpaceMismatch.of(problems, where=where, fix=fix)
     return own
 

@@ -14,7 +14,8 @@ from offline_cli.cli import options as o
 from offline_cli.cli.calling import call, call_and_show, keep_parameters_of, show_result
 from offline_cli.cli.command import command
 from offline_cli.cli.streams import write
-from offline_cli.cli.values import names, settings, whole_numbers
+from offline_cli.cli.values import estimators as of_estimators
+from offline_cli.cli.values import settings, whole_numbers
 from offline_cli.errors import OfflineCliError, TargetNotMet, UsageError
 
 LEARNED = ("run", "updates", "epochs", "seconds", "samples_per_second", "loss", "val_loss", "eval_return_mean")
@@ -143,7 +144,7 @@ def evaluate(
         o.offline(
             help="Estimates of the policy's value: is, wis, pdis, wpdis by weights of episodes; dm, dr, wdr by fitted Q "
             "functions, which takes minutes.",
-            parser=names,
+            parser=of_estimators,
             metavar="NAME,...",
             show_default="is,wis,pdis,wpdis",
         ),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import typer
 
+from offline_cli.choices import Estimator
 from offline_cli.errors import BadConfig, UsageError
 from offline_cli.schema_files import json_or_text
 
-__all__ = ["comparisons", "json_object", "names", "pairs", "settings", "storage_pairs", "whole_numbers"]
+__all__ = ["comparisons", "estimators", "json_object", "pairs", "settings", "storage_pairs", "whole_numbers"]
 
 STORAGE_OPTION: Final = "--storage-option"  # its values may be secrets
 
@@ -25,9 +26,14 @@ def whole_numbers(text: Any) -> tuple[int, ...]:
         raise typer.BadParameter(f"{text!r} is not a list of whole numbers such as 2,3") from err
 
 
-def names(text: Any) -> tuple[str, ...]:
+def estimators(text: Any) -> tuple[str, ...]:
     """`"is,wis"` as `("is", "wis")`."""
-    return text if isinstance(text, tuple) else tuple(one.strip() for one in text.split(",") if one.strip())
+    if isinstance(text, tuple):
+        return text
+    given, known = tuple(one.strip() for one in text.split(",") if one.strip()), get_args(Estimator)
+    if wrong := sorted({*given} - {*known}):
+        raise typer.BadParameter(f"{wrong[0]!r} is none of {', '.join(known)}")
+    return given
 
 
 def json_object(text: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from offline_cli.columns import Columns
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.episode_spaces import category_bounds
 from offline_cli.errors import PROBLEM, BadEpisode, BadMapping, SpaceMismatch
-from offline_cli.formats.source import THE_SOURCE, Fragments, Source, SourceInfo
+from offline_cli.formats.source import THE_POLICY, THE_SOURCE, Fragments, Source, SourceInfo
 from offline_cli.formats.step_rows import as_shape
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.spaces import Space, describe, infer_space, leaf_spaces, same_space
@@ -230,11 +230,14 @@ def check_fits(
     problems = list(_problems(tree, space, name, meanings))
     if problems:
         what, row = problems[0]
-        other = "or correct its declaration" if not said_by.startswith("--env ") else "or remove --env to infer spaces"
+        fix = "name the recorded environment with --env, or "
+        fix += "remove --env to infer spaces" if said_by.startswith("--env ") else "correct its declaration"
+        if said_by == THE_POLICY:
+            fix = "use a policy for the environment that was recorded, or a recording of the policy's environment"
         raise SpaceMismatch(
             f"{what}; {said_by} declares {describe(space)}, the data is {in_words(tree)}",
             where=where(row),
-            fix=f"name the recorded environment with --env, {other}",
+            fix=fix,
             details={"problems": [what for what, _ in problems]},
         )
 
@@ -278,11 +281,12 @@ class Declared(NamedTuple):
 def declared(
     sources: Sequence[SourceInfo],
     first: EpisodeBatch | None,
-    env: str | None,
+    env: str,
     env_spaces: tuple[Space, Space] | None,
     added_to: SourceInfo | None = None,
 ) -> Declared:
-    """The spaces declared by `sources`, their `first` episodes (None: not read), `env`, and the dataset to append to.
+    """The spaces declared by `sources`, their `first` episodes (None: not read), `env` (as messages name it), and the dataset
+    to append to.
 
     The environment's space is used if there is no other declaration, or others differ. Raises SpaceMismatch.
     """
@@ -298,7 +302,7 @@ def declared(
         if unlike is not None and env_spaces is None:
             raise two_spaces(name, known[0][1:], unlike[1:])
         if env_spaces is not None and (not known or unlike is not None or known[0][2] is env_spaces[part]):
-            known, by_env = [(f"--env {env}", "", env_spaces[part])], True  # a reader may have got them from us
+            known, by_env = [(env, "", env_spaces[part])], True  # a reader may have got them from us
         chosen.append(known[0][2] if known else None)
         said_by.append(known[0][0] if known else THE_SOURCE)
     return Declared((chosen[0], chosen[1]), (said_by[0], said_by[1]), by_env)

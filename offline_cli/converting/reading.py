@@ -49,7 +49,7 @@ from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import MEMORY_LIMIT, EpisodeLimit, room_for_data
 from offline_cli.formats.opening import open_sources
 from offline_cli.formats.parquet_files import WORKERS
-from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, ReadOptions, Source, SourceInfo
+from offline_cli.formats.source import ENV_SCALE, NORMALIZED_SCALE, THE_POLICY, ReadOptions, Source, SourceInfo
 from offline_cli.formats.tables import TableOptions
 from offline_cli.meanings import NO_MEANINGS, Meanings, joined
 from offline_cli.progress import OnProgress, no_progress
@@ -324,9 +324,9 @@ class EpisodeStream:
         self.meanings, assumed = joined([(one.location, one.meanings) for one in everywhere], columns)
         references = [None if one.manifest is None else one.manifest.reference for one in everywhere]
         self.reference = references[0] if all(one == references[0] for one in references) else None
-        name = None if env is None else env.id
+        name = THE_POLICY if env is None else f"--env {env.id}"
         if env_spaces is not None and first is not None:
-            self._said_by = (f"--env {name}",) * 2
+            self._said_by = (name, name)
             self._in_structure(first, env_spaces)
         known = declared(self.sources, first, name, env_spaces, None if into is None else into.info)
         (observation, action), self._said_by, inferred = known.spaces, known.said_by, False
@@ -449,7 +449,8 @@ def read_episodes(
     """Stream the episodes of all `sources`, in order, or of already `opened` ones.
 
     `env`: an environment, for sources without spaces; its missing arguments come from sources of the same environment
-    (`AskedEnvironment.chosen`). `env_spaces`: its spaces, if known. `action_scale`: for sources that do not declare it.
+    (`AskedEnvironment.chosen`). `env_spaces`: its spaces, if known; without `env`, a
+    policy's. `action_scale`: for sources that do not declare it.
     `limit`: maximum number of episodes; nothing is read, counted or inferred beyond them. `workers`: files read in parallel.
     `from_`, `tables`, `apart`, `drop`: see `open_sources`; `tables` also sets the memory limit. `episode_limit`: maximum size
     of one episode. `extras`: chooses the extra outputs to keep; None: all, which must be equal in all sources. `added_to`: the

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,20 @@ from offline_cli.training.run_folder import RunFolder
 from offline_cli.trees import map_leaves
 
 __all__ = ["OfflineResult", "evaluate_offline"]
+
+
+class _Lack(NamedTuple):
+    """Why episodes have no weights; empty: they have."""
+
+    what: str
+    fix: str
+
+
+NO_SPREAD: Final = _Lack(
+    "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability",
+    "--explore, for a policy that learned a spread (not td3-bc, rebrac)",
+)
+NOT_RECORDED: Final = _Lack("the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +120,15 @@ def evaluate_offline(
     how: dict[str, Any] = {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
     how |= {"device": learner, "storage_options": storage_options, "on_progress": on_progress}
     recorded = recorded_for(loaded, RunFolder(place), offline, **how)
-    batch, facts, target, played = recorded.episodes, dict(recorded.facts), None, None
+    batch, facts, target, played, lack = recorded.episodes, dict(recorded.facts), None, None, _Lack("", "")
     if recorded.has_rewards:
         fitting = Fitting(recorded, loaded, seed, learner, on_progress)
         if (target := _target(recorded, explore)) is not None:
             played, facts["behaviour"] = _behaviour(recorded, behaviour, fitting)
-        asked = _asked(estimators, target, played, facts["notes"])
+        if played is None:
+            lack = NO_SPREAD if target is None else NOT_RECORDED
+            facts["notes"].append(f"{lack.what}, so there are no weights, and no estimates but dm; remedy: {lack.fix}")
+        asked = _asked(estimators, target, lack)
         values = fitting.values(gamma=gamma, explore=explore) if {*asked} & {*OF_VALUES} else None
         episodes = Episodes(batch.lengths, batch.rewards, target, played, gamma, clip)
         facts["recorded"], facts["estimates"] = estimated(episodes, asked, values, seed, recorded.doubts)
@@ -125,10 +142,10 @@ def evaluate_offline(
         draw_estimates(result.as_dict(), None if played is None else episodes.whole, open_location(plot, storage_options))
     reliable = {one: figures["low"] for one, figures in result.estimates.items() if figures["reliable"]}
     if min_value is not None and not (reliable and min(reliable.values()) >= min_value):
-        reasons = dict.fromkeys(figures["reason"] for figures in result.estimates.values()) or result.notes
+        reasons = dict.fromkeys((lack.what, *(figures["reason"] for figures in result.estimates.values())))
         why = "; ".join(f"{one} may be as low as {low:.5g}" for one, low in reliable.items() if low < min_value)
-        why = why or f"no estimate is reliable: {'; '.join(reasons)}"
-        fix = "more episodes, a better policy, or one closer to the recorded policy"
+        why = why or f"no estimate is reliable: {'; '.join(filter(None, reasons)) or '; '.join(result.notes)}"
+        fix = lack.fix or "more episodes, a better policy, or one closer to the recorded policy"
         raise TargetNotMet(f"{why}; {min_value:g} wanted", where=name, fix=fix, details=result.as_dict())
     return result
 
@@ -172,16 +189,12 @@ def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Ar
     return None, None
 
 
-def _asked(given: Sequence[str] | None, target: Array | None, played: Array | None, notes: list[str]) -> tuple[str, ...]:
+def _asked(given: Sequence[str] | None, target: Array | None, lack: _Lack) -> tuple[str, ...]:
     """The chosen estimators. Raises BadConfig if one needs weights and there are none."""
     asked = tuple(one for one in ALL if one in (given or ()))
-    if played is not None:
+    if not lack.what:
         return asked or OF_WEIGHTS
-    what, fix = "the recording has neither action_logp nor action_dist_inputs", "--behaviour fit or uniform"
-    if target is None:
-        what = "the policy acts on boxes without a spread that was learned, which gives recorded actions no probability"
-        fix = "--estimators dm; or --explore, for a policy that learned a spread (not td3-bc, rebrac)"
     if {*asked} - {"dm"}:
-        raise BadConfig(f"{what}, so there are no weights", where=f"--estimators {','.join(asked)}", fix=fix)
-    notes.append(f"{what}: there are no weights, and dm alone can be asked for; or {fix}")
+        fix = f"{lack.fix}; or --estimators dm"
+        raise BadConfig(f"{lack.what}, so there are no weights", where=f"--estimators {','.join(asked)}", fix=fix)
     return asked or (("dm",) if target is None else ())

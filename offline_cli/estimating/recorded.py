@@ -122,13 +122,17 @@ def recorded_for(
     if held_out is False and not doubts:
         notes.append("the run learned from these episodes: its figures are better than on others (train --val-fraction)")
     complete, left_out = _complete(whole, (*used, Columns.REWARDS) if has_rewards else used)
+    if not has_rewards:
+        notes.append("there are no rewards, so values cannot be estimated")
     if left_out:
         named = ", ".join(f"{name} at {one['steps']:,} steps of {one['episodes']:,} episodes" for name, one in left_out.items())
         doubts.append(f"NaN or infinite: {named}")
-        notes.append(f"{doubts[-1]}; these episodes are left out, which shifts estimates if that hangs on outcomes")
-        whole, has_rewards = whole.select(complete) if complete.any() else whole, has_rewards and bool(complete.any())
-    if not has_rewards:
-        notes.append("there are no rewards, so values cannot be estimated")
+        if complete.any():
+            notes.append(f"{doubts[-1]}; these episodes are left out, which shifts estimates if that hangs on outcomes")
+            whole = whole.select(complete)
+        else:
+            notes.append(f"{doubts[-1]}, which is all, so values cannot be estimated (--behaviour fit needs no action_logp)")
+            has_rewards = False
     for name, space in zip(("observations", "actions"), spaces, strict=True):
         learner_batches.check_values(whole, space, name, where, stream.meanings)
     whole = learner_batches.in_learner_units(whole, spaces[1], stream.action_scale)

@@ -56,6 +56,7 @@ ENV_SCALE: Final = "env"
 NORMALIZED_SCALE: Final = "normalized"
 UNKNOWN_SCALE: Final = "unknown"
 THE_SOURCE: Final = "the source"
+THE_POLICY: Final = "the policy"
 
 HASHED_BYTES: Final = 64 << 10  # bytes hashed at each end of a file
 ASKED: Final = 64  # maximum number of remote files whose size is requested

@@ -28,6 +28,7 @@ RESULT: Final = "result.json"
 ESTIMATES: Final = "estimates.json"  # output of `evaluate RUN --offline D --json`, if it is kept in the run folder
 ESTIMATED: Final = "estimate by "
 STATE: Final = "state.json"
+DEEP: Final = 2  # RUNS/iql/seed-0
 OWN: Final = ("seed", "out", "run", "device", "threads")  # keys that make no other kind of run
 SUFFIXES: Final = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}  # and how such files begin
 SHOWN: Final = ("eval_return_mean", "eval_return_ci95", "val_loss", "val_accuracy", "loss", "updates", "seconds", "stopped_by")
@@ -68,7 +69,7 @@ class CurvesResult:
 
 
 def read_runs(places: Sequence[str | os.PathLike[str]], storage_options: Mapping[str, Any] | None = None) -> list[Run]:
-    """The runs in these folders, or in their folders (`RUN/hunter`, `RUN/seed-0`); of `AGENT=RUN`, by the name of the agent.
+    """The runs in these folders, or below them (`RUN/hunter`, `RUNS/iql/seed-0`); of `AGENT=RUN`, by the name of the agent.
 
     Raises StorageNotFound, NoData for a folder without metrics.jsonl, BadData.
     """
@@ -78,12 +79,19 @@ def read_runs(places: Sequence[str | os.PathLike[str]], storage_options: Mapping
     for (agent, place), name in zip(opened, names_of([agent or place.url for agent, place in opened]), strict=True):
         if not place.exists():
             raise place.missing()
-        parts = [place] if place.join(METRICS).exists() else [one for one in place.children() if one.join(METRICS).exists()]
+        parts = _run_folders(place)
         if not parts:
             fix = "name the folder that train wrote, the one with metrics.jsonl in it, or a folder of such folders"
             raise NoData("no run is here: there is no metrics.jsonl", where=place.url, fix=fix)
-        found += [_run(name if one == place else f"{name}/{one.name}", one, agent) for one in parts]
+        found += [_run(f"{name}{one.url.removeprefix(place.url)}", one, agent) for one in parts]
     return found
+
+
+def _run_folders(place: Location, deep: int = DEEP) -> list[Location]:
+    """`place`, if it is a run, else the runs in it, up to `deep` folders below."""
+    if place.join(METRICS).exists():
+        return [place]
+    return [run for one in place.children() if deep and one.is_dir() for run in _run_folders(one, deep - 1)]
 
 
 def _named_place(given: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> tuple[str, Location]:

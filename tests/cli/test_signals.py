@@ -110,9 +110,10 @@ def stopped(tmp_path: Path, child_env: dict[str, str]) -> Stopped:
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize(("runners", "episodes"), [(0, 60), (2, 240)])  # runners have several blocks in flight: then some are left
+@pytest.mark.parametrize(("runners", "episodes"), [(0, 60), (2, 240)])  # so many that not all blocks of runners are in flight
 def test_record_commits_what_is_whole_and_goes_on(runners: int, episodes: int, stopped: Stopped, tmp_path: Path) -> None:
-    kind: dict[str, Any] = {"policy": "random", "episodes": episodes, "num_envs": 2, "max_rows_per_file": 5, "vectorize": "sync"}
+    kind: dict[str, Any] = {"policy": "random", "num_envs": 2, "max_rows_per_file": 5, "vectorize": "sync"}
+    kind["episodes"] = episodes
     words = [word for name, value in kind.items() for word in (f"--{name.replace('_', '-')}", value)]
     words += ["--num-env-runners", runners]
     code, told, _ = stopped(signal.SIGINT, "D/data/*.parquet", "record", "recording_envs:Slow-v0", "--out", "D", *words)

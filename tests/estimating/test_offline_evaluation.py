@@ -122,8 +122,9 @@ def test_data_of_other_spaces_is_refused(made: Path) -> None:
     batch = walks(3, right=0.5)
     other = {**fields(batch), "observation_space": spaces.Discrete(9), "extra": {}}
     write_dataset(EpisodeBatch(**other), made / "other")
-    with pytest.raises(SpaceMismatch):
+    with pytest.raises(SpaceMismatch) as caught:
         evaluate_offline(made / "run", made / "other")
+    assert "--env" not in f"{caught.value}"  # which evaluate --offline does not take
 
 
 def test_a_policy_without_probabilities_is_a_usage_error(made: Path) -> None:
@@ -160,6 +161,12 @@ def test_the_command_gives_the_keys_draws_a_figure_and_exits_with_7_at_a_missed_
 def test_options_of_playing_are_refused_beside_recordings(call: Command, made: Path) -> None:
     code, failed = call("evaluate", made / "run", "--offline", made / "half", "--episodes", 5)
     assert (code, failed["error"]["where"]) == (2, "--episodes")
+
+
+def test_a_wrong_estimator_is_named_before_anything_is_read(call: Command) -> None:
+    code, failed = call("evaluate", "run", "--offline", "D", "--estimators", "wis,wsi")
+    assert (code, failed["error"]["where"]) == (2, "offline-cli evaluate")
+    assert "'wsi'" in failed["error"]["what"]
 
 
 def continuous(count: int, *, logp: bool) -> EpisodeBatch:

@@ -31,6 +31,13 @@ def test_runs_that_differ_in_the_seed_alone_are_one_line(run: Run, tmp_path: Pat
     assert (told["runs"], told["groups"]) == (4, ["bc (2 seeds)", "iql", "other"])
 
 
+def test_a_folder_of_runs_and_of_folders_of_seeds_has_them_all(run: Run, tmp_path: Path) -> None:
+    for place, kind in (("runs/bc", 1), ("runs/iql/seed-0", 2), ("runs/iql/seed-1", 2)):
+        run(place, [3, 1], lr=kind)
+    done = CliRunner().invoke(app, ["curves", str(tmp_path / "runs"), "-o", str(tmp_path / "f.svg"), "--json"])
+    assert json.loads(done.stdout)["groups"] == ["runs/bc", "runs/iql (2 seeds)"]
+
+
 def test_runs_of_several_agents_have_a_line_each(run: Run, tmp_path: Path) -> None:
     for agent in ("hunter", "runner"):
         for seed in (0, 1):
