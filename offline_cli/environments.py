@@ -39,7 +39,7 @@ from gymnasium import spaces
 from gymnasium.vector.utils import create_empty_array
 
 from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UnknownEnvironment, UnsupportedSpace
-from offline_cli.import_path import EXTRAS, PYTHON, call_of, imported, named_object
+from offline_cli.import_path import PYTHON, call_of, imported, missing_package, named_object
 from offline_cli.spaces import Space, check_supported, describe, same_space
 from offline_cli.step_values import flag_of, reward_of
 from offline_cli.trees import rows_of
@@ -221,10 +221,10 @@ def _guarded(name: str, doing: str, call: Callable[[], Any]) -> Any:
     except OfflineCliError:
         raise
     except (Exception, SystemExit) as err:
-        package = getattr(err, "name", None) or "what the environment needs"
-        if isinstance(err, gym.error.DependencyNotInstalled | ModuleNotFoundError) and "." not in package:
+        target = missing_package(err) if isinstance(err, ModuleNotFoundError) else None
+        if target is not None or isinstance(err, gym.error.DependencyNotInstalled):
             hint = re.search(r"pip install [^`]+", str(err))
-            fix = hint[0] if hint else f"pip install {EXTRAS.get(package, package)}"
+            fix = hint[0] if hint else f"pip install {target or 'what the environment needs'}"
             raise MissingPackage(f"{name} needs a package: {err}", where=f"--env {name}", fix=fix) from err
         fix = "run the environment alone in Python to see the full traceback"
         raise BadData(f"{doing} {name} raised {err!r}", where=f"--env {name}", fix=fix) from err

@@ -94,19 +94,17 @@ def imported(
     try:
         return module_named(module)
     except ModuleNotFoundError as err:
-        name = err.name or "what it needs"
-        (above, _, last), top = name.rpartition("."), name.partition(".")[0]
-        is_missing = not _is_found(top)  # else the package is installed, and lacks a module
-        if f"{module}.".startswith(f"{name}.") and not (is_missing and top in EXTRAS):
+        name, target = err.name or "", missing_package(err)
+        above, _, last = name.rpartition(".")
+        if f"{module}.".startswith(f"{name}.") and target not in EXTRAS.values():
             beside = [one.name for one in iter_modules(getattr(sys.modules.get(above), "__path__", ()))] if above else []
             near = [f"{above}.{one}" for one in get_close_matches(last, beside, n=3, cutoff=0.5)]
             what = f"there is no {'file' if names_file(module) else 'module'} {name!r}"
             what = f"{above} has no module {last!r}" if above in sys.modules else what
             fix = f"did you mean {' or '.join(near)}?" if near else form
             raise unknown(what, where=where, fix=fix, details={"near": near}) from err
-        if is_missing:
-            fix = f"pip install {EXTRAS.get(top, top)}"
-            raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=fix) from err
+        if target is not None:
+            raise MissingPackage(f"{module} needs a package: {err}", where=where, fix=f"pip install {target}") from err
         raise raised(f"importing {module} raised {err!r}", where=where, fix=ALONE) from err
     except OfflineCliError as err:
         err.where = f"{where}: {err.where}"
@@ -115,12 +113,14 @@ def imported(
         raise raised(f"importing {module} raised {err!r}", where=where, fix=ALONE) from err
 
 
-def _is_found(package: str) -> bool:
-    """Whether there is such a package, imported or not."""
+def missing_package(error: ModuleNotFoundError) -> str | None:
+    """What pip would install; None: the package is installed, and lacks a module."""
+    package = (error.name or "").partition(".")[0]
     try:
-        return importlib.util.find_spec(package) is not None
+        is_found = not package or importlib.util.find_spec(package) is not None
     except (ImportError, ValueError):  # ValueError: hidden, or without a spec
-        return sys.modules.get(package) is not None
+        is_found = sys.modules.get(package) is not None
+    return None if is_found else EXTRAS.get(package, package)
 
 
 def named_object(path: str, *, where: str, form: str, raised: type[OfflineCliError] = BadConfig) -> Any:

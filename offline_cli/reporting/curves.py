@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offline_cli.mean_interval import mean_interval
-from offline_cli.reporting.drawing import Json, colour, figure, label, packed
+from offline_cli.reporting.drawing import Json, colour, figure, label, legend_text, packed
 
 __all__ = ["Panel", "draw_curves", "mean_curve", "panels", "plotly_curves"]
 
@@ -142,8 +142,7 @@ def draw_curves(
     for axes, panel in zip(panes, found, strict=False):
         for line in panel.lines:
             shade, marker = colour(line.number), "." if len(line.x) <= FEW else ""
-            text = line.name.replace("$", r"\$").lstrip("_")  # neither mathematics nor hidden
-            axes.plot(line.x, line.mean, DASHES[line.dash][0], color=shade, label=text, marker=marker)
+            axes.plot(line.x, line.mean, DASHES[line.dash][0], color=shade, label=legend_text(line.name), marker=marker)
             if len(line.x) == 1:  # of which a band would be nothing
                 axes.errorbar(line.x, line.mean, line.half, capsize=3, color=shade)
             axes.fill_between(line.x, line.mean - line.half, line.mean + line.half, color=shade, alpha=0.15, linewidth=0)

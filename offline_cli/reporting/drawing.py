@@ -32,6 +32,11 @@ def label(text: str) -> str:
     return html.escape(printable(text), quote=False)
 
 
+def legend_text(text: str) -> str:
+    """Text of data as matplotlib shows it, letter for letter: neither mathematics nor hidden."""
+    return text.replace("$", r"\$").lstrip("_")
+
+
 def packed(values: NDArray[Any]) -> Json:
     """An array as plotly reads it, in four bytes a number."""
     numbers = np.ascontiguousarray(values, np.float32)

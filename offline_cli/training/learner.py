@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import tomllib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,34 +19,30 @@ from typing import Any, Final, Self
 
 import gymnasium as gym
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from offline_cli.columns import Columns
 from offline_cli.engines.ranks import ALONE, Ranks
-from offline_cli.errors import BadConfig, BadData, MissingPackage, OfflineCliError, UsageError
+from offline_cli.errors import BadConfig, MissingPackage, OfflineCliError, UsageError
 from offline_cli.meanings import Meanings, joined
 from offline_cli.modules.network import Network, network_kind
 from offline_cli.modules.python_network import autocast
 from offline_cli.modules.rl_module import RLModule, initial_state
 from offline_cli.plugins import PYTHON, plugin_behind
 from offline_cli.policies.run_policy import (
-    CONFIG,
     MEANINGS,
     MODULES,
     NETWORK,
     OF_POLICY,
     STEPPED,
     LoadedPolicy,
-    checkpoint_bytes,
     copy_into,
     load_policy,
     part,
     prefixed,
 )
 from offline_cli.spaces import Space, same_space
-from offline_cli.storage.locations import Location, open_location
+from offline_cli.storage.locations import Location
 from offline_cli.training.algorithms.algorithm import BC, POLICY, Algorithm, Group, Task, algorithm_kind, own_algorithms
 from offline_cli.training.config import BCConfig
 
@@ -198,19 +193,28 @@ class Start:
     network: Mapping[str, Any]  # network of the new run
 
     @classmethod
-    def of(cls, config: BCConfig, storage_options: Mapping[str, Any] | None, plugins: Sequence[str], *, out: str) -> Self:
-        """Load the run of `init_from`. `out`: URL of the new run. Raises like `load_policy`,
-        BadData for a corrupt checkpoint, UsageError if it is `out` itself.
+    def of(
+        cls,
+        place: Location,
+        config: BCConfig,
+        theirs: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        *,
+        plugins: Sequence[str],
+        out: str,
+    ) -> Self:
+        """Load the policy of the run in `place`, which has the configuration `theirs` and the `tensors` in its checkpoint.
+
+        `out`: URL of the new run. Raises like `load_policy`, UsageError if it is `out` itself.
         """
-        place = open_location(config.init_from or "", storage_options)
         if place.url == out:
             fix = "use another --out, or --resume to train that run for longer"
             raise UsageError("a run cannot start from the run that it replaces", where=f"--init-from {place.url}", fix=fix)
         name = config.network["name"]  # code that the user named for this run may also serve that one
-        loaded = load_policy(place, storage_options, plugins=plugins, network=name if name.startswith(PYTHON) else None)
-        theirs, others = _saved_modules(place) or ({}, {})
+        loaded = load_policy(place, plugins=plugins, network=name if name.startswith(PYTHON) else None)
         is_same = theirs.get("algorithm", {}).get("name", BC) == config.algorithm["name"]
-        return cls(place.url, loaded, others if is_same else {}, {"name": name, **config.network_options})
+        others = part(tensors, MODULES) if is_same else {}
+        return cls(place.url, loaded, others, {"name": name, **config.network_options})
 
     def check(self, task: Task, learner: Learner, pieces: str) -> None:
         """Raise BadConfig, listing all differences, if the run's policy does not fit this run."""
@@ -254,20 +258,6 @@ class Start:
 
 def _forms(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-
-
-def _saved_modules(run: Location) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-    """The configuration of a run, without validation, and the modules of its last checkpoint, by `module.name`; None without a
-    checkpoint.
-
-    Raises BadData for corrupt files.
-    """
-    last = checkpoint_bytes(run)
-    try:
-        config = tomllib.loads(run.join(CONFIG).read_bytes().decode())
-        return None if last is None else (config, part(load(last[1]), MODULES))
-    except (ValueError, SafetensorError) as err:
-        raise BadData(f"the run cannot be read: {err}", where=run.url, fix="train again, or name another run") from err
 
 
 # ---- an update ----

@@ -93,8 +93,10 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
         if checkpoint is not None:  # pieces keep their state
             setup = replace(setup, learned=folder.learned())
         elif config.init_from is not None:
-            start = Start.of(config, storage_options, plugins, out=folder.url)
-            parent, _ = RunFolder(open_location(config.init_from, storage_options)).load() or (TrainState(), None)
+            place = open_location(config.init_from, storage_options)
+            parent, tensors = RunFolder(place).load() or (TrainState(), {})
+            theirs = RunFolder(place).config() or {}
+            start = Start.of(place, config, theirs, tensors, plugins=plugins, out=folder.url)
             ancestors = [*parent.ancestors, parent.remembered]
             setup = replace(setup, start=start, learned=None if start.loaded.trained is None else start.loaded.trained.state)
 

@@ -220,7 +220,7 @@ def test_a_run_that_is_called_thresholds_is_refused(run: Callable[..., Path], mo
 
 
 def test_the_figure_is_written(scores: Callable[..., str], tmp_path: Path) -> None:
-    one, other = scores("one.json", [1, 2, 3]), scores("other.json", [2, 3, 4])
+    one, other = scores("one.json", [1, 2, 3]), scores("_$x^{$.json", [2, 3, 4])  # a name that is no mathematics
     found = compare([one, other], plot=str(tmp_path / "c.png"))
     assert found.plot == str(tmp_path / "c.png")
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
