@@ -111,6 +111,12 @@ def here(pristine: Path, told: Told, tmp_path_factory: pytest.TempPathFactory) -
     return Here(pristine, told, files)
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine, where an answer takes seconds, adds no note to what commands tell."""
+    monkeypatch.setattr("offline_cli.storage.failures.REPORTED", 60.0)
+
+
 @pytest.fixture
 def bucket(cloud: Cloud, pristine: Path) -> str:
     """A bucket with the same in it."""
