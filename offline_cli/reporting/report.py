@@ -190,6 +190,8 @@ def _collected(survey: Survey, source: Any, options: Mapping[str, Any], most: in
         if error.exit_code != BadData.exit_code:
             raise
         broken = [Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", survey.name)]
+    if len(set(survey.modules)) > 1:
+        survey.agents = survey.modules
     found = [*broken, *(Sign.of_problem(one, survey) for one in problems)]
     return [*found, *signs(survey)] if len(survey) else found
 
