@@ -27,7 +27,7 @@ OverwriteOption = Annotated[bool, o.output("--overwrite", help="Replace the file
 def report(
     ctx: typer.Context,
     sources: Annotated[
-        list[str], typer.Argument(help=o.SOURCES, metavar="[SRC]...", autocompletion=completion.sources)
+        list[str], typer.Argument(help=o.SOURCES, metavar="SRC", autocompletion=completion.sources)
     ] = o.NO_VALUES,
     out: Annotated[str, o.output("--out", "-o", help="HTML file to write: a path or URL.", metavar="FILE")] = "report.html",
     runs: Annotated[
@@ -63,7 +63,7 @@ def report(
 )
 def curves(
     ctx: typer.Context,
-    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of them; AGENT=RUN names one.", metavar="RUN...")],
+    runs: Annotated[list[str], typer.Argument(help="Run folders, or folders of them; AGENT=RUN names one.", metavar="RUN")],
     out: Annotated[str, o.output("--out", "-o", help="File to write: .png, .svg or .pdf; a path or URL.", metavar="FILE")],
     overwrite: OverwriteOption = False,
 ) -> None:

@@ -66,14 +66,17 @@ class Dataset:
     def _repr_html_(self) -> str:
         """Its head, as a notebook shows it."""
         known = self.manifest
-        spread = known.statistics["return"]
+        mean, low, high = (
+            f"{one:,.4g}" if isinstance(one, int | float) else one
+            for one in map(known.statistics["return"].get, ("mean", "min", "max"))
+        )
         facts = {
             "environment": known.environment.id if known.environment else "not known",
             "observations": describe(known.observation_space),
             "actions": f"{describe(known.action_space)}, scale: {known.action_scale}",
             "episodes": f"{len(self):,}",
             "steps": f"{sum(shard.steps for shard in self.shards):,}",
-            "return": f"mean {spread['mean']}, from {spread['min']} to {spread['max']}",
+            "return": f"mean {mean}, from {low} to {high}",
         }
         rows = "".join(f"<tr><th>{name}</th><td>{escape(printable(text))}</td></tr>" for name, text in facts.items())
         return f"<table><caption>{escape(printable(self.location.url))}</caption>{rows}</table>"

@@ -41,13 +41,18 @@ _log = logging.getLogger(__name__)
 class Repository:
     """OWNER/NAME, as it is now."""
 
-    def __init__(self, name: str, options: Mapping[str, Any] | None) -> None:
-        """Raises StorageError."""
+    def __init__(self, name: str, options: Mapping[str, Any] | None, *, is_shared: bool) -> None:
+        """`is_shared`: some options are for the storage of the dataset.
+
+        Raises StorageError; UsageError for an option that the client does not accept.
+        """
         quiet_clients()
         disable_progress_bars()
         self.name, self.url = name, f"hf://datasets/{name}"
-        self._client = {one: options[one] for one in ("endpoint", "token") if options and one in options}
-        self._api, self._seconds = HfApi(**self._client), (options or {}).get(TIME_LIMIT, SECONDS)
+        given = dict(options or {})
+        self._seconds = given.pop(TIME_LIMIT, SECONDS)
+        self._client = {one: value for one, value in given.items() if not is_shared or one in ("endpoint", "token")}
+        self._api = self._ask("opening the storage", HfApi, **self._client)
         self.page = f"{self._api.endpoint}/datasets/{name}"
         self.is_private: bool | None = None  # None: there is no such repository
         self._commit: str | None = None

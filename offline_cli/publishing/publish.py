@@ -21,12 +21,12 @@ from offline_cli.datasets.card import MARK, body_of, card_of
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.file_names import CARD
 from offline_cli.datasets.ownership import is_regular
-from offline_cli.datasets.target_folder import TargetFolder, check_apart, check_target
+from offline_cli.datasets.target_folder import TargetFolder, check_target
 from offline_cli.errors import MissingPackage, OfflineCliError, UsageError
 from offline_cli.parquet.reading import fingerprint
 from offline_cli.progress import OnProgress, no_progress
 from offline_cli.publishing.copying import check_shard, copy_to_folder
-from offline_cli.storage.blanking import this_command
+from offline_cli.storage.blanking import blanked, this_command
 from offline_cli.storage.locations import Location, open_location
 
 __all__ = ["PublishResult", "publish"]
@@ -113,11 +113,10 @@ def publish(
     if name is None:
         _check_known(license)
         target, new = open_location(to, storage_options), shards
-        if place == target:
-            raise UsageError("this is the dataset itself", where=target.url, fix="name another place with --to")
+        if target.is_at(place):
+            raise UsageError("this is the dataset itself, or inside it", where=target.url, fix="name another place with --to")
         to, how = target.url, dict[str, Any](overwrite=overwrite, resume=resume)
         try:
-            check_apart([place], target)
             check_target(target, force_unlock=force_unlock, **how)
             if not dry_run:
                 writing = TargetFolder(target, shlex.join(command) if command else this_command())
@@ -126,7 +125,7 @@ def publish(
             error.fix = error.fix.replace("--out", "--to")
             raise
     else:
-        repository = _hub().Repository(name, storage_options)
+        repository = _hub().Repository(name, storage_options, is_shared=not place.is_local)
         repository.check(found, private=private, overwrite=overwrite, dry_run=dry_run)
         new = tuple(filter(repository.lacks, shards))
         page, to, is_private = repository.page, repository.url, private or bool(repository.is_private)
@@ -148,12 +147,12 @@ def _hub() -> Any:
 
 def _repository_of(to: str, *, private: bool) -> str | None:
     """OWNER/NAME; None for a place that is not the Hub's. Raises UsageError."""
-    match = REPOSITORY.fullmatch(to)
+    match, where = REPOSITORY.fullmatch(to), f"--to {blanked(to)}"
     if match is None and to.startswith("hf:"):
         fix = "--to hf://datasets/OWNER/NAME; nothing stands behind it"
-        raise UsageError("this is no dataset repository of the Hub", where=f"--to {to}", fix=fix)
+        raise UsageError("this is no dataset repository of the Hub", where=where, fix=fix)
     if match is None and private:
-        raise UsageError("--private is for the Hub", where=f"--to {to}", fix="leave it out: the bucket says who may read it")
+        raise UsageError("--private is for the Hub", where=where, fix="leave it out: the bucket says who may read it")
     return None if match is None else match[1]
 
 

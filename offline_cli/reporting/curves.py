@@ -34,6 +34,7 @@ INTERVALS: Final = {f"{played}_return_mean": f"{played}_return_ci95" for played 
 BANDS: Final = {1: "95% interval", 2: "mean, both seeds"}  # by number of seeds
 DASHES: Final = (("-", "solid"), ("--", "dash"))  # matplotlib's name and plotly's, of the metrics of a panel
 FEW: Final = 30  # lines of at most so many points get markers: a single point would be invisible
+POINTS: Final = 1_000  # of a line, at most
 SCALES: Final = 100  # largest loss over the median of the lowest line, from which the axis is logarithmic
 
 
@@ -108,7 +109,16 @@ def _lines(runs: Sequence[tuple[str, Seeds]], metrics: Sequence[tuple[str, str]]
         for dash, (metric, text) in enumerate(metrics):
             if (curve := mean_curve(seeds, metric)) is not None:
                 parts = (name, text if len(metrics) > 1 or not name else "")
-                yield Line(number, ", ".join(filter(None, parts)), dash, *curve, band)
+                yield Line(number, ", ".join(filter(None, parts)), dash, *_thinned(*curve), band)
+
+
+def _thinned(x: Floats, mean: Floats, half: Floats) -> tuple[Floats, Floats, Floats]:
+    """At most POINTS of a line: the first, the last, and the least and largest mean of equal stretches."""
+    kept, ends = np.arange(len(x)), (np.argmin, np.argmax)
+    if len(x) > POINTS:
+        stretches = np.array_split(kept, POINTS // 2 - 1)
+        kept = np.unique([0, len(x) - 1, *(one[end(mean[one])] for one in stretches for end in ends)])
+    return x[kept], mean[kept], half[kept]
 
 
 def _panel(title: str, lines: list[Line]) -> Panel:

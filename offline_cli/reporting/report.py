@@ -26,7 +26,7 @@ from offline_cli.checking.validate import validate
 from offline_cli.choices import SOURCE_FORMAT, TABLE_MEMORY_LIMIT, EpisodeEnds
 from offline_cli.columns import Columns
 from offline_cli.datasets.dataset import Dataset, holds_dataset
-from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError
+from offline_cli.errors import BadData, MissingPackage, NoData, OfflineCliError, UsageError, as_convert_would
 from offline_cli.mean_interval import mean_interval
 from offline_cli.printable_text import printable
 from offline_cli.progress import OnProgress, no_progress
@@ -39,12 +39,10 @@ from offline_cli.reporting.signs import Sign, repeated, signs
 from offline_cli.reporting.survey import Survey
 from offline_cli.spaces import describe
 from offline_cli.storage.locations import Location, Sources, open_location
-from offline_cli.storage.staging import write_whole
 
 PAGE: Final = b"<!doctype html"  # begins each page
 TEMPLATE: Final = Path(__file__).with_name("page.html.j2")
 DRAWN: Final = 200  # episodes in the browser, of all datasets
-BROWSED: Final = 40  # channels of an episode that are drawn
 CELLS: Final = 1_000  # of all datasets in the table of channels
 BUDGET: Final = 5 << 20  # bytes of the episodes that are drawn
 LISTED: Final = 12  # episodes that a sign names on the page
@@ -103,11 +101,13 @@ def report(
     surveys = [
         Survey(name, colour(i), _as_words(place, options)) for i, (name, place) in enumerate(zip(names, places, strict=True))
     ]
-    found = list[Sign]()
+    found, failures = list[Sign](), list[OfflineCliError]()
     for survey, source in zip(surveys, given, strict=True):
-        found += _collected(survey, source, options, max(1, DRAWN // len(given)))
+        found += _collected(survey, source, options, max(1, DRAWN // len(given)), failures)
     kept = [survey for survey in surveys if len(survey)]
     if given and not kept and not runs:
+        if failures:
+            raise failures[0]
         what, where = found[0].text if found else "no episodes", ", ".join(one.url for one in places)
         raise (BadData if found else NoData)(what, where=where, fix="see what offline-cli validate says")
     found += repeated(kept)
@@ -122,7 +122,7 @@ def report(
         survey.facts = {"place": place.url, **survey.facts, **_counts(survey)}
     groups = of_runs.grouped(of_runs.read_runs(runs, storage_options))
     content = _page(surveys, kept, found, groups, is_short=short).encode("utf-8", "replace")
-    write_whole(target, content, folder=target.parent() or target)
+    of_runs.write_file(target, content)
     return ReportResult(
         out=target.url,
         bytes=len(content),
@@ -136,7 +136,7 @@ def report(
 
 
 def check_page(out: Any, storage_options: Mapping[str, Any] | None = None, *, overwrite: bool = False) -> Location:
-    """Where the page will be. Raises OutputExists for a file there, unless it is a page that `overwrite` replaces."""
+    """Where the page will be. Raises StorageError; OutputExists for a file there, but for a page that `overwrite` replaces."""
     target = open_location(out, storage_options or None)
     of_runs.check_free(target, overwrite, PAGE)
     return target
@@ -165,8 +165,13 @@ def _as_words(place: Location, options: Mapping[str, Any]) -> str:
 
 
 @np.errstate(all="ignore")  # of values near the largest float
-def _collected(survey: Survey, source: Any, options: Mapping[str, Any], most: int) -> list[Sign]:
-    """What is wrong with one source, whose steps `survey` collects; `most`: episodes that are drawn."""
+def _collected(
+    survey: Survey, source: Any, options: Mapping[str, Any], most: int, failures: list[OfflineCliError]
+) -> list[Sign]:
+    """What is wrong with one source, whose steps `survey` collects; `most`: episodes that are drawn.
+
+    An error that ends the reading is one of the signs, and appended to `failures`.
+    """
     from offline_cli.converting.reading import read_episodes
     from offline_cli.formats.tables import TableOptions
 
@@ -189,7 +194,11 @@ def _collected(survey: Survey, source: Any, options: Mapping[str, Any], most: in
     except OfflineCliError as error:
         if error.exit_code != BadData.exit_code:
             raise
-        broken = [Sign("error", "Not read to the end", f"{error.what_in_one_line} {error.fix}", survey.name)]
+        text = f"{error.what_in_one_line}. To do: {as_convert_would(error.fix)}. {error.where}"
+        broken = [Sign("error", "Not read to the end", text, survey.name)]
+        failures.append(error)
+    if len(set(survey.modules)) > 1:
+        survey.agents = survey.modules
     found = [*broken, *(Sign.of_problem(one, survey) for one in problems)]
     return [*found, *signs(survey)] if len(survey) else found
 
@@ -227,14 +236,14 @@ def _page(
     data = {
         "plots": [one for _, one in (*plots, *curves)],
         "episodes": browsed,
-        "names": [[label(one.name) for one in survey.channels[:BROWSED]] for survey in kept],
+        "names": [[label(one.name) for one in survey.channels] for survey in kept],
     }
     return _rendered(
         data,
         title=", ".join([*(survey.name for survey in surveys), *(group.name for group in groups)]),
         datasets=[{"name": survey.name, "shade": survey.shade, "facts": survey.facts} for survey in surveys],
         keys=list(dict.fromkeys(key for survey in surveys for key in survey.facts)),
-        better=_better(kept),
+        better=_better(kept, several=len(surveys) > 1),
         problems=problems,
         channels=_channels(kept),
         more_channels=max(0, max((len(one.channels) for one in kept), default=0) - CELLS // max(1, len(kept))),
@@ -283,9 +292,12 @@ def _agents(survey: Survey) -> list[Part]:
     return [Part(name or "-", colour(i), survey, np.flatnonzero(agents == name)) for i, name in enumerate(names)]
 
 
-def _better(kept: Sequence[Survey]) -> list[str]:
-    """Which dataset has the highest mean return, if they have the same channels, and which agent or module in each."""
-    several, kinds = len(kept) > 1, {tuple((one.path, one.at) for one in survey.channels) for survey in kept}
+def _better(kept: Sequence[Survey], *, several: bool) -> list[str]:
+    """Which dataset has the highest mean return, if they have the same channels, and which agent or module in each.
+
+    `several`: datasets were given, of which not all may be kept.
+    """
+    kinds = {tuple((one.path, one.at) for one in survey.channels) for survey in kept}
     compared = [
         ("", _datasets(kept) if len(kinds) == 1 else []),
         *((f" in {survey.name}" if several else "", _agents(survey)) for survey in kept),
@@ -298,8 +310,8 @@ def _better(kept: Sequence[Survey]) -> list[str]:
             (mean, half, name), (other, other_half, _) = means[:2]
             words = ", ".join(f"{name} {_number(mean)} ± {_number(half)}" for mean, half, name in means)
             sure = "and the intervals are apart" if mean - half > other + other_half else "but the intervals overlap"
-            told = f"Mean return{where} with its 95% interval: {words}. The highest is that of {name}, {sure}."
-            sentences.append(told.replace("± nan", "(one episode)"))
+            told = f"Mean return{where} with its 95% interval: {words}.".replace("± nan", "(one episode)")
+            sentences.append(told if mean == other else f"{told} The highest is that of {name}, {sure}.")
     return sentences
 
 
@@ -353,12 +365,12 @@ def _browsed(kept: Sequence[Survey], flagged: set[tuple[str, int]]) -> list[Json
         for at, why in survey.chosen(DRAWN).items():
             if (course := survey.courses.get(at)) is None:
                 continue
-            used += course.values[:, :BROWSED].size * 6 + sum(map(len, course.frames))
+            used += course.values.size * 6 + sum(map(len, course.frames))
             if used > BUDGET * (place + 1) / len(kept):
                 break
             mark = " ⚠" if (survey.name, at) in flagged else ""
             text = f"{survey.episode(at)} ({why}: return {_number(survey['return'][at])}, {survey['length'][at]:,} steps){mark}"
-            lines = {"y": [packed(one) for one in course.values.T[:BROWSED]], "every": course.every, "frames": course.frames}
+            lines = {"y": [packed(one) for one in course.values.T], "every": course.every, "frames": course.frames}
             about = {"dataset": survey.name, "number": at, "id": printable(survey.ids[at]), "label": printable(text)}
             found.append({**about, "set": place, "shade": survey.shade, **lines})
     return found

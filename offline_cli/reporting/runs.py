@@ -116,7 +116,8 @@ def _run(name: str, place: Location, agent: str) -> Run:
         return whole_file(place.join(file)) or b""
 
     try:
-        rows = [orjson.loads(line) for line in text(METRICS).splitlines() if line.strip()]
+        whole = text(METRICS).rpartition(b"\n")[0]  # a killed run, or one at work, may have left part of a line
+        rows = [orjson.loads(line) for line in whole.splitlines() if line.strip()]
         config = _flat(tomllib.loads(text(RUN_CONFIG).decode()))
         if data := orjson.loads(text(STATE) or b"{}").get("seen", {}).get("sources"):
             config["data"] = data  # runs on other data are no seeds of each other
@@ -129,7 +130,8 @@ def _run(name: str, place: Location, agent: str) -> Run:
             result[f"{ESTIMATED}{estimator}"] = f"{_range(one['value'], one['low'], one['high'])}{doubt}"
         return Run(name, rows, config, result)
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise BadData(f"a run's file cannot be read: {error}", where=place.url, fix="train again with --overwrite") from error
+        fix = "try train --resume, which writes the last rows again, or leave this run out"
+        raise BadData(f"a run's file cannot be read: {error}", where=place.url, fix=fix) from error
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,14 +205,24 @@ def curves(
     groups = grouped(read_runs(runs, storage_options))
     content = io.BytesIO()
     draw_curves([group.curves for group in groups], content, kind=kind)
-    write_whole(target, content.getvalue(), folder=target.parent() or target)
+    write_file(target, content.getvalue())
     return CurvesResult(target.url, sum(len(group.runs) for group in groups), [group.name for group in groups])
 
 
 def check_free(target: Location, overwrite: bool, magic: bytes) -> None:
-    """Raise OutputExists where a file is there, unless it may be replaced and begins with `magic`, as those of its kind do."""
+    """Raise OutputExists where a file is there, unless it may be replaced and begins with `magic`, as those of its kind do;
+    StorageError for a folder that is not writable.
+    """
     if target.exists() and not overwrite:
         fix = "choose another name; report and curves replace it with --overwrite"
         raise OutputExists("a file is there already", where=target.url, fix=fix)
     if target.exists() and (target.is_dir() or target.start(len(magic))[0].lower() != magic.lower()):
         raise OutputExists("another kind of file is there", where=target.url, fix="choose another name")
+    (target.parent() or target).check_writable()
+
+
+def write_file(target: Location, content: bytes) -> None:
+    """Write a page or figure, and make its folder."""
+    folder = target.parent() or target
+    folder.make_folder()
+    write_whole(target, content, folder=folder)

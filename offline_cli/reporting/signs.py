@@ -25,6 +25,7 @@ USUAL: Final = 0.5  # share of steps at which a channel changes that is measured
 NEAR: Final = 0.02  # standard deviations between episodes that are nearly the same
 NEIGHBOURS: Final = 12  # along a line, with which an episode is compared
 NAMED: Final = 40  # episodes in a command
+PAIRS: Final = 12  # of equal episodes in a text
 CONFLICT: Final = 0.1
 MOTION: Final = (  # what of, the least that counts, and what it means
     ("Jerky actions", 0.02, "actions change direction far more than in the others"),
@@ -96,9 +97,12 @@ def _stuck(survey: Survey) -> Iterator[Sign]:
     if not (long := length >= RUN).any():
         return
     usual = np.quantile(changes[long], 0.9, axis=0) > USUAL
-    bound = np.maximum(np.maximum(RUN, 0.2 * length[:, None]), 4 * np.median(longest[long], axis=0))
+    working = np.quantile(longest[long], 0.2, axis=0, method="lower")  # as a fifth of the episodes has it
+    bound = np.maximum(np.maximum(RUN, 0.2 * length[:, None]), 4 * working)
     held = (longest >= bound) & usual
-    held[(held.sum(1) > usual.sum() / 2) & (usual.sum() > 1)] = False  # most stand: the robot rests, or the recording
+    as_actions = held & (longest <= (survey["rests"] * length + 2)[:, None])
+    rests = (as_actions.sum(1) > usual.sum() / 2) | (held.sum(1) == usual.sum())  # the robot, or the recording
+    held[rests & (usual.sum() > 1)] = False
     for channel in np.flatnonzero(held.any(0)).tolist():
         found = np.flatnonzero(held[:, channel])
         found = found[np.argsort(-longest[found, channel], kind="stable")]
@@ -175,46 +179,56 @@ def repeated(surveys: Sequence[Survey]) -> Iterator[Sign]:
         number = np.repeat(np.arange(len(group)), [len(one) for one in group])
         own = np.concatenate([np.arange(len(one)) for one in group])
         moments, length, prints = (np.concatenate([one[name] for one in group]) for name in ("moments", "length", "print"))
-        pairs = _near(moments.astype(np.float64), length, number)
-        equal = prints[pairs[:, 0]] == prints[pairs[:, 1]]
-        both = number[pairs]
+        pairs = _near(moments.astype(np.float64), length, prints, number)
+        exact, both = prints[pairs[:, 0]] == prints[pairs[:, 1]], number[pairs]
         for first, second in np.unique(both, axis=0).tolist():
-            is_here = (both == (first, second)).all(1)
-            yield _twice(group[first], group[second], np.unique(own[pairs[is_here, 1]]), float(equal[is_here].mean()))
+            here = np.flatnonzero((both == (first, second)).all(1))
+            here = here[np.argsort(~exact[here], kind="stable")]
+            here = here[np.unique(pairs[here, 1], return_index=True)[1]]  # one partner each, if any an equal one
+            for equal in (True, False):
+                if len(alike := pairs[here[exact[here] == equal]]):
+                    yield _twice(group[first], group[second], own[alike], equal)
 
 
-def _twice(one: Survey, other: Survey, numbers: NDArray[Any], exact: float) -> Sign:
-    """`numbers`: of the episodes of `other`; `exact`: share of the pairs that are equal in every value."""
-    same = "the same, value for value," if exact == 1 else f"alike at {SLICES} steps, and {exact:.0%} of them the same,"
+def _twice(one: Survey, other: Survey, pairs: NDArray[Any], exact: bool) -> Sign:
+    """`pairs` (P, 2): an episode of `one`, and of `other`; `exact`: they are equal in every value."""
+    same = "the same, value for value, as" if exact else f"alike at {SLICES} steps to"
     is_small = all(channel.is_category for channel in other.channels if channel.kind == Columns.OBS)
-    text = f"{len(numbers):,} of the {len(other):,} episodes of {other.name} {'is' if len(numbers) == 1 else 'are'} {same} as"
-    title = "Repeated episodes" if one is other else f"Leakage between {one.name} and {other.name}"
-    text += (
-        " an earlier one."
-        if one is other
-        else f" one of {one.name}: with one for training and the other held out, scores are too good."
-    )
+    text = f"{len(pairs):,} of the {len(other):,} episodes of {other.name} {'is' if len(pairs) == 1 else 'are'} {same}"
+    text += " an earlier one" if one is other else f" one of {one.name}"
+    named = [
+        f"{other.episode(later)} {'=' if exact else '~'} {one.episode(earlier)}" for earlier, later in pairs[:PAIRS].tolist()
+    ]
+    text += f": {', '.join(named)}{', ...' if len(pairs) > PAIRS else ''}."
+    text += "" if one is other else " With one for training and the other held out, scores are too good."
     text += " In a small discrete environment episodes come to be equal by themselves." if is_small else ""
-    return Sign.of(other, "note" if is_small else "warning", title, text, numbers, drop=exact == 1 and not is_small)
+    title = "Repeated episodes" if one is other else f"Leakage between {one.name} and {other.name}"
+    title += "" if exact else " (nearly equal)"
+    return Sign.of(other, "note" if is_small else "warning", title, text, pairs[:, 1], drop=exact and not is_small)
 
 
 @np.errstate(all="ignore")
-def _near(moments: NDArray[np.float64], length: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(P, 2) pairs of episodes of one length that are nearly the same, the earlier first; `number` (E,): their dataset's.
+def _near(
+    moments: NDArray[np.float64], length: NDArray[np.int64], prints: NDArray[np.uint64], number: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(P, 2) pairs of episodes of one length that are the same, by their `prints` (E,), or nearly so, the earlier first.
 
-    The scale of a figure is its spread without outliers, in the dataset where that is least. Candidates are neighbours on two
-    random lines through the data, so that the time grows with the number of episodes, not its square.
+    `number` (E,): of the dataset of each. The scale of a figure is its spread without outliers, in the dataset where that is
+    least. Candidates are neighbours on two random lines through the data, so that the time grows with the number of episodes,
+    not its square.
     """
     ends = [np.quantile(moments[number == one], (0.16, 0.84), axis=0) for one in np.unique(number)]
     spreads = np.array([(high - low) / 2 for low, high in ends])
-    scale = np.where(spreads > 1e-9, spreads, np.inf).min(0)  # infinite: a figure that tells no episodes apart
-    scaled = (moments - moments.mean(0)) / scale
+    scale = np.where(spreads > 1e-9, spreads, np.inf).min(0)
+    scale = np.where(np.isfinite(scale), scale, np.ptp(moments, axis=0))  # of a figure that is another in few episodes
+    differs = scale > 1e-9
+    scaled = ((moments - moments.mean(0)) / scale)[:, differs]
     found = [np.zeros((0, 2), np.int64)]
     for line in (scaled @ np.random.default_rng(2).standard_normal((scaled.shape[1], 2))).T:
         order = np.lexsort((line, length))
         for step in range(1, min(NEIGHBOURS, len(order) - 1) + 1):
             pairs = np.sort(np.column_stack([order[:-step], order[step:]]), 1)
             pairs = pairs[length[pairs[:, 0]] == length[pairs[:, 1]]]
-            apart = np.sqrt(np.square(scaled[pairs[:, 0]] - scaled[pairs[:, 1]]).mean(1))
-            found.append(pairs[apart < NEAR])
+            apart = np.sqrt(np.square(scaled[pairs[:, 0]] - scaled[pairs[:, 1]]).sum(1) / differs.sum())  # NaN: none differs
+            found.append(pairs[(apart < NEAR) | (prints[pairs[:, 0]] == prints[pairs[:, 1]])])
     return np.unique(np.concatenate(found), axis=0)

@@ -32,7 +32,7 @@ WIDEST: Final = 512  # elements of a leaf that are channels by themselves
 SAMPLE: Final = 50_000  # steps, of up to 80 channels; fewer of more
 SLICES: Final = 8  # steps of an episode that stand for it when episodes are compared
 PROJECTED: Final = 32  # numbers of such a step
-PAIRS: Final = 500  # of minimum and maximum that a channel of one episode is shown by
+PAIRS: Final = 500  # of minimum and maximum that a channel of one episode is shown by; fewer of more than 40 channels
 CRITERIA: Final = ("shortest", "longest", "best", "worst", "random")
 FRAMES: Final = 8  # thumbnails of an episode
 PIXELS: Final = 72  # of their longer side
@@ -83,7 +83,8 @@ class Survey:
     columns: ColumnsBuilder = field(default_factory=ColumnsBuilder)
     steps: int = 0
     ids: list[str] = field(default_factory=list)
-    agents: list[str] = field(default_factory=list)  # module or agent of each episode; empty where it has none
+    modules: list[str] = field(default_factory=list)  # of each episode; empty where it has none
+    agents: list[str] = field(default_factory=list)  # modules in their place, once all is read, where there are several
     courses: dict[int, Course] = field(default_factory=dict)  # by number of the episode
     flagged: list[int] = field(default_factory=list)  # numbers of episodes that are drawn before others
     _figures: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class Survey:
         values, first = _matrix(leaves), len(self)
         self.channels = self.channels or list(self._channels(leaves))
         self.steps += len(values)
-        self._add_episodes(batch, values)
+        self._add_episodes(batch, values, [leaf for leaf in leaves.values() if _is_wide(leaf)])
         self._add_sample(batch, values, first)
         chosen = self.chosen(most)
         self.courses = {number: course for number, course in self.courses.items() if number in chosen}
@@ -153,10 +154,11 @@ class Survey:
     # ---- episodes ----
 
     @np.errstate(all="ignore")
-    def _add_episodes(self, batch: EpisodeBatch, values: Floats) -> None:
+    def _add_episodes(self, batch: EpisodeBatch, values: Floats, images: Sequence[NDArray[Any]]) -> None:
         starts, lengths = batch.starts[:-1], batch.lengths
         self.ids += batch.ids
-        self.agents += ["" if name is None else name for name in batch.module_ids or batch.agent_ids or [None] * len(batch)]
+        for known, names in ((self.modules, batch.module_ids), (self.agents, batch.agent_ids)):
+            known += ["" if name is None else name for name in names or [None] * len(batch)]
         observed = values[:, self.numbers(Columns.OBS)]
         changed = np.ones(observed.shape, np.bool_)
         changed[1:] = observed[1:] != observed[:-1]
@@ -167,7 +169,8 @@ class Survey:
             begins = np.flatnonzero(column)
             runs = np.diff(begins, append=len(values)) << 32 | own_step[begins]
             longest[:, channel] = np.maximum.reduceat(runs, np.searchsorted(begins, starts))
-        moments = starts[:, None] + ((lengths[:, None] - 1) * np.linspace(0, 1, SLICES)).astype(np.int64)
+        moments = (starts[:, None] + ((lengths[:, None] - 1) * np.linspace(0, 1, SLICES)).astype(np.int64)).ravel()
+        seen = np.concatenate([_projected(one[moments]) for one in (values, *images)], 1)
         found = {
             "length": lengths,
             "return": batch.returns,
@@ -176,13 +179,14 @@ class Survey:
             "changes": (np.add.reduceat(changed, starts, dtype=np.int64) - 1) / np.maximum(lengths - 1, 1)[:, None],
             "longest": longest >> 32,
             "since": longest & 0xFFFFFFFF,
-            "moments": _projected(values[moments.ravel()]).reshape(len(batch), -1).astype(np.float32),
+            "moments": seen.reshape(len(batch), -1).astype(np.float32),
             "print": fingerprints(batch),
             "chance": self._of_episodes.random(len(batch)),
         }
-        acted = self.numbers(Columns.ACTIONS, is_continuous=True)
+        acted = self.numbers(Columns.ACTIONS)
         moved = np.diff(values[:, acted], axis=0, prepend=values[:1, acted])
-        bent = np.abs(np.diff(moved, axis=0, prepend=moved[:1]))
+        is_continuous = [not self.channels[i].is_category for i in acted]
+        bent = np.abs(np.diff(moved[:, is_continuous], axis=0, prepend=moved[:1, is_continuous]))
         bent[starts] = bent[np.minimum(starts + 1, len(bent) - 1)] = 0
         found["bent"] = np.add.reduceat(bent, starts) / np.maximum(lengths - 2, 1)[:, None]
         span = np.array([self.channels[i].high - self.channels[i].low for i in acted])
@@ -257,8 +261,8 @@ def course_of(batch: EpisodeBatch, number: int) -> Course:
     own, every = _matrix(leaves), 1.0
     own[~np.isfinite(own)] = np.nan
     moments = np.unique(np.linspace(0, len(own) - 1, FRAMES).astype(np.int64)).tolist()
-    if len(own) > 2 * PAIRS:
-        edges, every = np.linspace(0, len(own), PAIRS, endpoint=False).astype(np.int64), len(own) / PAIRS / 2
+    if len(own) > 2 * (pairs := max(20, PAIRS * 40 // max(40, own.shape[1]))):
+        edges, every = np.linspace(0, len(own), pairs, endpoint=False).astype(np.int64), len(own) / pairs / 2
         own = np.stack([np.fmin.reduceat(own, edges), np.fmax.reduceat(own, edges)], 1).reshape(-1, own.shape[1])
     images = next((leaf for path, leaf in leaves.items() if path.startswith(Columns.OBS) and is_image(leaf)), None)
     frames = [] if images is None else [_thumbnail(images[moment]) for moment in moments]
@@ -298,13 +302,13 @@ def _matrix(leaves: Leaves) -> Floats:
     return np.concatenate([one.mean(1, keepdims=True) if is_wide else one for one, is_wide in rows], 1, dtype=np.float64)
 
 
-def _projected(values: Floats) -> Floats:
-    """(M, d) with at most PROJECTED numbers each: sums of channels with fixed random signs."""
-    known = np.nan_to_num(values, posinf=0, neginf=0)
-    if known.shape[1] <= PROJECTED:
-        return known
-    signs = np.random.default_rng(1).choice([-1.0, 1.0], (known.shape[1], PROJECTED))
-    return np.asarray(known @ signs)
+def _projected(values: NDArray[Any]) -> Floats:
+    """(M, ...) as at most PROJECTED numbers each: sums of the elements with fixed random signs."""
+    rows, random = values.reshape(len(values), -1), np.random.default_rng(1)
+    if rows.shape[1] <= PROJECTED:
+        return np.nan_to_num(rows.astype(np.float64), posinf=0, neginf=0)
+    parts = (np.nan_to_num(rows[:, i : i + WIDEST], posinf=0, neginf=0) for i in range(0, rows.shape[1], WIDEST))
+    return np.asarray(sum(part @ random.choice([-1.0, 1.0], (part.shape[1], PROJECTED)) for part in parts))
 
 
 def _element(values: Any, at: int | None) -> Any:

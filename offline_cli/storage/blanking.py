@@ -29,7 +29,7 @@ _OPTION, _ENV_KWARGS, _WRAPPER = "--storage-option", "--env-kwargs", "--wrapper"
 _SHORTEST: Final = 6  # minimum length of a secret that is redacted anywhere: shorter ones occur within other words
 _PLAIN_VALUE: Final = re.compile(r"anon|browser|cache|cloud|google_default|true|false|.*\.json")  # gcsfs keywords, and files
 _PASSWORDS: Final = (  # groups: the part that stays, the password
-    re.compile(rf"\b((?:{'|'.join(sorted(BUCKETS))})://)(?!arn:)[^/@:\s]*:([^\s'\"]*)@"),  # keys have slashes
+    re.compile(rf"\b((?:{'|'.join(sorted(BUCKETS))})://|hf://datasets/)(?!arn:)[^/@:\s]*:([^\s'\"]*)@"),  # keys have slashes
     re.compile(r"(://)[^/@:\s]*:([^/@\s]*(?:@[^/@\s'\"]*)*)@"),
     re.compile(r"(://)(?!arn:)[^/@:\s]*:(?!:|\d+[/?#])([^\s'\"]*)@"),  # not a port and a path
 )

@@ -70,6 +70,13 @@ class Location:
         name = str(self.fs.unstrip_protocol(path)).partition("://")[2]
         return blanked(f"{self.url.partition('://')[0]}://{name}")
 
+    def is_at(self, other: Location) -> bool:
+        """Whether this is the same place, or below it, whatever symbolic links lead there."""
+        if self.fs != other.fs:
+            return False
+        here, there = (os.path.realpath(one.path) if one.is_local else one.path.rstrip("/") for one in (self, other))
+        return f"{here}/".startswith(f"{there.rstrip('/')}/")
+
     # ---- kinds of storage ----
 
     @property

@@ -123,11 +123,13 @@ def test_a_damaged_shard_is_not_copied_and_nothing_is_left(
     assert not place.exists()
 
 
-@pytest.mark.parametrize("to", ["{D}", "{D}/copy"])
-def test_a_dataset_is_not_published_into_itself(dataset: Path, call: Any, to: str) -> None:
+@pytest.mark.parametrize("to", ["{D}", "{D}/copy", "{D}/", "./{name}", "link", "link/copy"])
+def test_a_dataset_is_not_published_into_itself(dataset: Path, call: Any, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = content(open_location(dataset))
+    monkeypatch.chdir(dataset.parent)
+    Path("link").symlink_to(dataset.name)
 
-    code, told = call("publish", dataset, "--to", to.format(D=dataset), "--overwrite")
+    code, told = call("publish", dataset, "--to", to.format(D=dataset, name=dataset.name), "--overwrite")
     assert (code, "--out" in told["error"]["fix"]) == (2, False)
     assert content(open_location(dataset)) == before
 

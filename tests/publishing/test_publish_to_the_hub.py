@@ -282,12 +282,24 @@ def test_a_shard_that_is_not_the_manifests_is_not_published(publish: Any, hub: H
 
 
 @pytest.mark.parametrize(
-    "to", ["hf://me/walker", "hf://datasets/walker", "hf://datasets/me/walker@v1", "hf://datasets/me/walker/data", "hf://"]
+    "to",
+    [
+        *("hf://me/walker", "hf://datasets/walker", "hf://datasets/me/walker@v1", "hf://datasets/me/walker/data", "hf://"),
+        "hf://datasets/hidden:word@me/walker",
+    ],
 )
 def test_other_places_of_the_hub_are_refused(publish: Any, hub: Hub, dataset: Path, to: str) -> None:
     code, told = publish(dataset, *LICENSED, to=to)
 
     assert (code, told["error"]["code"]) == (2, "usage-error")
+    assert not hub.requests
+    assert not any(secret in json.dumps(told) for secret in ("hidden", "word"))
+
+
+def test_an_unknown_storage_option_is_refused(publish: Any, hub: Hub, dataset: Path) -> None:
+    code, told = publish(dataset, *LICENSED, "--storage-option", "tokn=secret")
+
+    assert (code, told["error"]["code"], told["error"]["where"]) == (2, "usage-error", URL)
     assert not hub.requests
 
 

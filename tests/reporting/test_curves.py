@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ def test_a_wide_interval_of_few_seeds_does_not_flatten_their_mean() -> None:
     (panel,) = panels([("three", seeds)])
     assert panel.lines[0].half.min() > 4
     assert panel.limits == pytest.approx((0.9, 7.1))  # the means, 3 to 5, and as much again
+
+
+def test_a_long_run_is_thinned_and_keeps_its_ends_and_spikes() -> None:
+    rows = [{"update": update, "loss": 9.0 if update == 12_345 else 1 / update} for update in range(1, 20_001)]
+    ((_, drawn),) = plotly_curves([("long", [rows])])
+    ((panel,), (trace,)) = panels([("long", [rows])]), drawn["data"]
+    (line,) = panel.lines
+    assert len(line.x) <= 1000
+    assert (line.x[0], line.x[-1], line.x[line.mean.argmax()]) == (1, 20_000, 12_345)
+    assert len(json.dumps(trace)) < 20_000
 
 
 def test_the_band_of_two_seeds_is_from_one_to_the_other() -> None:

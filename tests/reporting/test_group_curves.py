@@ -79,6 +79,22 @@ def test_a_folder_without_metrics_is_no_run(tmp_path: Path) -> None:
     assert (done.exit_code, json.loads(done.stdout)["error"]["where"]) == (3, str(tmp_path))
 
 
+def test_a_torn_last_row_is_left_out_and_another_is_an_error(run: Run, tmp_path: Path) -> None:
+    place = Path(run("killed", [2, 1]))
+    metrics = place / "metrics.jsonl"
+    metrics.write_text(metrics.read_text(encoding="utf-8") + '{"update": 30, "lo', encoding="utf-8")
+    done = CliRunner().invoke(app, ["curves", str(place), "-o", str(tmp_path / "f.svg")])
+    assert done.exit_code == 0, done.output
+    metrics.write_text(metrics.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    done = CliRunner().invoke(app, ["curves", str(place), "-o", str(tmp_path / "g.svg"), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["error"]["where"]) == (3, str(place))
+
+
+@pytest.mark.parametrize(("command", "usage"), [("curves", " RUN... "), ("report", " [SRC]... ")])
+def test_the_help_shows_that_an_argument_repeats(command: str, usage: str) -> None:
+    assert usage in CliRunner().invoke(app, [command, "-h"]).output
+
+
 def test_names_of_runs_are_text_in_a_figure(run: Run, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["curves", run("_$x^{2}$ <script>", [1, 2]), "-o", str(tmp_path / "f.svg")])
     assert done.exit_code == 0, done.output

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import time
 import warnings
 from pathlib import Path
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 from offline_cli import DatasetWriter, EpisodeBatch, OfflineCliError, SingleAgentEpisode, open_dataset, report
 from offline_cli.cli.app import app
+from offline_cli.converting.reading import read_episodes
 from offline_cli.errors import OutputExists
 
 TESTDATA = Path(__file__).resolve().parents[1] / "testdata"
@@ -66,6 +68,17 @@ def test_the_better_of_two_agents_in_one_dataset_is_named(made: Made, tmp_path: 
     assert "The highest is that of expert_1" in page_of(made("both", each), tmp_path).text
 
 
+def test_agents_that_share_a_module_are_compared(made: Made, tmp_path: Path) -> None:
+    each = [episode(f"e{i}", i, reward=1 + i % 2, module_id="shared", agent_id=f"car_{i % 2}") for i in range(12)]
+    assert "The highest is that of car_1" in page_of(made("both", each), tmp_path).text
+
+
+def test_none_of_equal_returns_is_the_highest(made: Made, tmp_path: Path) -> None:
+    found = page_of([made(name, [episode(f"e{i}", i) for i in range(4)]) for name in ("one", "other")], tmp_path)
+    assert "Mean return" in found.text
+    assert "The highest" not in found.text
+
+
 def test_a_return_that_is_no_number_decides_nothing(made: Made, tmp_path: Path) -> None:
     places = [
         made(name, [episode(f"{name}{i}", i, reward=reward) for i in range(4)])
@@ -90,6 +103,20 @@ def test_the_page_is_small_however_many_episodes_there_are(made: Made, tmp_path:
     assert result.bytes < 15 << 20
     assert 50 < len(drawn) <= 200
     assert all(len(base64.b64decode(one["bdata"])) // 4 == 1000 for one in drawn[0]["y"])
+
+
+def test_every_channel_of_an_episode_is_drawn(made: Made, tmp_path: Path) -> None:
+    def wide(name: str, seed: int) -> SingleAgentEpisode:
+        values = np.random.default_rng(seed).normal(size=(1501, 200)).astype(np.float32)
+        return SingleAgentEpisode(
+            id_=name, observations=list(values), actions=list(values[1:, :2]), rewards=[1.0] * 1500, terminated=True,
+            observation_space=spaces.Box(-9, 9, (200,), np.float32), action_space=spaces.Box(-9, 9, (2,), np.float32),
+            len_lookback_buffer=0,
+        )  # fmt: skip
+
+    found = page_of(made("wide", [wide(f"e{i}", i) for i in range(12)]), tmp_path)
+    assert found.data["names"][0][-3:] == ["actions[0]", "actions[1]", "rewards"]
+    assert [len(one["y"]) for one in found.data["episodes"]] == [203] * 12
 
 
 def test_images_are_shown_as_thumbnails(made: Made, tmp_path: Path) -> None:
@@ -127,6 +154,31 @@ def test_a_source_without_an_episode_is_an_error(tmp_path: Path) -> None:
     assert not (tmp_path / "page.html").exists()
 
 
+def test_a_source_that_fails_alone_is_its_own_error_and_beside_others_a_finding(made: Made, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"type": "SampleBatch"}\n' * 3, encoding="utf-8")
+    with pytest.raises(OfflineCliError) as raised, read_episodes(broken, on_error="skip") as stream:
+        list(stream)
+    with pytest.raises(OfflineCliError) as told:
+        report(broken, tmp_path / "page.html")
+    assert (type(told.value), told.value.as_dict()) == (type(raised.value), raised.value.as_dict())
+    each = [episode(f"e{i}", i, reward=1 + i % 2, module_id=f"expert_{i % 2}", agent_id="a") for i in range(12)]
+    result = report([broken, made("rides", each)], tmp_path / "page.html")
+    (sign,) = (one for one in result.problems if one["title"] == "Not read to the end")
+    assert raised.value.where in sign["text"]
+    assert "Mean return in rides" in Page((tmp_path / "page.html").read_text(encoding="utf-8")).text
+
+
+def test_the_folder_of_a_page_is_made_and_must_be_one(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = made("rides", [episode("a", 1)])
+    report(place, tmp_path / "no" / "such" / "page.html")
+    assert (tmp_path / "no" / "such" / "page.html").exists()
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    monkeypatch.setattr("offline_cli.reporting.report._collected", None)  # nothing is read before
+    done = CliRunner().invoke(app, ["report", place, "-o", str(tmp_path / "file" / "page.html"), "--json"])
+    assert (done.exit_code, json.loads(done.stdout)["error"]["code"]) == (5, "storage-error")
+
+
 def test_a_page_is_not_replaced_unless_it_is_asked_for(made: Made, tmp_path: Path) -> None:
     place, out = made("rides", [episode("a", 1)]), tmp_path / "page.html"
     out.write_text("mine", encoding="utf-8")
@@ -152,6 +204,7 @@ def test_the_page_of_inspect_has_no_script(made: Made, tmp_path: Path) -> None:
 def test_a_notebook_shows_the_head_of_a_dataset(made: Made) -> None:
     shown = Page(open_dataset(made("rides", [episode("a", 1)]))._repr_html_())
     assert all(text in shown.text for text in ("rides", "120", "Box(3, float32)"))
+    assert not re.search(r"\d\.\d{4}", shown.text)
 
 
 def test_runs_are_drawn_beside_data(made: Made, run: Run, tmp_path: Path) -> None:

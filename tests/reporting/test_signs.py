@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 from html_pages import Page
 from rides import Made, changed, episode, held
@@ -47,6 +48,23 @@ def test_two_stuck_sensors_are_found_each_in_its_episode(made: Made, tmp_path: P
     assert "from step 20" in signs["Stuck sensor: obs[1]"]["text"]
 
 
+@pytest.mark.parametrize("count", [12, 16])
+def test_a_sensor_that_is_stuck_in_most_episodes_is_found(count: int, made: Made, tmp_path: Path) -> None:
+    each = [changed(episode(f"e{i}", i), obs=held(0, 40)) if i < count else episode(f"e{i}", i) for i in range(20)]
+    sign = found(made("rides", each), tmp_path)["Stuck sensor: obs[0]"]
+    assert {*sign["episodes"]} == {f"e{i}" for i in range(count)}
+
+
+@pytest.mark.parametrize("rests", [False, True])
+def test_two_of_three_sensors_are_stuck_unless_the_actions_rest_too(rests: bool, made: Made, tmp_path: Path) -> None:
+    each = [changed(episode(f"e{i}", i), obs=lambda obs: np.column_stack([obs[:, :2], obs[::-1, 1]])) for i in range(20)]
+    each[3] = changed(each[3], obs=lambda obs: held(1, 40)(held(0, 40)(obs)))
+    if rests:
+        each[3] = changed(each[3], actions=lambda actions: np.concatenate([actions[:40], np.repeat(actions[40:41], 80, 0)]))
+    titles = {title for title in found(made("rides", each), tmp_path) if "Stuck" in title}
+    assert titles == (set() if rests else {"Stuck sensor: obs[0]", "Stuck sensor: obs[1]"})
+
+
 def test_the_command_of_a_sign_leaves_its_episodes_out(made: Made, tmp_path: Path, monkeypatch: Any) -> None:
     each = [episode(f"e{i}", i) for i in range(6)]
     each[3] = changed(episode("it's $HOME", 3), obs=held(0, 40))
@@ -74,7 +92,9 @@ def test_an_episode_of_train_in_val_is_leakage(made: Made, tmp_path: Path) -> No
     )
     leak = found([train, val], tmp_path)["Leakage between train and val"]
     assert (leak["source"], leak["episodes"]) == ("val", ["copy"])
-    assert found([train, near], tmp_path)["Leakage between train and near"]["episodes"] == ["nearly"]
+    assert "copy = e7" in leak["text"]
+    alike = found([train, near], tmp_path)["Leakage between train and near (nearly equal)"]
+    assert (alike["episodes"], alike["command"]) == (["nearly"], "")
 
 
 def test_a_source_of_other_channels_hides_no_leakage(made: Made, tmp_path: Path) -> None:
@@ -94,15 +114,34 @@ def test_episodes_that_differ_where_nobody_looked_are_not_called_the_same_and_no
     def pulse(at: int) -> Any:
         return lambda obs: obs * 0 + (np.arange(len(obs)) == at)[:, None].astype(np.float32)
 
-    rides = [changed(episode(f"e{i}", 1), obs=pulse(30 + i)) for i in range(6)]
-    sign = found(made("pulses", rides), tmp_path)["Repeated episodes"]
-    assert "value for value" not in sign["text"]
-    assert not sign["command"]
+    rides = [changed(episode(f"e{i}", 1), obs=pulse(36 + i)) for i in range(6)]
+    others = [episode(f"o{i}", 10 + i) for i in range(6)]
+    signs = found(made("pulses", [*rides, *others]), tmp_path)
+    assert not signs["Repeated episodes (nearly equal)"]["command"]
+    assert "Repeated episodes" not in signs
+    signs = found(made("few", rides), tmp_path)  # all alike where somebody looked: that tells nothing
+    assert not any("Repeated" in title for title in signs)
 
 
-def test_an_episode_that_comes_twice_is_found(made: Made, tmp_path: Path) -> None:
-    each = [*(episode(f"e{i}", i) for i in range(20)), episode("again", 7)]
-    assert found(made("rides", each), tmp_path)["Repeated episodes"]["episodes"] == ["again"]
+def test_a_copy_and_a_near_copy_are_found_apart_with_their_originals(made: Made, tmp_path: Path) -> None:
+    near = changed(episode("near", 4), obs=lambda obs: obs + np.array([1e-3, -1e-3, 0], np.float32))
+    signs = found(made("rides", [*(episode(f"e{i}", i) for i in range(20)), episode("again", 7), near]), tmp_path)
+    exact, alike = signs["Repeated episodes"], signs["Repeated episodes (nearly equal)"]
+    assert (exact["episodes"], "again = e7" in exact["text"], bool(exact["command"])) == (["again"], True, True)
+    assert (alike["episodes"], "near ~ e4" in alike["text"], alike["command"]) == (["near"], True, "")
+
+
+def test_images_of_equal_brightness_are_told_apart(made: Made, tmp_path: Path) -> None:
+    def square(name: str, at: int) -> SingleAgentEpisode:
+        frames = np.zeros((31, 32, 32), np.uint8)
+        frames[:, at : at + 4, at : at + 4] = 255
+        return SingleAgentEpisode(
+            id_=name, observations=list(frames), actions=[0] * 30, rewards=[0.0] * 30, terminated=True,
+            observation_space=spaces.Box(0, 255, (32, 32), np.uint8), action_space=spaces.Discrete(3), len_lookback_buffer=0,
+        )  # fmt: skip
+
+    signs = found(made("squares", [*(square(f"e{i}", 2 * i) for i in range(12)), square("again", 14)]), tmp_path)
+    assert {title: one["episodes"] for title, one in signs.items()} == {"Repeated episodes": ["again"]}
 
 
 def test_jerk_and_stillness_of_actions_are_found(made: Made, tmp_path: Path) -> None:

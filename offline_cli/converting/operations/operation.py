@@ -49,7 +49,7 @@ from offline_cli.converting.reading import EpisodeStream, read_episodes
 from offline_cli.datasets.dataset import Dataset
 from offline_cli.datasets.manifest import EnvironmentRecord, Manifest
 from offline_cli.datasets.row_format import OF_AGENTS, PLAIN_SCHEMA, Rows
-from offline_cli.datasets.target_folder import check_apart, check_target
+from offline_cli.datasets.target_folder import check_target
 from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
@@ -254,9 +254,8 @@ class Operation(OpenedSources):
         sources = sources if isinstance(sources, (str, os.PathLike, Location)) else list(sources)
         target = open_location(out, options["storage_options"])
         places = expand(sources, options["storage_options"])
-        check_apart(places, target)
-        if any(place.fs == target.fs and place.path.rstrip("/") == target.path.rstrip("/") for place in places):
-            raise UsageError("the output is one of the sources", where=target.url, fix="give another --out")
+        if any(map(target.is_at, places)):
+            raise UsageError("the output is one of the sources, or inside it", where=target.url, fix="give another --out")
         return cls(options, places, name, target)
 
     @property
