@@ -275,8 +275,11 @@ def test_one_episode_has_no_spread_and_no_clone(tmp_path: Path) -> None:
     write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
     train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
     write_dataset(continuous(1, logp=True), tmp_path / "one", action_scale="env")
-    found = evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True).estimates["is"]
-    assert np.isnan([found["distribution_free"]["low"], found["distribution_free"]["high"]]).all()
+    plot = tmp_path / "one.png"
+    result = evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True, plot=str(plot))
+    found = result.estimates["is"]
+    assert plot.exists()
+    assert np.isnan([one[end] for one in (found, found["distribution_free"], result.recorded) for end in ("low", "high")]).all()
     with pytest.raises(BadConfig) as caught:
         evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True, behaviour="fit")
     assert caught.value.where == "--behaviour fit"
