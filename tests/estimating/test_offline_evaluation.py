@@ -231,19 +231,21 @@ def test_a_policy_with_pieces_sees_what_it_saw_in_training(tmp_path: Path, piece
     assert found.estimates["wis"]["effective_samples"] > 10
 
 
-def test_recordings_without_rewards_have_no_estimates(made: Path, tmp_path: Path) -> None:
+def test_recordings_without_rewards_have_no_estimates(made: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     rows = "\n".join(f"{who},{step},{step % 4},1,{int(step == 5)}" for who in range(60) for step in range(6))
     (tmp_path / "walks.csv").write_text(f"eps_id,t,obs,actions,terminateds\n{rows}\n")
     mapping = {
         "columns": {name: name for name in ("eps_id", "t", "obs", "actions", "terminateds")},
         "spaces": {"observation": {"type": "Discrete", "n": 4}, "action": {"type": "Discrete", "n": 2}},
     }
-    found = evaluate_offline(made / "run", tmp_path / "walks.csv", mapping=mapping, behaviour="uniform")
+    told: dict[str, Any] = {"mapping": mapping, "behaviour": "uniform", "plot": str(tmp_path / "none.png")}
+    found = evaluate_offline(made / "run", tmp_path / "walks.csv", **told)
     assert (found.episodes, found.estimates, found.recorded) == (60, {}, {})
+    assert not recwarn.list
     assert found.accuracy is not None
     assert any("rewards" in note for note in found.notes)
     with pytest.raises(TargetNotMet):
-        evaluate_offline(made / "run", tmp_path / "walks.csv", mapping=mapping, behaviour="uniform", min_value=-1e9)
+        evaluate_offline(made / "run", tmp_path / "walks.csv", **told, min_value=-1e9)
 
 
 def test_part_of_the_recordings_that_the_run_learned_from(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
