@@ -233,7 +233,7 @@ def _doubts(episodes: Episodes, name: str, value: float, values: Any) -> Iterato
         yield f"weights of steps are {mass:.3g} on average, not 1: these are not the probabilities of the recorded policy"
     allowed = BEYOND if name in UNCORRECTED else FAR
     if abs(weights.mean() - 1) > allowed + 3 * weights.std() / count**0.5:
-        yield f"weights of episodes are {weights.mean():.3g} on average, not 1: those with large weights are too few or too many"
+        yield f"weights of episodes are {weights.mean():.3g} on average, not 1: large ones are too few or too many"
     if count < LEAST:
         yield f"estimates need {LEAST} or more episodes, not {count:,}"
     elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
