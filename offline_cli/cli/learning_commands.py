@@ -439,7 +439,7 @@ def compare(
         ),
     ],
     metric: Annotated[
-        str, o.data(help="Score of a run: a figure of its result; lower is better for val_loss and the like.", metavar="NAME")
+        str, o.data(help="Score of a run: a return, accuracy or loss of its result; losses are better lower.", metavar="NAME")
     ] = "eval_return_mean",
     reference: Annotated[
         list[str],

@@ -115,14 +115,18 @@ def show_comparison(told: Mapping[str, Any]) -> None:
 
 def comparison_markdown(told: Mapping[str, Any]) -> str:
     """The same as Markdown; the best is bold."""
+    from offline_cli.reporting.drawing import label
+
+    def shown(text: str) -> str:
+        return label(text).replace("|", "\\|")
+
     head, rows = _comparison(told)
     lines = [head, ["---"] * len(head)]
     for name, *cells in rows:
-        shown = str(name).replace("|", "\\|")
-        lines.append([f"**{shown}**" if name == told["best"] else shown, *map(str, cells)])
+        lines.append([f"**{shown(name)}**" if name == told["best"] else shown(name), *cells])
     table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    notes = "".join(f"\nNote: {note}\n" for note in told["notes"])
-    return f"{_compared(told)}\n\n{table}\n{notes}"
+    notes = "".join(f"\nNote: {shown(note)}\n" for note in told["notes"])
+    return f"{shown(_compared(told))}\n\n{table}\n{notes}"
 
 
 def _compared(told: Mapping[str, Any]) -> str:

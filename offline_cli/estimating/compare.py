@@ -26,12 +26,13 @@ from offline_cli.reporting.intervals import draw_comparison
 from offline_cli.storage.locations import Location, open_location
 from offline_cli.training.chosen_episodes import place_named
 from offline_cli.training.run_folder import RunFolder
-from offline_cli.training.seeds import runs_in
+from offline_cli.training.seeds import MEANS, runs_in
 
 __all__ = ["CompareResult", "compare"]
 
 RETURN: Final = "eval_return_mean"
-LOWER: Final = ("loss", "mse")  # ends of names of metrics that are better lower
+HIGHER: Final = (RETURN, "val_accuracy")  # are better; other figures of runs are losses
+LOWER: Final = ("loss", "mse")  # ends of names of metrics of files that are better lower
 NO_SCORES: Final = ("seed", "run")  # columns that name a row
 ONE_TASK: Final = "scores"  # where a file or run names none
 FEW: Final = 5  # runs below which a percentile interval is known to be too narrow
@@ -77,11 +78,11 @@ def compare(
     """Compare algorithms by the scores of their runs: `runs` are run folders, folders of them (of seeds, or of tasks of seeds),
     or files of scores: JSON, a list of numbers or lists by task; CSV, a column a task (not `seed` or `run`), a row a run.
 
-    A run's score is `metric` of its result: eval_return_mean, val_loss, val_accuracy, ...; lower is better where it is a loss
-    that is not normalised. Runs of one environment are runs of one task. `reference` normalises scores to 0 at random play and
-    1 at the expert's: "random=R,expert=E", "TASK:random=R,expert=E", or, for returns, a dataset whose manifest has them;
-    without, returns take those of the runs' data, where all have them. `success`: a score that counts as success, after
-    normalisation. `plot`: a PNG.
+    A run's score is `metric` of its result: eval_return_mean, val_accuracy, val_loss, val_mse, loss, or one of its `losses`;
+    losses that are not normalised are better lower. Runs of one environment are runs of one task. `reference` normalises scores
+    to 0 at random play and 1 at the expert's: "random=R,expert=E", "TASK:random=R,expert=E", or, for returns, a dataset whose
+    manifest has them; without, returns take those of the runs' data, where all have them. `success`: a score that counts as
+    success, after normalisation. `plot`: a PNG.
 
     The first is the baseline of gates on interquartile means. With `min_improvement` the 95% interval of each difference has to
     lie at that or above; with `no_regression` none may lie below 0. A gate without an interval is missed.
@@ -100,6 +101,7 @@ def compare(
     if len(names) < 2 and (no_regression or min_improvement is not None):
         raise UsageError("gates compare two or more", where="RUN", fix="name the baseline first, then what is compared to it")
     places = [open_location(one, storage_options) for one in given]
+    are_files = all(place.is_file() for place in places)
     found, of_data = zip(
         *[_scores_of(place) if place.is_file() else _results_of(place, metric) for place in places], strict=True
     )
@@ -109,13 +111,13 @@ def compare(
             what = f"{name} has the tasks {', '.join(sorted(own))}, and {first} {', '.join(tasks)}"
             raise BadConfig(what, where="compare", fix="compare algorithms on the same tasks")
     references = dict[str, Any]()
-    for text in [reference] if isinstance(reference, str) else reference:
+    for text in reference:
         references |= _reference(text, tasks, metric, storage_options)
     if not reference and metric == RETURN and {*of_data[0]} == {*tasks} and all(one == of_data[0] for one in of_data):
         references = of_data[0]
-    if missing := [task for task in tasks if references and task not in references]:
-        fix = f"--reference '{missing[0]}:random=R,expert=E'"
-        raise BadConfig(f"no reference for {', '.join(missing)}", where="--reference", fix=fix)
+    if references and references.keys() != {*tasks}:
+        what = f"the tasks are {', '.join(tasks)}, and references of {', '.join(sorted(references))}"
+        raise BadConfig(what, where="--reference", fix=f"--reference '{tasks[0]}:random=R,expert=E', one for each task")
     if not references and len(tasks) > 1:
         notes.append("scores of several tasks are aggregated as they are: --reference brings them to one scale")
     ends = [references.get(task, {"random": 0.0, "expert": 1.0}) for task in tasks]  # that become 0 and 1
@@ -126,7 +128,8 @@ def compare(
     }
     if few := [name for name, own in scores.items() if min(map(len, own)) < FEW]:
         notes.append(f"fewer than {FEW} runs of a task: intervals of {', '.join(few)} are rough, and often too narrow")
-    sign = -1.0 if metric.endswith(LOWER) and not references else 1.0  # normalised scores are higher at the expert
+    is_loss = metric.endswith(LOWER) or not (are_files or metric in HIGHER)
+    sign = -1.0 if is_loss and not references else 1.0  # normalised scores are higher at the expert
     better = {name: [sign * task for task in own] for name, own in scores.items()}  # higher is better
     differences = {name: interval(statistics.iqm_difference, better[name], better[first], seed=seed) for name in names[1:]}
     probability: dict[str, Any] = {name: {} for name in names[1:]}
@@ -140,7 +143,7 @@ def compare(
         best=max(names, key=lambda name: float(statistics.iqm(better[name]))),
         probability_of_improvement=probability,
         differences={name: asdict(one) for name, one in differences.items()},
-        metric=ONE_TASK if all(place.is_file() for place in places) else metric,
+        metric=ONE_TASK if are_files else metric,
         tasks=tasks,
         reference=references,
         profile={"thresholds": thresholds.tolist()}
@@ -157,15 +160,16 @@ def compare(
 
 
 def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The scores of runs by task, and the references that all runs of a task share. Raises NoData, BadData."""
+    """The scores of runs by task, and the references that all runs of a task share. Raises NoData, BadData, StorageNotFound."""
     scores, references = defaultdict[str, list[float]](list), defaultdict[str, list[Any]](list)
     for run in map(RunFolder, runs_in(place)):
         result, task = run.result(), (run.config() or {}).get("env") or ONE_TASK
         if result is None:
             raise BadData("the run is not finished", where=run.url, fix="train it to its end with --resume")
-        value = {**result.losses, **result.as_dict()}.get(metric)
+        figures = {name: getattr(result, name) for name in MEANS} | result.losses
+        value = figures.get(metric)
         if not isinstance(value, int | float):
-            known = [one for one in (RETURN, "val_loss", "val_accuracy", "val_mse", "loss") if getattr(result, one) is not None]
+            known = [name for name, figure in figures.items() if figure is not None]
             what = f"the run has no {metric}" + (", which needs --env in training" if metric == RETURN else "")
             raise BadData(what, where=run.url, fix=f"--metric {' or '.join(known)}, or a file of scores")
         if not math.isfinite(value):
@@ -174,6 +178,8 @@ def _results_of(place: Location, metric: str) -> tuple[dict[str, Array], dict[st
             )
         scores[task].append(float(value))
         references[task].append(result.reference)
+    if not scores and not place.exists():
+        raise place.missing()
     if not scores:
         fix = f"a run folder, a folder of them as train --seeds makes it ({files.SEEDS}), or a file of scores"
         raise NoData("no run here", where=place.url, fix=fix)
@@ -191,11 +197,11 @@ def _scores_of(place: Location) -> tuple[dict[str, Array], dict[str, Any]]:
         else:
             read = orjson.loads(content)
             told = read if isinstance(read, dict) else {ONE_TASK: read}
-        found = {str(task): np.array(values, np.float64).reshape(-1) for task, values in told.items()}
+        found = {str(task): np.array(values, np.float64, ndmin=1) for task, values in told.items()}
     except (ValueError, TypeError, pl.exceptions.PolarsError) as err:
         raise BadData(f"no scores can be read: {err}", where=place.url, fix=fix) from err
-    if not found or not all(len(values) and np.isfinite(values).all() for values in found.values()):
-        raise BadData("a task without scores, or one that is no finite number", where=place.url, fix=fix)
+    if not found or not all(one.ndim == 1 and len(one) and np.isfinite(one).all() for one in found.values()):
+        raise BadData("the scores of a task are no list of finite numbers", where=place.url, fix=fix)
     return found, {}
 
 

@@ -204,12 +204,12 @@ def estimated(
             figures["without_support"] = float((episodes.summed(np.isneginf(episodes.target)) > 0).mean())
         if name in ("is", "pdis"):
             figures["distribution_free"] = dict(zip(("low", "high"), distribution_free(episodes, name), strict=True))
-        why = "; ".join([*doubts, *_doubts(episodes, name, figures["value"])])
+        why = "; ".join([*doubts, *_doubts(episodes, name, figures["value"], values)])
         told[name] = {**figures, "reliable": not why, "reason": why or None}
     return recorded, told
 
 
-def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
+def _doubts(episodes: Episodes, name: str, value: float, values: Any) -> Iterator[str]:
     """Why the estimate may mislead."""
     if name == "dm":  # of 10 intervals of a table's dm none held the value of ICU-Sepsis, where those of dr all did
         yield "its interval does not hold the error of Q; dr and wdr correct it by weights"
@@ -219,6 +219,10 @@ def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
         yield "it is no finite number"
     if name in OF_VALUES and not episodes.returns.min() <= value <= episodes.returns.max():
         yield "it lies beyond all recorded returns"
+    if name in OF_VALUES and np.count_nonzero(values.after[episodes.starts + episodes.lengths - 1]) > count / 2:
+        yield "most episodes were cut, and it counts rewards beyond"
+    if episodes.clip is not None and episodes.weights.max() >= episodes.clip:  # a bias, which its interval does not show
+        yield "--clip cuts weights, which shifts it towards the recorded policy"
     if np.isneginf(episodes.behaviour).any():
         yield "recorded actions have the probability 0"
     sums = episodes.summed(np.exp(np.minimum(episodes.ratios, MOST)) - 1)
@@ -229,8 +233,8 @@ def _doubts(episodes: Episodes, name: str, value: float) -> Iterator[str]:
         yield f"weights of steps are {mass:.3g} on average, not 1: these are not the probabilities of the recorded policy"
     allowed = BEYOND if name in UNCORRECTED else FAR
     if abs(weights.mean() - 1) > allowed + 3 * weights.std() / count**0.5:
-        yield f"weights of episodes are {weights.mean():.3g} on average, not 1: rare episodes with large weights are missing"
+        yield f"weights of episodes are {weights.mean():.3g} on average, not 1: large ones are too few or too many"
     if count < LEAST:
-        yield f"only {count:,} episodes, and estimates need {LEAST} or more"
+        yield f"estimates need {LEAST} or more episodes, not {count:,}"
     elif effective < max(LEAST, min(LEAST_SHARE * count, ENOUGH)):
         yield f"{count:,} episodes count as {effective:.3g}: the policy acts too differently from the recorded one"

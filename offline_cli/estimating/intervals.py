@@ -56,10 +56,14 @@ def bootstrapped(estimates: Sequence[Estimate], seed: int, draws: int = DRAWS) -
 
 
 def _limits(estimate: Estimate, drawn: Array) -> tuple[float, float]:
-    """Of values drawn (D,); of BCa, quantiles that are corrected for bias and skewness, where anything varies."""
+    """Of values drawn (D,); of BCa, quantiles that are corrected for bias and skewness, where anything varies. NaN of a single
+    episode.
+    """
     ends, (count, width) = np.array([0.025, 0.975]), estimate.features.shape
+    if count < 2:
+        return math.nan, math.nan
     below = np.mean(drawn < estimate.value) + np.mean(drawn == estimate.value) / 2
-    if 1 < count <= MOST_BCA and 0 < below < 1:
+    if count <= MOST_BCA and 0 < below < 1:
         sums, size = count * estimate.features.mean(axis=0), max(1, AT_A_TIME // width)
         parts = (estimate.features[first : first + size] for first in range(0, count, size))
         dense = (part.toarray() if issparse(part) else part for part in parts)

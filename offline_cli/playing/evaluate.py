@@ -106,7 +106,7 @@ class EvaluateResult:
     episodes: int
     return_mean: float
     return_std: float  # sample standard deviation
-    return_ci95: float  # half the width of the 95% confidence interval of the mean
+    return_ci95: float | None  # half the width of the 95% confidence interval of the mean; None of one episode
     return_min: float
     return_max: float
     length_mean: float  # steps
@@ -219,10 +219,13 @@ class _Evaluated(NamedTuple):
 
 
 def _paired(one: Played, other: Played) -> dict[str, Any]:
-    """How the returns of the same episodes differ: mean with its 95% interval, and the share of episodes that are higher."""
+    """How the returns of the same episodes differ: mean with its 95% interval, and the share of episodes that are higher.
+    One episode has no interval.
+    """
     differences = one.returns - other.returns
     mean, half = map(float, mean_interval(differences))
-    return {"value": mean, "low": mean - half, "high": mean + half, "share_higher": float((differences > 0).mean())}
+    low, high = (None, None) if np.isnan(half) else (mean - half, mean + half)
+    return {"value": mean, "low": low, "high": high, "share_higher": float((differences > 0).mean())}
 
 
 def _evaluated(given: Mapping[str, Any], name: str) -> _Evaluated:
@@ -343,6 +346,6 @@ def _missed(gates: Mapping[str, float], result: EvaluateResult) -> str:
     for agent, wanted in gates.items():
         found = result.return_by_agent.get(agent, {}).get("return_mean", float("nan")) if agent else result.return_mean
         if not found >= wanted:
-            spread = f" of {agent}" if agent else f" ± {result.return_ci95:.2f}"
+            spread = f" of {agent}" if agent else "" if result.return_ci95 is None else f" ± {result.return_ci95:.2f}"
             problems.append(f"the mean return {found:.2f}{spread} is below {wanted:g}")
     return "; ".join(problems)

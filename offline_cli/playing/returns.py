@@ -93,9 +93,9 @@ class Played:
         return float(self.returns.std(ddof=1)) if len(self.returns) > 1 else 0.0
 
     @property
-    def ci95(self) -> float:
-        """Half the width of the 95% confidence interval of the mean, by the normal approximation."""
-        return 1.96 * self.std / math.sqrt(max(1, len(self.returns)))
+    def ci95(self) -> float | None:
+        """Half the width of the 95% confidence interval of the mean, by the normal approximation; None for one episode."""
+        return 1.96 * self.std / math.sqrt(len(self.returns)) if len(self.returns) > 1 else None
 
 
 def play(

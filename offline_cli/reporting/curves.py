@@ -66,6 +66,12 @@ class Panel:
         """What the bands are, for the title of the legend; empty without a band."""
         return "; ".join(dict.fromkeys(line.band for line in self.lines if line.half.any()))
 
+    def named(self, line: Line) -> str:
+        """The line's name in the legend, with its value and interval at the end where the limits cut that."""
+        low, value, high = (float(line.mean[-1] + sign * line.half[-1]) for sign in (-1, 0, 1))
+        is_cut = self.limits is not None and (low < self.limits[0] or high > self.limits[1])
+        return f"{line.name} {value:.4g} [{low:.4g}, {high:.4g}]".strip() if is_cut else line.name
+
 
 def mean_curve(seeds: Seeds, metric: str) -> tuple[Floats, Floats, Floats] | None:
     """(K,) updates that all seeds have reached, the mean there, and half the width of the band; None: none has the metric.
@@ -152,7 +158,7 @@ def draw_curves(
     for axes, panel in zip(panes, found, strict=False):
         for line in panel.lines:
             shade, marker = colour(line.number), "." if len(line.x) <= FEW else ""
-            axes.plot(line.x, line.mean, DASHES[line.dash][0], color=shade, label=legend_text(line.name), marker=marker)
+            axes.plot(line.x, line.mean, DASHES[line.dash][0], color=shade, label=legend_text(panel.named(line)), marker=marker)
             if len(line.x) == 1:  # of which a band would be nothing
                 axes.errorbar(line.x, line.mean, line.half, capsize=3, color=shade)
             axes.fill_between(line.x, line.mean - line.half, line.mean + line.half, color=shade, alpha=0.15, linewidth=0)
@@ -183,7 +189,7 @@ def plotly_curves(runs: Sequence[tuple[str, Seeds]]) -> list[tuple[str, Json]]:
                 traces += [{**edge, "y": packed(line.mean - line.half)}, {**edge, "y": packed(line.mean + line.half), **fill}]
             look = {"color": colour(line.number), "dash": DASHES[line.dash][1]}
             mode = "lines+markers" if len(line.x) <= FEW else "lines"
-            traces.append({**style, "mode": mode, "y": packed(line.mean), "line": look, "name": label(line.name)})
+            traces.append({**style, "mode": mode, "y": packed(line.mean), "line": look, "name": label(panel.named(line))})
         drawn = figure(traces, "updates", panel.title, 320, showlegend=True, legend={"title": {"text": panel.band}})
         if panel.limits:
             is_log = panel.scale == "log"

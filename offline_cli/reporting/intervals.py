@@ -74,7 +74,7 @@ def _draw_rows(axes: Any, rows: Mapping[str, Mapping[str, Any]], colours: list[s
         ends = (one["value"] if one[end] is None else one[end] for end in ("low", "high"))
         axes.errorbar([one["value"]], [row], xerr=[[abs(one["value"] - end)] for end in ends], fmt="o", capsize=3, color=shade)
     axes.set_yticks(range(len(rows)), list(map(legend_text, rows)))
-    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
     axes.grid(alpha=0.3)
 
 

@@ -143,7 +143,7 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             check_same_run(state, wanted, options["allow_changes"], where=folder.url)
             notes += [f"resumed although {change}" for change in state.changes]
         elif resume:
-            notes.append(f"{folder.url} has no checkpoint yet, so --resume starts a new run")
+            _log.warning("note: %s has no checkpoint yet, so --resume starts a new run", folder.url)  # true of this call alone
         for note in notes:
             _log.warning("note: %s", note)
         learner.whole.to(device).train()

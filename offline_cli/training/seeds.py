@@ -25,7 +25,7 @@ import torch
 
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.engines.engine import PROCESSES, EngineSpec
-from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, UsageError
+from offline_cli.errors import BadData, Diverged, Interrupted, OutputExists, TargetNotMet, UsageError
 from offline_cli.mean_interval import mean_interval
 from offline_cli.modules.python_network import choose_device
 from offline_cli.policies import run_policy as files
@@ -36,7 +36,7 @@ from offline_cli.storage.locations import Location, open_location
 from offline_cli.storage.staging import whole_file, write_whole
 from offline_cli.training.run_folder import RunFolder, TrainResult
 
-__all__ = ["SeedsResult", "runs_in", "train_seeds", "wanted_seeds"]
+__all__ = ["MEANS", "SeedsResult", "runs_in", "train_seeds", "wanted_seeds"]
 
 MEANS: Final = ("loss", "val_loss", "val_accuracy", "val_mse", "eval_return_mean")
 _log = logging.getLogger(__name__)
@@ -89,15 +89,15 @@ def wanted_seeds(seeds: int | str | Sequence[int] | None, out: Any, options: Map
 def runs_in(place: Location, depth: int = 2) -> list[Location]:
     """The run at `place`, or those in its folders, or in theirs; of a training of several seeds its own.
 
-    Raises BadData for seeds whose run is missing.
+    Raises BadData for seeds whose run is missing or not finished.
     """
     if place.join(files.POLICY).exists():
         return [place]
     told = _told(place) or {}
     listed = [place.join(f"seed-{seed}") for seed in told.get("seeds", ())]
-    if missing := [one.name for one in listed if not one.join(files.POLICY).exists()]:
+    if missing := [one.name for one in listed if not one.join(files.RESULT).exists()]:
         fix = "train it to its end with --resume"
-        raise BadData(f"no run in {', '.join(missing)}, which {files.SEEDS} lists", where=place.url, fix=fix)
+        raise BadData(f"no finished run in {', '.join(missing)}, which {files.SEEDS} lists", where=place.url, fix=fix)
     below = [one for one in place.children() if one.is_dir()] if depth else []
     return listed or [run for one in below for run in runs_in(one, depth - 1)]
 
@@ -105,7 +105,7 @@ def runs_in(place: Location, depth: int = 2) -> list[Location]:
 def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, options: Mapping[str, Any]) -> SeedsResult:
     """Train a run for each seed with these keywords of `train`. Raises what it raises, and OutputExists for another RUN.
 
-    A run that misses its target does not keep the others from theirs.
+    A run that diverges or misses its target does not keep the others from theirs.
     """
     began, on_progress = time.perf_counter(), options["on_progress"]
     place = open_location(out, options["storage_options"])
@@ -130,20 +130,23 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
         try:
             with engines.engine() as engine, engine.streamed(_quiet if not alone else _run, calls) as results:
                 for seed, (result, problem) in zip(seeds, results, strict=True):
-                    found[seed] = result
+                    if result is not None:
+                        found[seed] = result
                     missed += [f"seed {seed}: {problem}"] if problem else []
-                    on_progress(Progress("training", len(found), len(seeds), "runs"))
+                    on_progress(Progress("training", seeds.index(seed) + 1, len(seeds), "runs"))
         except StopRequested as stopped:
             name = signal.Signals(requested() or signal.SIGINT).name
             what = f"stopped by {name}; {len(found)} of {len(seeds)} runs are finished"
             details = {"exit_code": stopped.exit_code, "run": place.url}
             fix = "the same command with --resume continues all of them"
             raise Interrupted(what, where=place.url, fix=fix, details=details) from stopped
+    if not found:
+        raise TargetNotMet("; ".join(missed), where=place.url, fix="another --lr, or check the data for extreme values")
     result = _together(place, found, began)
     for note in result.notes if not alone else ():
         _log.warning("note: %s", note)
-    rows, picture = [RunFolder(place.join(f"seed-{seed}")).metrics() for seed in seeds], io.BytesIO()
-    draw_curves([(f"{place.name or 'runs'} ({len(seeds)} seeds)", rows)], picture)
+    rows, picture = [RunFolder(place.join(f"seed-{seed}")).metrics() for seed in found], io.BytesIO()
+    draw_curves([(f"{place.name or 'runs'} ({len(found)} seeds)", rows)], picture)
     write_whole(place.join(files.CURVE), picture.getvalue(), folder=place)
     result = replace(result, figure=place.join(files.CURVE).url)
     write_whole(place.join(files.SEEDS), files.json_bytes({"seeds": list(seeds), "intervals": result.intervals}), folder=place)
@@ -153,17 +156,19 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     return result
 
 
-def _run(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult, str]]:
-    """The result of one seed, and which target or gate it missed."""
+def _run(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult | None, str]]:
+    """The result of one seed, None where it diverged; and why it failed, or which target or gate it missed."""
     train, sources, out, options = call
     try:
         yield train(sources, out, **options, on_progress=no_progress), ""
     except TargetNotMet as error:
         known = [one.name for one in fields(TrainResult)]
         yield TrainResult(**{name: value for name, value in error.details.items() if name in known}), error.what
+    except Diverged as error:
+        yield None, error.what
 
 
-def _quiet(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult, str]]:
+def _quiet(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[TrainResult | None, str]]:
     """The same in a worker on its own core; the command tells its notes."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)

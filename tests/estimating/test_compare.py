@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from offline_cli import compare
 from offline_cli.cli.app import app
-from offline_cli.errors import BadConfig, BadData, NoData, TargetNotMet, UsageError
+from offline_cli.errors import BadConfig, BadData, NoData, StorageNotFound, TargetNotMet, UsageError
 
 Told = Callable[..., dict[str, Any]]
 
@@ -98,14 +98,19 @@ def test_missing_seeds_are_named(run: Callable[..., Path], tmp_path: Path) -> No
             compare(tmp_path / place)
         assert "seed-4, seed-7" in caught.value.what
         assert caught.value.where == str(tmp_path / "bc/sign")
+    (run("bc/sign/seed-4", 1.0) / "result.json").unlink()  # it diverged
+    with pytest.raises(BadData) as caught:
+        compare(tmp_path / "bc")
+    assert "seed-4, seed-7" in caught.value.what
 
 
 def test_scores_are_normalised_by_the_reference_of_their_task(scores: Callable[..., str]) -> None:
     one = scores("one.json", {"a": [10, 20], "b": [0, 1]})
     found = compare(one, reference=["a:random=10,expert=20", "b:random=0,expert=2"])
     assert found.runs[one]["scores"] == {"a": [0.0, 1.0], "b": [0.0, 0.5]}
-    with pytest.raises(BadConfig):
-        compare(one, reference=["a:random=10,expert=20"])
+    for given in (["a:random=10,expert=20"], ["random=0,expert=2", "q:random=0,expert=2"]):
+        with pytest.raises(BadConfig):
+            compare(one, reference=given)
     with pytest.raises(BadConfig):
         compare(one, reference=["random=10,expert=10"])
 
@@ -119,6 +124,26 @@ def test_a_lower_loss_is_better(run: Callable[..., Path]) -> None:
     assert found.best == b
     assert found.differences[b]["value"] == pytest.approx(0.2)
     assert found.probability_of_improvement[b][a]["value"] == 1.0
+
+
+def test_a_lower_loss_of_an_algorithm_is_better_and_what_is_no_quality_is_refused(run: Callable[..., Path]) -> None:
+    a, b = (str(run(name, None, losses={"nll": loss})) for name, loss in (("a", 0.5), ("b", 0.3)))
+    found = compare([a, b], metric="nll")
+    assert found.best == b
+    assert found.differences[b]["value"] == pytest.approx(0.2)
+    for metric in ("seconds", "updates", "val_accuracy_majority"):
+        with pytest.raises(BadData) as caught:
+            compare([a, b], metric=metric)
+        assert caught.value.fix.startswith("--metric nll")
+
+
+def test_names_of_data_are_text_in_markdown(run: Callable[..., Path]) -> None:
+    folder = run("a|<b>", 1.0, env="x|<y>\\nz")
+    done = CliRunner().invoke(app, ["compare", str(folder), "--markdown"])
+    heading, _, *table = done.stdout.splitlines()
+    assert heading == r"eval_return_mean on x\|&lt;y&gt;\nz, with 95% intervals"
+    assert table[2].startswith(f"| **{folder.parent}/a\\|&lt;b&gt;** |")
+    assert r"\|&lt;b&gt;" in table[-1]  # the note on few runs
 
 
 def test_references_of_data_are_for_returns_alone(run: Callable[..., Path], tmp_path: Path) -> None:
@@ -189,6 +214,8 @@ def test_what_cannot_be_compared_is_refused(run: Callable[..., Path], scores: Ca
         (run("unplayed", None), BadData),
         (scores("text.json", ["x"]), BadData),
         (scores("empty.json", []), BadData),
+        (scores("axes.json", [[0.1, 0.9], [0.2, 0.8]]), BadData),
+        (tmp_path / "none.json", StorageNotFound),
         (scores("nan.csv", "a\nNaN\n"), BadData),
         ([tmp_path / "empty", tmp_path / "empty"], UsageError),
     ]

@@ -8,11 +8,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from corridor_walks import walks
 from scipy import stats
 from tables import Array, Table, run_of
 
 from offline_cli import write_dataset
-from offline_cli.estimating.estimators import OF_WEIGHTS, Episodes, Values, distribution_free, estimates, kish
+from offline_cli.estimating.estimators import OF_WEIGHTS, Episodes, Values, distribution_free, estimated, estimates, kish
 from offline_cli.estimating.evaluate_offline import evaluate_offline
 from offline_cli.estimating.intervals import Estimate, bootstrapped
 
@@ -176,6 +177,37 @@ def test_rewards_are_discounted_by_their_step() -> None:
 def test_weights_are_clipped() -> None:
     episodes = Episodes(np.array([1, 1]), np.array([1.0, 1.0]), np.log([0.9, 0.1]), np.log([0.1, 0.1]), clip=3.0)
     assert estimates(episodes, ("is",))["is"].value == pytest.approx(2.0)
+
+
+def of_walks(played: float, target: float, seed: int, **how: float) -> Episodes:
+    """2,000 walks to the right with the probability `played`, for a policy with the probability `target`."""
+    batch = walks(2000, seed, right=played)
+    wanted, logp = np.log(np.where(batch.actions, target, 1 - target)), batch.extra["action_logp"]
+    return Episodes(batch.lengths, batch.rewards, wanted, np.asarray(logp, np.float64), **how)
+
+
+@pytest.mark.parametrize(
+    ("played", "target", "clip", "reliable"), [(0.5, 0.4, 1, 0), (0.5, 0.4, 1.5, 0), (0.7, 0.6, 2, 0), (0.5, 0.4, 3, 10)]
+)
+def test_the_low_end_of_a_reliable_clipped_estimate_is_below_the_value(
+    played: float, target: float, clip: float, reliable: int
+) -> None:
+    value = walks(100_000, 99, right=target).returns.mean()
+    found = [estimated(of_walks(played, target, seed, clip=clip), ("wis",), None, 0, ())[1]["wis"] for seed in range(10)]
+    assert sum(one["reliable"] for one in found) == reliable  # no weight is above 1.2 ** 6
+    assert sum(one["low"] > value for one in found if one["reliable"]) <= 1
+
+
+def test_doubly_robust_estimates_of_episodes_that_were_mostly_cut_are_refused() -> None:
+    episodes = of_walks(0.5, 0.4, 0)
+    ends, taken = episodes.starts + 5, np.zeros(12_000)
+    values = [Values(np.full((1, 2000), 0.3), np.zeros(2000, np.int64), taken, taken.copy()) for _ in range(2)]
+    values[1].after[ends[:1200]] = 0.01  # beyond cuts
+    told = [estimated(episodes, ("dr", "wis"), one, 0, ())[1] for one in values]
+    assert [{name: one["reliable"] for name, one in each.items()} for each in told] == [
+        {"dr": True, "wis": True},
+        {"dr": False, "wis": True},
+    ]
 
 
 def test_equal_weights_count_in_full_and_one_alone_once() -> None:

@@ -231,19 +231,21 @@ def test_a_policy_with_pieces_sees_what_it_saw_in_training(tmp_path: Path, piece
     assert found.estimates["wis"]["effective_samples"] > 10
 
 
-def test_recordings_without_rewards_have_no_estimates(made: Path, tmp_path: Path) -> None:
+def test_recordings_without_rewards_have_no_estimates(made: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     rows = "\n".join(f"{who},{step},{step % 4},1,{int(step == 5)}" for who in range(60) for step in range(6))
     (tmp_path / "walks.csv").write_text(f"eps_id,t,obs,actions,terminateds\n{rows}\n")
     mapping = {
         "columns": {name: name for name in ("eps_id", "t", "obs", "actions", "terminateds")},
         "spaces": {"observation": {"type": "Discrete", "n": 4}, "action": {"type": "Discrete", "n": 2}},
     }
-    found = evaluate_offline(made / "run", tmp_path / "walks.csv", mapping=mapping, behaviour="uniform")
+    told: dict[str, Any] = {"mapping": mapping, "behaviour": "uniform", "plot": str(tmp_path / "none.png")}
+    found = evaluate_offline(made / "run", tmp_path / "walks.csv", **told)
     assert (found.episodes, found.estimates, found.recorded) == (60, {}, {})
+    assert not recwarn.list
     assert found.accuracy is not None
     assert any("rewards" in note for note in found.notes)
     with pytest.raises(TargetNotMet):
-        evaluate_offline(made / "run", tmp_path / "walks.csv", mapping=mapping, behaviour="uniform", min_value=-1e9)
+        evaluate_offline(made / "run", tmp_path / "walks.csv", **told, min_value=-1e9)
 
 
 def test_part_of_the_recordings_that_the_run_learned_from(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,8 +277,11 @@ def test_one_episode_has_no_spread_and_no_clone(tmp_path: Path) -> None:
     write_dataset(continuous(300, logp=True), tmp_path / "data", action_scale="env")
     train_bc(tmp_path / "data", tmp_path / "run", hidden=[4], updates=5)
     write_dataset(continuous(1, logp=True), tmp_path / "one", action_scale="env")
-    found = evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True).estimates["is"]
-    assert np.isnan([found["distribution_free"]["low"], found["distribution_free"]["high"]]).all()
+    plot = tmp_path / "one.png"
+    result = evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True, plot=str(plot))
+    found = result.estimates["is"]
+    assert plot.exists()
+    assert np.isnan([one[end] for one in (found, found["distribution_free"], result.recorded) for end in ("low", "high")]).all()
     with pytest.raises(BadConfig) as caught:
         evaluate_offline(tmp_path / "run", tmp_path / "one", explore=True, behaviour="fit")
     assert caught.value.where == "--behaviour fit"

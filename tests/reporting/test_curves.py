@@ -106,6 +106,9 @@ def test_a_wide_interval_of_few_seeds_does_not_flatten_their_mean() -> None:
     (panel,) = panels([("three", seeds)])
     assert panel.lines[0].half.min() > 4
     assert panel.limits == pytest.approx((0.9, 7.1))  # the means, 3 to 5, and as much again
+    assert panel.named(panel.lines[0]) == "three 5 [0.03172, 9.968]"  # which the limits cut
+    (whole,) = panels([("two", seeds[:2])])
+    assert whole.named(whole.lines[0]) == "two"
 
 
 def test_a_long_run_is_thinned_and_keeps_its_ends_and_spikes() -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from signal_at import signal_at
 
-from offline_cli import load_policy
+from offline_cli import compare, load_policy
 from offline_cli.errors import BadData, Interrupted, NoData, OutputExists, TargetNotMet, UsageError
+from offline_cli.training.loop import learn
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.seeds import SeedsResult
 from offline_cli.training.train import train, train_bc
@@ -131,6 +132,33 @@ def test_a_seed_that_misses_its_gate_does_not_stop_the_others(write_dataset: Wri
         train_bc(write_dataset(), tmp_path / "runs", config=config, seeds=2, max_val_loss=1e-9, **SHORT)
     assert list(caught.value.details["seeds"]) == ["0", "1"]
     assert (tmp_path / "runs/seed-1/result.json").exists()
+
+
+def test_a_seed_that_diverges_does_not_stop_the_others(
+    write_dataset: Write, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learned(sources: Any, out: Any, options: dict[str, Any], on_progress: Any) -> Any:
+        return learn(sources, out, {**options, "lr": 1e38} if options["seed"] == 0 else options, on_progress)
+
+    monkeypatch.setattr("offline_cli.training.train.learn", learned)
+    data, out = write_dataset(), tmp_path / "runs"
+    for how in ({"config": config, "updates": 40}, {"resume": True}):
+        with pytest.raises(TargetNotMet) as caught:
+            train_bc(data, out, seeds=2, **how)  # type: ignore[arg-type]
+        assert caught.value.what.startswith("seed 0: ")
+        assert list(caught.value.details["seeds"]) == ["1"]
+        assert (out / "seed-1/result.json").exists()
+    with pytest.raises(BadData) as missing:
+        compare(out, metric="loss")
+    assert "seed-0" in missing.value.what
+    with pytest.raises(TargetNotMet):
+        train_bc(data, tmp_path / "none", config=config, updates=40, seeds=[0])
+
+
+def test_that_nothing_was_there_to_resume_is_no_note_of_the_result(write_dataset: Write, config: Path, tmp_path: Path) -> None:
+    data, begun = write_dataset(), {"config": config, "seeds": [4], "updates": 3, "resume": True}
+    found = [train_bc(data, tmp_path / "runs", **begun) for _ in range(2)]  # type: ignore[arg-type]
+    assert [one.notes for one in found] == [[], []]
 
 
 def test_runs_of_several_seeds_are_replaced_only_when_asked(write_dataset: Write, config: Path, tmp_path: Path) -> None:
