@@ -137,7 +137,7 @@ REMEDIES = {
     "UnknownEnvironment": "Correct the id, or name the module that registers it: `--env module:EnvId`.",
     "StorageError": "Check credentials, network and free space; then run the same command with `--resume`.",
     "StorageNotFound": "Check the path or URL, and whether the credentials are those of its owner.",
-    "ClusterLost": "See that the cluster is up, then run the same command with `--resume`.",
+    "ClusterLost": "See that the cluster is up and has memory, then run the same command with `--resume`.",
     "Locked": "Wait for the other writer. If it has ended on another machine: `--resume --force-unlock`.",
     "TakenOver": "Let one writer at a time work in a folder; the other one goes on with the dataset.",
     "MissingPackage": "Run the install line of the message.",

@@ -270,8 +270,7 @@ def _modules(thing: Any) -> Iterator[str]:
     elif thing is not None:
         yield from _modules(type(thing))
         inner = getattr(thing, "__dict__", {})
-        for name in ("entry_point", "vector_entry_point"):
-            yield from _modules(getattr(inner.get("spec"), name, None) or "")
+        yield from _modules(getattr(inner.get("spec"), "entry_point", None) or "")
         within = next((inner[name] for name in WITHIN if name in inner), None)
         yield from _modules(within or next(iter(inner.get("envs") or ()), None))
 

@@ -136,8 +136,7 @@ def explain(error: BaseException, invocation: Invocation) -> OfflineCliError:
         other = elsewhere.get(getattr(error, "option_name", ""))
         return UsageError(message, where=where, fix=f"offline-cli {other} has this option" if other else f"see {where} --help")
     if isinstance(error, KeyboardInterrupt):
-        fix = "run the same command again, with --resume if it had started to write"
-        return Interrupted("interrupted", where=where, fix=fix)
+        return Interrupted("interrupted", where=where, fix="run the same command again")
     if is_shortage(error):
         fix = "use a smaller input or --batch-size, or more memory; ulimit -a shows limits of the shell"
         return OutOfMemory(f"out of memory: {error}".rstrip(": "), where=where, fix=fix)

@@ -14,6 +14,7 @@ import shlex
 import time
 from collections import ChainMap, Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -48,7 +49,7 @@ from offline_cli.engines.engine import EngineSpec
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.episodes.fit import conform
 from offline_cli.episodes.known_episodes import EarlierEpisodes
-from offline_cli.errors import Interrupted, UsageError
+from offline_cli.errors import ClusterLost, Interrupted, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.formats.memory_limits import EpisodeLimit
 from offline_cli.formats.opening import info_of, placed
@@ -249,15 +250,13 @@ def convert(
 
 def _write(stream: EpisodeStream, writer: Sink, target: Location) -> tuple[int, int, int]:
     """Write and commit all of `stream`; return the numbers of episodes, steps and files. Raises Interrupted for Ctrl-C."""
-    try:
+    with reporting_what_is_kept(target, [writer]):
         stream.set_aside_to(writer.quarantine)
         with writer:
             for batch in _noted(stream):
                 write_episodes(writer, batch)
             written = committed(writer, assumptions=assumptions_of(stream), episodes_lost=stream.episodes_lost)
-            return written.episodes, written.steps, written.files
-    except KeyboardInterrupt as interrupt:
-        raise interrupted(target, is_ours=isinstance(writer, DatasetWriter)) from interrupt
+        return written.episodes, written.steps, written.files
 
 
 def _noted(stream: EpisodeStream) -> Iterator[EpisodeBatch]:
@@ -296,14 +295,26 @@ def assumptions_of(stream: EpisodeStream) -> Mapping[str, int]:
     return ChainMap(+counts | dict(stream.lost_by_reason), before)
 
 
-def interrupted(target: Location, *, is_ours: bool) -> Interrupted:
-    """The error of a command that was interrupted while writing: what was kept, and how to resume."""
-    what, fix = "interrupted; complete shards are kept", "run the same command again with --resume"
-    if not is_ours:
-        what, fix = "interrupted; the output is incomplete", "remove it, and run the command again"
-    elif not target.join(WRITING).exists():
-        what, fix = "interrupted before the first complete shard; nothing was kept", "run the command again"
-    return Interrupted(what, where=target.url, fix=fix)
+@contextmanager
+def reporting_what_is_kept(out: Location, writers: Sequence[Sink]) -> Iterator[None]:
+    """Errors of a signal and of lost workers in the block, which writes to `out`, report what is kept and how to resume."""
+    try:
+        yield
+    except (KeyboardInterrupt, ClusterLost) as error:
+        ours = [writer for writer in writers if isinstance(writer, DatasetWriter)]
+        shards = [shard for writer in ours for shard in writer.complete_shards]
+        counts = {name: sum(getattr(shard, name) for shard in shards) for name in ("episodes", "steps")}
+        details: dict[str, Any] = {"out": out.url, "shards": len(shards), **counts}
+        kept = f"{counts['episodes']} whole episodes ({counts['steps']} steps) are kept in complete shards"
+        fix = "run the same command with --resume to continue"
+        if not ours:
+            details, kept, fix = {}, "the output is incomplete", "remove it, and run the command again"
+        elif not any(writer.location.join(WRITING).exists() for writer in ours):
+            kept, fix = "no shard was complete, so nothing is kept", "run the same command again"
+        if isinstance(error, ClusterLost):
+            what, fix = f"{error.what}; {kept}", f"{error.fix}; {fix}"
+            raise ClusterLost(what, where=error.where, fix=fix, details=details) from error
+        raise Interrupted(f"interrupted; {kept}", where=out.url, fix=fix, details=details) from error
 
 
 def listed(places: Sequence[Location]) -> list[Any]:

@@ -32,7 +32,7 @@ from offline_cli.errors import BadConfig, BadData, UnsupportedSpace
 from offline_cli.meanings import NO_MEANINGS, Meanings
 from offline_cli.schema_files import deeper_than
 from offline_cli.spaces import Space, space_from_json, space_to_json
-from offline_cli.storage.blanking import BLANK, blanked_call, blanked_keys, blanked_values, this_command, without_folders
+from offline_cli.storage.blanking import BLANK, blanked_call, blanked_values, this_command, without_folders
 
 if TYPE_CHECKING:  # `inspect` reads a manifest without importing fsspec
     from offline_cli.storage.locations import Location
@@ -73,11 +73,6 @@ class EnvironmentRecord(EnvironmentSpec):
     def of(cls, spec: EnvironmentSpec | None) -> EnvironmentRecord | None:
         """The record of an environment, or None."""
         return None if spec is None else cls(spec.id, spec.kwargs, spec.wrappers)
-
-    @property
-    def blanked(self) -> list[str]:
-        """Dotted names of redacted arguments: the environment cannot be made from this record."""
-        return blanked_keys(self.kwargs)
 
     def as_json(self) -> dict[str, Any]:
         """Plain JSON values."""

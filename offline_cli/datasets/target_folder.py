@@ -267,11 +267,6 @@ class TargetFolder:
         """The unique part of this write's file names."""
         return self.note.generation
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this writer holds the folder's lock, as far as it knows."""
-        return self._lock.held
-
     def begin(
         self,
         options: Mapping[str, Any],

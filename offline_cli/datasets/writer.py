@@ -30,7 +30,7 @@ from offline_cli.datasets.card import write_card
 from offline_cli.datasets.dataset import row_format
 from offline_cli.datasets.file_names import MANIFEST, UNFINISHED_WRITING
 from offline_cli.datasets.lock import APPENDS_TO
-from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, Reference, now, with_defaults
+from offline_cli.datasets.manifest import CHANGES, EnvironmentRecord, Manifest, Reference, Shard, now, with_defaults
 from offline_cli.datasets.ownership import next_number, write_rejects
 from offline_cli.datasets.row_format import Rows
 from offline_cli.datasets.shards import Piece, ShardSequence, adopt, raw_bytes
@@ -146,6 +146,11 @@ class DatasetWriter:
     def steps_written(self) -> int:
         """Steps in row groups so far, including shards that `resume` found; the last episodes may still be pending."""
         return self._statistics.steps
+
+    @property
+    def complete_shards(self) -> Sequence[Shard]:
+        """Complete shards of this write, including those that `resume` found."""
+        return () if self._shards is None else self._shards.finished
 
     def __enter__(self) -> Self:
         """Write the note.

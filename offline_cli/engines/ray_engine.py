@@ -65,8 +65,8 @@ class RayEngine(Engine):
             fix = "install the same packages on the workers, including offline-cli"
             raise MissingPackage(f"a worker cannot start: {reason}", where="a worker", fix=fix) from error
         except self._ray.exceptions.RayError as error:
-            fix = "run the same command again, with --resume if it has written shards: complete ones are kept"
-            raise ClusterLost(f"a Ray task was lost ({type(error).__name__})", where=self._where, fix=fix) from error
+            what, fix = f"a Ray task was lost ({type(error).__name__})", "check that the cluster is up (ray status)"
+            raise ClusterLost(what, where=self._where, fix=fix) from error
 
     def _connect(self) -> None:
         """Connect, or start a cluster. Raises ClusterLost if no cluster answers."""

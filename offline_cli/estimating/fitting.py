@@ -26,6 +26,7 @@ from offline_cli.modules.network import MLP, Mlp
 from offline_cli.policies.policy import draw
 from offline_cli.policies.run_policy import LoadedPolicy
 from offline_cli.progress import OnProgress, Progress
+from offline_cli.stop_signals import check
 from offline_cli.training.algorithms import fqe
 from offline_cli.training.algorithms.algorithm import POLICY, Task
 from offline_cli.training.learner import Learner, Update, cloning_learner, rate_factor
@@ -149,6 +150,7 @@ class Fitting:
         batches = Batches(Steps(columns), batch_size=how["batch"], seed=self.seed, device=self.device)
         update, bound = Update(learner, batches.batch, lr=how["lr"]), int(how["updates"])
         for number in range(bound):
+            check()
             batches.fill(number)
             update.scale_rates(rate_factor(number, schedule="cosine", warmup=0, bound=bound))
             update(number)

@@ -2,7 +2,8 @@
 
 Small files with equal columns are joined into tables of some ten thousand rows: some recorders write thousands of files with a
 few rows each, and converting a column has a fixed cost. A file whose columns may take more than `BIG` bytes is read by row
-group, in batches of bounded size.
+group, in batches of bounded size. A scan of pyarrow.dataset does not do: it ends at the first damaged file, without the files
+after it and some before it.
 """
 
 from __future__ import annotations

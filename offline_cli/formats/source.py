@@ -286,6 +286,7 @@ class FileSource:
     unit: str = field(default=BYTES, init=False)
     done: int = field(default=0, init=False)
     scope: Scope = field(default_factory=Scope, init=False, repr=False, compare=False)  # owns open files
+    _size: int | None = field(default=None, init=False, repr=False, compare=False)  # None: not yet requested
 
     def __post_init__(self, location: str, declared: SourceInfo | None) -> None:
         self.info = declared or SourceInfo(format=self.format, location=location)
@@ -313,8 +314,9 @@ class FileSource:
         """Size of all files in bytes; None if it would take many requests."""
         if len(self.files) > ASKED and not self.files[0].is_local:
             return None
-        total: int = sum(file.size() for file in self.files)
-        return total
+        if self._size is None:  # progress reads it for each batch
+            self._size = sum(file.size() for file in self.files)
+        return self._size
 
 
 # ---- dropped leaves ----

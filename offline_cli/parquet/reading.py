@@ -265,7 +265,7 @@ def dropping(shard: Location) -> str:
 
 
 def fingerprint(location: Location) -> tuple[int, str]:
-    """Size and sha256 (hex) of a file, bypassing the cache. Raises StorageNotFound, StorageError."""
+    """Size and sha256 (hex) of a file. Raises StorageNotFound, StorageError."""
     digest, size = hashlib.sha256(), 0
     with location.open() as file, storage_failures(location.url, "reading it"):
         while chunk := file.read(CHUNK):

@@ -12,7 +12,7 @@ from offline_cli.datasets.file_names import CARD, DATA, MANIFEST
 from offline_cli.datasets.manifest import Shard
 from offline_cli.datasets.ownership import data_files
 from offline_cli.datasets.target_folder import TargetFolder
-from offline_cli.errors import PROBLEM, BadData
+from offline_cli.errors import PROBLEM, BadData, Interrupted
 from offline_cli.import_path import content_hash_of
 from offline_cli.parquet.reading import FIX, OTHER_SHARD, fingerprint
 from offline_cli.progress import OnProgress, Progress
@@ -49,9 +49,12 @@ def copy_to_folder(
             write_whole(target.join(CARD), card.encode(), folder=target)
             write_whole(target.join(MANIFEST), dataset.location.join(MANIFEST).read_bytes(), folder=target)
         writing.finish(frozenset(shard.path for shard in shards))
-    except BaseException:
+    except BaseException as error:
         if sent or writing.resumed:
             writing.leave()
+            if isinstance(error, KeyboardInterrupt):
+                fix = "run the same command with --resume to continue"
+                raise Interrupted("interrupted; complete shards are kept", where=target.url, fix=fix) from error
         else:
             writing.leave_no_trace()
         raise

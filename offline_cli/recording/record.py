@@ -44,7 +44,7 @@ from offline_cli.datasets.writer import DatasetWriter
 from offline_cli.engines.engine import PROCESSES, Engine, EngineSpec
 from offline_cli.environments import Environment, EnvironmentSpec, open_environment
 from offline_cli.episodes.batch import EpisodeBatch
-from offline_cli.errors import BadData, UsageError
+from offline_cli.errors import BadData, ClusterLost, UsageError
 from offline_cli.formats.asked_environment import AskedEnvironment
 from offline_cli.import_path import allowed_changes, code_of, content_hash_of
 from offline_cli.playing.loop import Plan, opened_policy, played_on
@@ -253,7 +253,7 @@ class _Recording:
         self._plan, self._policy, self._environment, self._on_progress = plan, policy, environment, options["on_progress"]
         self._followed = _followed(plan, policy.fingerprint)
         self.episodes = self.steps = self.new_steps = 0  # in the dataset (episodes or games, steps); recorded by this call
-        self.failure: BadData | None = None  # error of environment or policy
+        self.failure: BadData | ClusterLost | None = None  # error of environment, policy or workers
         self.stopped_by: int | None = None  # signal number
         kinds: Sequence[AgentEpisodes | None] = [None]
         if environment.agents is not None and isinstance(policy, AgentsPolicy):
@@ -311,7 +311,7 @@ class _Recording:
                     played = played_on(engine, workers, rest, self._environment, self._policy, EpisodeCollector)
                     with played, suppress(StopRequested):
                         self._write(played, parts)
-                except BadData as err:
+                except (BadData, ClusterLost) as err:
                     self.failure = err
             self.stopped_by = requested()
             for part in parts if self.episodes else ():

@@ -108,13 +108,7 @@ class Recorder(gym.Wrapper[Any, Any, Any, Any]):
         self._ended = self._t = 0  # finished episodes; steps of the current one
         self._is_under_way = False
         self._writer.__enter__()
-        self._before = len(self._writer.ids_written) if resume else 0
         _open.add(self)
-
-    @property
-    def episodes_recorded(self) -> int:
-        """Finished episodes so far, including existing ones with `resume`, so that a loop over seeds can continue there."""
-        return self._before + self._ended
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from offline_cli.datasets.manifest import Manifest
-from offline_cli.errors import BadData, Interrupted
+from offline_cli.errors import BadData, ClusterLost, Interrupted
 from offline_cli.playing.loop import Plan
 from offline_cli.policies.module_policy import PolicyForPieces
 from offline_cli.policies.policy import Policy
@@ -107,10 +107,10 @@ def recorded(empty: RecordResult, manifests: Sequence[Manifest], *, new_steps: i
 
 
 def ended_early(
-    out: str, kept: RecordResult | None, failure: BadData | None, signal_number: int | None
-) -> BadData | Interrupted:
-    """The error of a recording that ended early. `kept`: the committed result, or None; `failure`: error of environment or
-    policy, if any."""
+    out: str, kept: RecordResult | None, failure: BadData | ClusterLost | None, signal_number: int | None
+) -> BadData | ClusterLost | Interrupted:
+    """The error of a recording that ended early. `kept`: the committed result, or None; `failure`: error of environment, policy
+    or workers, if any."""
     details: dict[str, Any] = {}
     state, fix = "no episode was finished, so nothing is kept", "run the same command again"
     if kept is not None:

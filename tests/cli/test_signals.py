@@ -8,17 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import slow_reader
+import torch
+from gymnasium import spaces
 from operated import data_files
 
 from offline_cli import record, train
+from offline_cli.columns import Columns
 from offline_cli.converting.convert import convert
 from offline_cli.stop_signals import StopRequested, check, requested, signals_noted
+from offline_cli.training.algorithms import fqe
+
+Call = Callable[..., tuple[int, dict[str, Any]]]
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 SAMPLE = Path(__file__).resolve().parents[2] / "sample_data" / "rllib_cartpole_expert"
@@ -173,17 +180,58 @@ def test_training_saves_its_last_update_and_goes_on_to_the_same_policy(stopped: 
 
 
 @pytest.mark.integration
-def test_evaluate_and_apply_end_between_two_steps_and_begin_again(stopped: Stopped, tmp_path: Path) -> None:
+def test_evaluate_and_apply_end_between_two_steps_and_begin_again(
+    stopped: Stopped, call_json: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "slow.py").write_text(SLOW.format(mark=str(tmp_path / "mark"), pause=0.01))
-    words = ["evaluate", "random", "--env", "python:slow.py:make", "--episodes", 10_000]
+    words = ["evaluate", "random", "--env", "python:slow.py:make", "--episodes", 30]
     code, told, _ = stopped(signal.SIGTERM, "mark", *words)
-    assert (code, told["error"]["code"]) == (143, "interrupted")
+    assert (code, told["error"]["code"], "--resume" in told["error"]["fix"]) == (143, "interrupted", False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW.format(mark=str(tmp_path / "mark"), pause=0))
+    (_, again), (_, whole) = (call_json(*words) for _ in range(2))
+    assert again["return_mean"] == whole["return_mean"]
     (tmp_path / "pieces.toml").write_text('kind = "learner"\n[[pieces]]\nname = "frame_stacking"\nnum_frames = 2\n')
     slow_reader.written(tmp_path / "source", 150)
     line = "apply source --from python:slow_reader:SLOW --pipeline pieces.toml --env CartPole-v1 --steps-per-batch 64 --out"
     code, told, _ = stopped(signal.SIGINT, "batches/*", *line.split(), "batches")
     assert (code, told["error"]["code"]) == (130, "interrupted")
     assert not [*tmp_path.glob("batches/data/*.parquet")]
+    monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
+    assert [call_json(*line.split(), out)[0] for out in ("batches", "whole")] == [0, 0]
+    assert data_files(tmp_path / "batches") == data_files(tmp_path / "whole")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("line", ["repack source", "filter source --where length>0"])
+def test_operations_keep_complete_shards_and_go_on(
+    line: str, stopped: Stopped, call_json: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow_reader.written(tmp_path / "source", 40)
+    words = f"{line} --from python:slow_reader:SLOW --max-rows-per-file 8 --env CartPole-v1 --out".split()
+    code, told, _ = stopped(signal.SIGTERM, "D/data/*.parquet", *words, "D")
+    kept = [*tmp_path.glob("D/data/*.parquet")]
+    assert (code, told["error"]["code"]) == (143, "interrupted")
+    assert [told["error"][name] for name in ("shards", "episodes")] == [len(kept), 8 * len(kept)]
+    monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
+    monkeypatch.chdir(tmp_path)
+    assert [call_json(*words, *more)[0] for more in (("D", "--resume"), ("whole",))] == [0, 0]
+    assert data_files(tmp_path / "D") == data_files(tmp_path / "whole")
+
+
+@pytest.mark.integration
+def test_a_stopped_publication_to_a_folder_goes_on(
+    stopped: Stopped, call_json: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
+    monkeypatch.chdir(tmp_path)
+    convert(slow_reader.written(tmp_path / "source", 150), "whole", from_="python:slow_reader:SLOW", max_rows_per_file=1)
+    code, told, _ = stopped(signal.SIGINT, "D/**/*.parquet", "publish", "whole", "--to", "D")
+    assert (code, told["error"]["code"]) == (130, "interrupted")
+    assert not (tmp_path / "D" / "manifest.json").exists()
+    assert "--resume" in told["error"]["fix"]
+    assert call_json("publish", "whole", "--to", "D", "--resume")[0] == 0
+    assert data_files(tmp_path / "D") == data_files(tmp_path / "whole")
 
 
 @pytest.mark.integration
@@ -210,3 +258,61 @@ def test_a_stop_is_one_json_object_with_the_exit_code_of_its_signal(
     code, told = call_json("convert", SAMPLE, "--out", tmp_path / "D")
     assert (code, told["exit_code"], told["error"]["code"]) == (143, 143, "interrupted")
     assert not [*tmp_path.glob("D/data/*.parquet")]
+
+
+@pytest.mark.parametrize("words", [("--behaviour", "fit"), ("--behaviour", "uniform", "--estimators", "dm")])
+def test_fitting_to_recordings_ends_at_a_signal(
+    words: Sequence[str], call_json: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import offline_cli.estimating.fitting as place
+
+    train(str(SAMPLE), tmp_path / "run", algorithm="bc", updates=1, device="cpu")
+    updates = list[int]()
+
+    def signalled(number: int, **options: Any) -> float:
+        updates.append(number)
+        send(signal.SIGINT)
+        return 1.0
+
+    monkeypatch.setattr(place, "rate_factor", signalled)
+    code, told = call_json("evaluate", tmp_path / "run", "--offline", SAMPLE, "--explore", *words)
+    assert (code, told["error"]["code"], updates) == (130, "interrupted", [0])
+    assert "--resume" not in told["error"]["fix"]
+
+
+def test_a_table_of_q_values_ends_at_a_signal() -> None:
+    choices = fqe.Choices.of(spaces.Discrete(2))
+    assert choices is not None
+    zeros = torch.zeros(4, dtype=torch.int64)
+    columns = {
+        **dict.fromkeys((Columns.OBS, Columns.ACTIONS, Columns.NEXT_OBS), zeros),
+        Columns.REWARDS: torch.ones(4),
+        Columns.TERMINATEDS: torch.zeros(4, dtype=torch.bool),
+        fqe.FOLD: zeros,
+        fqe.NEXT_POLICY: torch.full((4, 2), 0.5),
+    }
+    with signals_noted():
+        send(signal.SIGINT)
+        with pytest.raises(StopRequested):
+            fqe.tables(spaces.Discrete(1), choices, columns, 0.5, 3)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_a_table_ends_at_a_signal_while_its_rows_are_read(
+    kind: str, call_json: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from offline_cli.formats.tables.files import TableFiles
+
+    frame = pl.DataFrame({"e": ["a", "a"], "x": [0.5, 1.5], "a": [0, 1]})
+    getattr(frame, f"write_{kind}")(tmp_path / f"t.{kind}")
+    (tmp_path / "m.toml").write_text('[columns]\neps_id = "e"\nobs = ["x"]\nactions = "a"\n')
+    query, queries = TableFiles.query, list[str]()
+
+    def signalled(self: Any, *args: Any) -> Any:
+        queries.append(args[0])
+        send(signal.SIGTERM)
+        return query(self, *args)
+
+    monkeypatch.setattr(TableFiles, "query", signalled)
+    code, told = call_json("convert", tmp_path / f"t.{kind}", "--mapping", tmp_path / "m.toml", "--out", tmp_path / "D")
+    assert (code, told["error"]["code"], len(queries)) == (143, "interrupted", 1)

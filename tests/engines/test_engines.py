@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import engine_tasks as tasks
 import numpy as np
+import polars as pl
 import pytest
 import slow_reader
 from operated import data_files
 from pickled_engine import PickledEngine
 
+from offline_cli import repack
 from offline_cli.converting.convert import convert
 from offline_cli.engines.engine import Engine, EngineSpec, called
-from offline_cli.errors import BadData, MissingPackage, UsageError
+from offline_cli.errors import BadData, ClusterLost, MissingPackage, UsageError
 from offline_cli.stop_signals import StopRequested, signals_noted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -116,8 +119,33 @@ def test_no_worker_is_left_when_the_caller_has_seen_enough() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
+def assert_it_tells_what_is_kept(error: Mapping[str, Any], out: Path) -> None:
+    kept = [pl.read_parquet(file) for file in out.glob("data/*.parquet")]
+    told = [error[name] for name in ("code", "out", "shards", "episodes", "steps")]
+    assert kept
+    assert told == ["cluster-lost", str(out), len(kept), sum(map(len, kept)), sum(int(one["length"].sum()) for one in kept)]
+    assert error["fix"].count("--resume") == 1
+
+
+@pytest.mark.parametrize("write", [convert, repack])
+def test_a_lost_worker_tells_what_is_kept(write: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = slow_reader._episode
+
+    def lost(name: str, number: int) -> Any:
+        if number == 40:
+            raise ClusterLost("a worker process has died", where="a worker", fix="use fewer workers")
+        return episode(name, number)
+
+    monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
+    monkeypatch.setattr(slow_reader, "_episode", lost)
+    source = slow_reader.written(tmp_path / "source", 20)
+    with pytest.raises(ClusterLost) as raised:
+        write(str(source), tmp_path / "out", from_="python:slow_reader:SLOW", env="CartPole-v1", max_rows_per_file=16)
+    assert_it_tells_what_is_kept(raised.value.as_dict(), tmp_path / "out")
+
+
 @pytest.mark.integration
-def test_a_killed_worker_ends_a_conversion_with_exit_3_which_is_resumed_to_the_same_dataset(
+def test_a_killed_worker_ends_a_conversion_with_exit_5_which_is_resumed_to_the_same_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the workers of a command that is killed end with it."""
@@ -137,7 +165,9 @@ def test_a_killed_worker_ends_a_conversion_with_exit_3_which_is_resumed_to_the_s
     def started(out: Path, *more: str) -> subprocess.Popen[str]:
         line = [sys.executable, "-m", "offline_cli", *words, "--out", str(out), *more]
         path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests" / "support")])
-        return subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
+        return subprocess.Popen(
+            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+        )
 
     def begun(process: subprocess.Popen[str], shards: int) -> list[int]:
         until = time.monotonic() + LIMIT
@@ -148,11 +178,11 @@ def test_a_killed_worker_ends_a_conversion_with_exit_3_which_is_resumed_to_the_s
         return children_of(process.pid)
 
     where = ("--engine", "processes", "--workers", "2")
-    process = started(tmp_path / "out", *where)
+    process = started(tmp_path / "out", *where, "--json")
     os.kill(begun(process, 2)[0], signal.SIGKILL)
-    said = process.communicate(timeout=LIMIT)[1]
-    assert process.returncode == 3, said
-    assert "--resume" in said
+    told, said = process.communicate(timeout=LIMIT)
+    assert process.returncode == 5, said
+    assert_it_tells_what_is_kept(json.loads(told)["error"], tmp_path / "out")
     process = started(tmp_path / "out", *where, "--resume")
     workers = begun(process, len([*(tmp_path / "out" / "data").glob("*.parquet")]) + 1)
     process.kill()

@@ -107,6 +107,20 @@ def test_setters_overwrite_one_several_a_range_or_all(counting: Make, numpyized:
 
 
 @pytest.mark.parametrize("numpyized", [False, True])
+def test_an_extra_model_output_is_set_by_its_key(numpyized: bool) -> None:
+    outputs = {"logp": [0.0, 1.0, 2.0], "value": [3.0, 4.0, 5.0]}
+    steps: dict[str, Any] = {"observations": [0, 1, 2, 3], "actions": [0, 1, 0], "rewards": [0.0, 1.0, 2.0]}
+    episode = SingleAgentEpisode(**steps, extra_model_outputs=outputs, len_lookback_buffer=0)
+    if numpyized:
+        episode.to_numpy()
+    episode.set_extra_model_outputs(key="logp", new_data=7.0, at_indices=1)
+    assert list(episode.get_extra_model_outputs("logp")) == [0.0, 7.0, 2.0]
+    assert list(episode.get_extra_model_outputs("value")) == [3.0, 4.0, 5.0]
+    with pytest.raises(KeyError):
+        episode.set_extra_model_outputs(key="reward", new_data=7.0, at_indices=1)
+
+
+@pytest.mark.parametrize("numpyized", [False, True])
 def test_setters_refuse_another_number_of_values_and_change_nothing(counting: Make, numpyized: bool) -> None:
     episode = counting()
     if numpyized:

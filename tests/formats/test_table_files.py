@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -16,8 +17,9 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 
-from offline_cli import convert
+from offline_cli import convert, open_location
 from offline_cli.errors import BadData, BadMapping
+from offline_cli.formats.tables.source import TableSource
 
 Read = Callable[..., Any]
 Write = Callable[..., Path]
@@ -300,3 +302,31 @@ def test_missing_cells_become_the_value_before_or_a_number_by_column(tmp_path: P
     made = convert(tmp_path / "a.csv", tmp_path / "D", mapping=mapping, on_error="skip")
     assert (made.episodes, made.episodes_lost) == (2, 1)
     assert (made.assumptions["filled-previous:x"], made.assumptions["filled-number:y"]) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_many_small_files_are_asked_for_their_sizes_a_few_times_and_read_as_one_batch(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "m.toml").write_text(ORDERED)
+    (tmp_path / "many").mkdir()
+    for number in range(50):
+        rows = {"e": [number] * 3, "t": [0, 1, 2], "x": [0.5, 1.5, float(number)], "a": [0, 1, 0]}
+        getattr(pl.DataFrame(rows), f"write_{kind}")(tmp_path / "many" / f"{number:02}.{kind}")
+    asked, batches, place = list[str](), list[int](), type(open_location(tmp_path))
+    size, fragments = place.size, TableSource.fragments
+
+    def counted(self: Any) -> int:
+        asked.append(self.url)
+        return int(size(self))
+
+    def seen(self: Any, *args: Any) -> Any:
+        for found in fragments(self, *args):
+            batches.append(len(found.batch))
+            yield found
+
+    monkeypatch.setattr(place, "size", counted)
+    monkeypatch.setattr(TableSource, "fragments", seen)
+    assert convert(tmp_path / "many", tmp_path / "out", mapping=tmp_path / "m.toml").episodes == 50
+    assert max(Counter(asked).values()) <= 8  # for --resume, for progress, and for each reading
+    assert len(batches) <= 2

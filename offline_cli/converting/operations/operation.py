@@ -42,7 +42,7 @@ from offline_cli.choices import (
     RowFormat,
 )
 from offline_cli.columns import Columns
-from offline_cli.converting.convert import assumptions_of, interrupted, listed, provenance_of, write_episodes
+from offline_cli.converting.convert import assumptions_of, listed, provenance_of, reporting_what_is_kept, write_episodes
 from offline_cli.converting.fitting import Extras
 from offline_cli.converting.open_episode import changed
 from offline_cli.converting.reading import EpisodeStream, read_episodes
@@ -359,17 +359,15 @@ class Operation(OpenedSources):
         self, stream: EpisodeStream, targets: Sequence[Target], fill: Callable[[Sequence[DatasetWriter]], None]
     ) -> list[Manifest]:
         """Let `fill` write to the targets' writers, commit them in order, and return the manifests. Raises Interrupted."""
-        try:
-            with stream, ExitStack() as stack:
-                writers = [self._writer(stream, target) for target in targets]
-                stream.set_aside_to(writers[0].quarantine)
-                for writer in writers:
-                    stack.enter_context(writer)
-                fill(writers)
-                counted, lost = assumptions_of(stream), stream.episodes_lost
-                return [writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers]
-        except KeyboardInterrupt as interrupt:
-            raise interrupted(targets[0].place, is_ours=True) from interrupt
+        writers = list[DatasetWriter]()
+        with reporting_what_is_kept(self.out, writers), stream, ExitStack() as stack:
+            writers += [self._writer(stream, target) for target in targets]
+            stream.set_aside_to(writers[0].quarantine)
+            for writer in writers:
+                stack.enter_context(writer)
+            fill(writers)
+            counted, lost = assumptions_of(stream), stream.episodes_lost
+            return [writer.commit(assumptions=counted, episodes_lost=lost) for writer in writers]
 
     def _writer(self, stream: EpisodeStream, target: Target) -> DatasetWriter:
         """The writer of a target, with the declarations of `stream`."""

@@ -34,6 +34,7 @@ from offline_cli.formats.tables import text_files
 from offline_cli.formats.tables.mapping import CsvForm
 from offline_cli.parquet.reading import ParquetFile, without_objects
 from offline_cli.scopes import Scope
+from offline_cli.stop_signals import check
 
 POS: Final = "__pos"
 ROW_BITS: Final = 40  # low bits of a position, for the row; the high bits are the file's number
@@ -361,11 +362,22 @@ class TableFiles:
     # ---- rows ----
 
     def _batches(self, wanted: Sequence[str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Batches for DuckDB. It would turn our errors into text, so they are kept, and raised by `query`."""
+        """Batches for DuckDB, joined over small files. It would turn our errors into text, so they are kept, and raised by
+        `query`.
+        """
+        held, count, size = list[pa.RecordBatch](), 0, 0
+        most = self._rows_at_once if self.first is None else min(self.first, self._rows_at_once)
         try:
             for number, rows, table in self._rows(wanted):
-                yield self._plain(table, (number << ROW_BITS) + rows, wanted, schema, self.files[number])
-        except Exception as error:
+                check()
+                if held and (count + len(rows) > most or size + table.nbytes > BATCH_BYTES):
+                    yield pa.concat_batches(held)
+                    held, count, size = [], 0, 0
+                held.append(self._plain(table, (number << ROW_BITS) + rows, wanted, schema, self.files[number]))
+                count, size = count + len(rows), size + table.nbytes
+            if held:
+                yield pa.concat_batches(held)
+        except BaseException as error:
             self._failed = error
             raise
 
@@ -459,6 +471,7 @@ class TableFiles:
             for number, file in enumerate(self.files):
                 schemas, rows, count = dict[pa.Schema, None](), 0, text_files.LineCount()
                 for numbers, table in self._parsed(number, file, count):
+                    check()
                     self._blocks.append((number, out.tell()))
                     schemas[table.schema] = None
                     rows += len(numbers)

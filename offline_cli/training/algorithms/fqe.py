@@ -26,6 +26,7 @@ from offline_cli.episodes.episode_spaces import category_bounds, space_tree
 from offline_cli.errors import BadConfig
 from offline_cli.modules.distributions import ActionHead, rows
 from offline_cli.spaces import Space, leaf_spaces
+from offline_cli.stop_signals import check
 from offline_cli.training.algorithms.algorithm import (
     POLICY,
     TD_COLUMNS,
@@ -204,6 +205,7 @@ def tables(
         counts = pair.bincount(minlength=size).double().view(-1, choices.count)
         table = torch.zeros_like(counts)
         for _ in range(SWEEPS):
+            check()
             wanted = rewards + more * (table[to] * chances).sum(-1)
             sums = pair.bincount(wanted, minlength=size).view_as(counts)
             of_state = sums.sum(-1, keepdim=True) / counts.sum(-1, keepdim=True)  # NaN: it has none
