@@ -185,6 +185,12 @@ class ClusterLost(OfflineCliError):
     exit_code = 5
 
 
+class WorkerDied(ClusterLost):
+    """A local worker process that died, often for lack of memory."""
+
+    exit_code = 3
+
+
 class Locked(StorageError):
     """A dataset that another process is writing."""
 

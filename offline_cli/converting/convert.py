@@ -313,7 +313,7 @@ def reporting_what_is_kept(out: Location, writers: Sequence[Sink]) -> Iterator[N
             kept, fix = "no shard was complete, so nothing is kept", "run the same command again"
         if isinstance(error, ClusterLost):
             what, fix = f"{error.what}; {kept}", f"{error.fix}; {fix}"
-            raise ClusterLost(what, where=error.where, fix=fix, details=details) from error
+            raise type(error)(what, where=error.where, fix=fix, details=details) from error
         raise Interrupted(f"interrupted; {kept}", where=out.url, fix=fix, details=details) from error
 
 

@@ -34,9 +34,9 @@ class Engine:
     def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
         """Yield the results of `function` for each item, in order; an exception of a call is raised in its turn and ends it.
 
-        Items are consumed ahead of their turn, and all results of a call are held in memory. After a signal
-        the call whose turn it is yields what it has; then raises StopRequested. Raises ClusterLost if a worker process
-        or a cluster dies, MissingPackage.
+        Items are consumed ahead of their turn, and all results of a call are held in memory. After a signal the call whose turn
+        it is yields what it has; then raises StopRequested. Raises WorkerDied if a local worker process dies, ClusterLost if a
+        cluster does, MissingPackage.
         """
         if self.is_local:
             return Reading(lambda _: (result for item in items for result in function(item)))

@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from offline_cli.engines.engine import Engine, called, packed
-from offline_cli.errors import ClusterLost
+from offline_cli.errors import WorkerDied
 from offline_cli.stop_signals import check, requested, signals_noted
 
 LOOK: Final = 0.5  # seconds between two checks for a stop signal
@@ -52,7 +52,7 @@ class ProcessEngine(Engine):
                 raise _died() from error
 
     def _ended(self, call: Future[bytes]) -> bytes:
-        """Raises ClusterLost if the process has died, StopRequested after a signal that it has not answered within GRACE."""
+        """Raises WorkerDied if the process has died, StopRequested after a signal that it has not answered within GRACE."""
         until = math.inf
         while True:
             if requested() is not None and until == math.inf:
@@ -76,10 +76,10 @@ class ProcessEngine(Engine):
         self._pool, self._ends = None, ()
 
 
-def _died() -> ClusterLost:
+def _died() -> WorkerDied:
     fix = "check the memory, or use fewer workers; in a script, start workers below "
     fix += '`if __name__ == "__main__":`, because they import the script'
-    return ClusterLost("a worker process has died, possibly for lack of memory", where="a worker", fix=fix)
+    return WorkerDied("a worker process has died, possibly for lack of memory", where="a worker", fix=fix)
 
 
 @contextmanager

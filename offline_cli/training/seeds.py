@@ -25,7 +25,7 @@ import torch
 
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.engines.engine import PROCESSES, EngineSpec
-from offline_cli.errors import BadData, Diverged, Interrupted, OutputExists, TargetNotMet, UsageError
+from offline_cli.errors import BadData, Diverged, Interrupted, OutputExists, TargetNotMet, UsageError, WorkerDied
 from offline_cli.mean_interval import mean_interval
 from offline_cli.modules.python_network import choose_device
 from offline_cli.policies import run_policy as files
@@ -134,6 +134,9 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
                         found[seed] = result
                     missed += [f"seed {seed}: {problem}"] if problem else []
                     on_progress(Progress("training", seeds.index(seed) + 1, len(seeds), "runs"))
+        except WorkerDied as died:
+            fix = f"{died.fix}; the same command with --resume continues all runs"
+            raise WorkerDied(died.what, where=place.url, fix=fix) from died
         except StopRequested as stopped:
             name = signal.Signals(requested() or signal.SIGINT).name
             what = f"stopped by {name}; {len(found)} of {len(seeds)} runs are finished"

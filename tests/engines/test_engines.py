@@ -25,7 +25,7 @@ from pickled_engine import PickledEngine
 from offline_cli import repack
 from offline_cli.converting.convert import convert
 from offline_cli.engines.engine import Engine, EngineSpec, called
-from offline_cli.errors import BadData, ClusterLost, MissingPackage, UsageError
+from offline_cli.errors import BadData, MissingPackage, UsageError, WorkerDied
 from offline_cli.stop_signals import StopRequested, signals_noted
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def assert_it_tells_what_is_kept(error: Mapping[str, Any], out: Path) -> None:
     kept = [pl.read_parquet(file) for file in out.glob("data/*.parquet")]
     told = [error[name] for name in ("code", "out", "shards", "episodes", "steps")]
     assert kept
-    assert told == ["cluster-lost", str(out), len(kept), sum(map(len, kept)), sum(int(one["length"].sum()) for one in kept)]
+    assert told == ["worker-died", str(out), len(kept), sum(map(len, kept)), sum(int(one["length"].sum()) for one in kept)]
     assert error["fix"].count("--resume") == 1
 
 
@@ -133,19 +133,19 @@ def test_a_lost_worker_tells_what_is_kept(write: Callable[..., Any], tmp_path: P
 
     def lost(name: str, number: int) -> Any:
         if number == 40:
-            raise ClusterLost("a worker process has died", where="a worker", fix="use fewer workers")
+            raise WorkerDied("a worker process has died", where="a worker", fix="use fewer workers")
         return episode(name, number)
 
     monkeypatch.setattr(slow_reader, "PAUSE", 0.0)
     monkeypatch.setattr(slow_reader, "_episode", lost)
     source = slow_reader.written(tmp_path / "source", 20)
-    with pytest.raises(ClusterLost) as raised:
+    with pytest.raises(WorkerDied) as raised:
         write(str(source), tmp_path / "out", from_="python:slow_reader:SLOW", env="CartPole-v1", max_rows_per_file=16)
     assert_it_tells_what_is_kept(raised.value.as_dict(), tmp_path / "out")
 
 
 @pytest.mark.integration
-def test_a_killed_worker_ends_a_conversion_with_exit_5_which_is_resumed_to_the_same_dataset(
+def test_a_killed_worker_ends_a_conversion_with_exit_3_which_is_resumed_to_the_same_dataset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the workers of a command that is killed end with it."""
@@ -181,7 +181,7 @@ def test_a_killed_worker_ends_a_conversion_with_exit_5_which_is_resumed_to_the_s
     process = started(tmp_path / "out", *where, "--json")
     os.kill(begun(process, 2)[0], signal.SIGKILL)
     told, said = process.communicate(timeout=LIMIT)
-    assert process.returncode == 5, said
+    assert process.returncode == 3, said
     assert_it_tells_what_is_kept(json.loads(told)["error"], tmp_path / "out")
     process = started(tmp_path / "out", *where, "--resume")
     workers = begun(process, len([*(tmp_path / "out" / "data").glob("*.parquet")]) + 1)

@@ -12,7 +12,7 @@ from pickled_engine import PickledEngine
 
 from offline_cli import open_dataset
 from offline_cli.engines.engine import EngineSpec
-from offline_cli.errors import ClusterLost
+from offline_cli.errors import WorkerDied
 from offline_cli.recording.record import record
 from offline_cli.scopes import Reading
 
@@ -46,12 +46,12 @@ def test_a_lost_worker_leaves_what_was_recorded_committed(tmp_path: Path, monkey
         def some(_: Any) -> Iterator[Any]:
             with real(*args) as found:
                 yield next(found)[:5]
-            raise ClusterLost("a worker process has died", where="a worker", fix="use fewer workers")
+            raise WorkerDied("a worker process has died", where="a worker", fix="use fewer workers")
 
         return Reading(some)
 
     monkeypatch.setattr(recording, "played_on", played)
-    with pytest.raises(ClusterLost) as raised:
+    with pytest.raises(WorkerDied) as raised:
         record("CartPole-v1", tmp_path / "out", **RANDOM, episodes=30)
     kept = open_dataset(tmp_path / "out").manifest
     assert not kept.complete
