@@ -139,7 +139,7 @@ REMEDIES = {
     "StorageNotFound": "Check the path or URL, and whether the credentials are those of its owner.",
     "ClusterLost": "See that the cluster is up, then run the same command with `--resume`.",
     "Locked": "Wait for the other writer. If it has ended on another machine: `--resume --force-unlock`.",
-    "TakenOver": "Let one writer at a time work in a folder; the other one goes on with the dataset.",
+    "TakenOver": "Let one writer at a time work in a folder; the other writer now owns the dataset; stop this one.",
     "MissingPackage": "Run the install line of the message.",
     "MissingDevice": "Choose another `--device`, or install a PyTorch build for this one.",
     "MemoryLimitExceeded": "Raise `--memory-limit`, or use `--streaming` in training.",

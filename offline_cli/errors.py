@@ -92,7 +92,7 @@ class UsageError(OfflineCliError):
 
 
 class OutputExists(UsageError):
-    """The output already exists, and was not to be overwritten."""
+    """The output already exists, and `--overwrite` was not given."""
 
 
 class BadData(OfflineCliError):
