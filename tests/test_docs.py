@@ -12,6 +12,7 @@ import pytest
 import write_reference as reference
 
 from offline_cli.checking.validate import CODES
+from offline_cli.cli.app import COMMANDS
 from offline_cli.errors import OfflineCliError
 from offline_cli.tally import KINDS
 from offline_cli.training.config import resolve_config
@@ -69,8 +70,16 @@ def test_every_error_and_every_check_has_an_entry_with_a_remedy() -> None:
     page, kinds = reference.errors_page(), [*reference.error_classes()]
     assert len(kinds) > 20
     assert all(issubclass(kind, OfflineCliError) and f"\n### {kind.code}\n" in page for kind in kinds)
-    assert [kind.__name__ for kind in kinds if kind.__name__ not in reference.REMEDIES] == []
+    named = {kind.__name__ for kind in kinds}
+    bases = "|".join({*named, OfflineCliError.__name__})
+    defined = {name for _, text in PACKAGE for name in re.findall(rf"^class (\w+)\((?:{bases})\b", text, flags=re.MULTILINE)}
+    assert defined == named == reference.REMEDIES.keys()
     assert anchors(reference.checks_page()) >= CODES.keys()
+
+
+def test_every_command_has_a_guide() -> None:
+    assert reference.GUIDES.keys() == COMMANDS.keys()
+    assert all(reference.GUIDES.values())
 
 
 def test_every_problem_that_an_error_asks_for_is_known() -> None:
