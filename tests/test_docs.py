@@ -127,6 +127,11 @@ def test_a_phrase_of_the_word_list_is_found_with_its_place() -> None:
     assert [line.partition(" ")[0] for line in found] == ["page.md:3:"]
 
 
+def test_the_word_list_is_for_errors_checks_and_the_reference_written_by_hand_too() -> None:
+    read = {place.partition(":")[0] for place, _ in check_words.texts()}
+    assert {"errors", "checks", "docs/reference/assumptions.md", "docs/reference/on-disk-format.md"} <= read
+
+
 def test_the_files_that_the_design_page_names_are_there() -> None:
     named = set(re.findall(r"`([\w/-]+(?:\.py|/))`", PAGES[DOCS / "architecture.md"]))
     assert len(named) > 50
