@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+from corridor_walks import walks
 from installed_packages import register
+from tables import intensive_care
 
+from offline_cli import train, train_bc, write_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.recording.record import record
 
@@ -45,4 +50,39 @@ def package_installed(folder: Path) -> None:
     (folder / "site" / "my_lab").symlink_to(folder / "my_lab")
 
 
-FILES: dict[str, Callable[[Path], None]] = {"extend": package_installed, "formats": files_of_other_programs}
+def patients(folder: Path) -> None:
+    """patients.csv: fewer than on the page, because fitting Q functions to its 10,000 takes minutes."""
+    care, clinicians = intensive_care()
+    batch = care.recorded(clinicians, 6000, seed=0)
+    who = np.repeat(np.arange(len(batch)), batch.lengths)
+    ended = np.zeros(batch.num_steps, np.int64)
+    ended[batch.starts[1:] - 1] = 1
+    columns = [who, np.arange(batch.num_steps) - batch.starts[who], batch.acted_obs(), batch.actions, batch.rewards.astype(int)]
+    rows = np.stack([*columns, ended, batch.next_obs()], 1).tolist()
+    with (folder / "patients.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["patient", "hour", "state", "dose", "survived", "ended", "next_state", "logp"])
+        table.writerows([*row, f"{logp:.6f}"] for row, logp in zip(rows, batch.extra["action_logp"], strict=True))
+
+
+def walks_and_their_clone(folder: Path) -> None:
+    write_dataset(walks(400, right=0.7), folder / "dataset")
+    train_bc(folder / "dataset", folder / "run", val_fraction=0.5, hidden=[16], updates=200)
+
+
+def runs_of_two_experts(folder: Path) -> None:
+    for number, name in enumerate(("expert_a", "expert_b", "dataset")):
+        write_dataset(walks(30, number), folder / name)
+    for name in ("bc", "iql"):
+        for seed in range(2):
+            options = {"seed": seed, "hidden": [8], "updates": 20, "eval_every": 10}
+            train(folder / "dataset", folder / name / f"seed-{seed}", algorithm=name, val_fraction=0.5, **options)
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "extend": package_installed,
+    "formats": files_of_other_programs,
+    "offline-evaluation": walks_and_their_clone,
+    "report": runs_of_two_experts,
+    "../tutorial-no-simulator": patients,
+}
