@@ -16,8 +16,8 @@ Written by `make bench` from `benchmarks/latest.json`. Ours and the rival take t
 process of their own; a ratio is the median of the pairs' ratios (quartiles in brackets), and above 1 ours is better. No change
 may take a row below its floor. Machines differ and are shared: the ratios carry over, the absolute figures may not.
 
-Gone are the rows about training scores and other libraries' updates, remote data, workers, growth of cost, LeRobot and
-recording with Minari; the history of this file has their last figures. `make gpu` answers the questions about a GPU, on a
+The rows on training scores and other libraries' updates, remote data, workers, growth of cost, LeRobot and recording with
+Minari were removed; the history of this file has their last figures. `make gpu` answers the questions about a GPU, on a
 machine that has one, and `python -m benchmarks.run --gpu gpu.json` takes its file in.
 """
 COLUMNS = "| | ours | rival | ratio | rival is | floor | held |\n| --- | --- | --- | --- | --- | --- | --- |"

@@ -15,11 +15,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
+from write_reference import checks_page, errors_page  # noqa: E402
+
 from offline_cli.cli.app import COMMANDS  # noqa: E402  found by the line above
 from offline_cli.cli.command import built  # noqa: E402
 from offline_cli.cli.streams import write  # noqa: E402
 
-__all__ = ["main", "mistakes"]
+__all__ = ["main", "mistakes", "texts"]
 
 PHRASES = {  # a regular expression, and what to write
     r"\bis called so\b|\bare called so\b": "is named that",
@@ -44,17 +46,21 @@ PHRASES = {  # a regular expression, and what to write
     r"\bwhat played\b": "the recorded policy",
     r"\bmay not be\b": "must not be, or might not be",
 }
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/howto/*.md", "docs/explanation/*.md")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md", "docs/howto/*.md", "docs/explanation/*.md"),
+    *("docs/reference/assumptions.md", "docs/reference/on-disk-format.md"),  # the others are generated
+)
 
 
 def texts() -> Iterator[tuple[str, str]]:
     """Lines of pages, without code, and help texts, each with its place."""
-    for pattern in PAGES:
-        for file in sorted(HERE.parent.glob(pattern)):
-            text = file.read_text(encoding="utf-8")
-            page = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
-            for number, line in enumerate(page.splitlines(), 1):
-                yield f"{file.relative_to(HERE.parent)}:{number}", re.sub(r"`[^`]*`", "`", line)
+    files = [file for pattern in PAGES for file in sorted(HERE.parent.glob(pattern))]
+    pages = {str(file.relative_to(HERE.parent)): file.read_text(encoding="utf-8") for file in files}
+    pages |= {"errors": errors_page(), "checks": checks_page()}
+    for name, text in pages.items():
+        page = re.sub(r"^```.*?^```", lambda block: "\n" * block[0].count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+        for number, line in enumerate(page.splitlines(), 1):
+            yield f"{name}:{number}", re.sub(r"`[^`]*`", "`", line)
     for name, command in COMMANDS.items():
         yield f"{name} --help", " ".join((getdoc(command) or "").split())
         for parameter in built(name, command).params:

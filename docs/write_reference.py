@@ -16,6 +16,7 @@ import offline_cli
 from offline_cli import connectors, errors
 from offline_cli.checking.validate import CODES
 from offline_cli.checking.validate.findings import SEVERITIES
+from offline_cli.cli import failures
 from offline_cli.cli.app import COMMANDS, EXIT_CODES
 from offline_cli.cli.streams import write
 from offline_cli.connectors.pipeline_spec import pipeline_schema
@@ -115,11 +116,13 @@ piece in snake case (`frame_stacking`) with its arguments as keys ([pipelines](.
 """
 
 REMEDIES = {
+    "Bug": "Run the same command with `--debug`, and report the traceback with the command.",
     "UsageError": "Correct the option that the message names; `offline-cli COMMAND --help` lists all of them.",
     "OutputExists": "Choose another `--out`, or replace what is there with `--overwrite`, or continue it with `--resume`.",
     "BadData": "Look at the place that the message names. `validate` lists everything that is wrong, and `convert --on-error "
     "quarantine` sets bad rows aside.",
-    "BadEpisode": "Record or convert the episode again: T actions and rewards need T+1 observations.",
+    "BadEpisode": "Correct the cell, set `[fill]` in the mapping, or skip the episode with `convert --on-error skip`. "
+    "T actions and rewards need T+1 observations.",
     "EpisodeIndexError": "Ask for a timestep within `len(episode)`, or pass `fill`.",
     "EpisodeKeyError": "`episode.extra_model_outputs` names the outputs that it holds.",
     "UnsafeData": "Ask who wrote the file. Store numbers or JSON text instead of objects.",
@@ -128,7 +131,6 @@ REMEDIES = {
     "Uncommitted": "Run the same command again with `--resume`, or `offline-cli repair` to keep what is there.",
     "BadConfig": "Correct the mistakes that the message lists; all of them are listed at once.",
     "BadMapping": "Correct the mapping; `convert` without a mapping proposes one.",
-    "Diverged": "Lower `--lr`, set `--clip-norm`, or put `mean_std_filter` before the network.",
     "TrainingDiverged": "Lower `--lr`, set `--clip-norm`, or put `mean_std_filter` before the network.",
     "SpaceMismatch": "Name the environment with `--env`, or convert the data to the spaces of the policy.",
     "UnknownPiece": "Correct the name; the message lists the pieces that there are, and an import path names one of your own.",
@@ -140,8 +142,9 @@ REMEDIES = {
     "ClusterLost": "See that the cluster is up, then run the same command with `--resume`.",
     "WorkerDied": "Give fewer `--workers` or more memory, then run the same command with `--resume`.",
     "Locked": "Wait for the other writer. If it has ended on another machine: `--resume --force-unlock`.",
-    "TakenOver": "Let one writer at a time work in a folder; the other one goes on with the dataset.",
+    "TakenOver": "Let one writer at a time work in a folder; the other writer now owns the dataset; stop this one.",
     "MissingPackage": "Run the install line of the message.",
+    "OutOfMemory": "Use a smaller input or `--batch-size`, or a machine with more memory.",
     "MissingDevice": "Choose another `--device`, or install a PyTorch build for this one.",
     "MemoryLimitExceeded": "Raise `--memory-limit`, or use `--streaming` in training.",
     "TargetNotMet": "Look at the figure that the message names; the data and the best policy are kept.",
@@ -155,8 +158,11 @@ GUIDES = {
     "apply": ("pipelines",),
     "train": ("train", "algorithms"),
     "train-bc": ("train", "pipelines"),
-    "evaluate": ("train", "ci"),
+    "evaluate": ("train", "ci", "offline-evaluation"),
+    "compare": ("compare",),
+    "publish": ("share",),
     "export": ("export", "deploy"),
+    **dict.fromkeys(("report", "curves"), ("report",)),
     **dict.fromkeys(("inspect", "validate", "repair"), ("check-and-repair",)),
     **dict.fromkeys(("filter", "sample", "split", "merge", "repack", "diff"), ("select-and-split",)),
 }
@@ -183,9 +189,10 @@ def command_pages() -> dict[str, str]:
     pages = {"commands/index.md": f"{_COMMANDS}| command | what it does |\n| --- | --- |\n{listed}{toctree}"}
     for name in lines:
         directive = f":prog: offline-cli {name}\n:width: 118\n:preferred: text\n"
-        guides = " · ".join(f"[{guide}](../../howto/{guide}.md)" for guide in GUIDES.get(name, ()))
-        text = f"# {name}\n\n" + (f"How to: {guides}\n\n" if guides else "")
-        pages[f"commands/{name}.md"] = f"{text}```{{typer}} offline_cli.cli.app:app:{name}\n{directive}```\n"
+        guides = " · ".join(f"[{guide}](../../howto/{guide}.md)" for guide in GUIDES[name])
+        pages[f"commands/{name}.md"] = (
+            f"# {name}\n\nHow to: {guides}\n\n```{{typer}} offline_cli.cli.app:app:{name}\n{directive}```\n"
+        )
     return pages
 
 
@@ -194,7 +201,7 @@ def errors_page() -> str:
     rows = [line.split(maxsplit=1) for line in EXIT_CODES.splitlines()[2:]]
     page = _ERRORS + "".join(f"| {code} | {text} |\n" for code, text in rows) + "\n## Codes\n"
     for kind in sorted(set(error_classes()), key=lambda one: one.code):
-        cause, remedy = " ".join((kind.__doc__ or "").split()), REMEDIES.get(kind.__name__, "See `try:` in the message.")
+        cause, remedy = " ".join((kind.__doc__ or "").split()), REMEDIES[kind.__name__]
         page += (
             f"\n### {kind.code}\n\n{cause} Exit code {kind.exit_code}; `{kind.__name__}` in Python.\n\n**Remedy:** {remedy}\n"
         )
@@ -203,7 +210,7 @@ def errors_page() -> str:
 
 def error_classes() -> Iterator[type[errors.OfflineCliError]]:
     """Every error that a user can meet."""
-    for kind in vars(errors).values():
+    for kind in (vars(errors) | vars(failures)).values():
         if isinstance(kind, type) and issubclass(kind, errors.OfflineCliError) and kind is not errors.OfflineCliError:
             yield kind
 

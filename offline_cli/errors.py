@@ -92,7 +92,7 @@ class UsageError(OfflineCliError):
 
 
 class OutputExists(UsageError):
-    """The output already exists, and was not to be overwritten."""
+    """The output already exists, and `--overwrite` was not given."""
 
 
 class BadData(OfflineCliError):
@@ -102,7 +102,7 @@ class BadData(OfflineCliError):
 
 
 class BadEpisode(BadData):
-    """Arrays of one episode disagree in length, shape or dtype."""
+    """A cell or array of an episode without a usable value, or arrays that disagree in length, shape or dtype."""
 
 
 class EpisodeIndexError(BadEpisode, IndexError):
@@ -137,16 +137,6 @@ class BadConfig(OfflineCliError):
 
 class BadMapping(BadConfig):
     """A mapping that is incomplete or does not fit the table's columns."""
-
-
-class Diverged(BadConfig):
-    """A training run whose loss or weights are no longer finite."""
-
-
-class TrainingDiverged(Diverged):
-    """Diverged, for algorithms other than `bc`: exit 7, as a missed target; `bc` exits 4."""
-
-    exit_code = 7
 
 
 class SpaceMismatch(BadConfig):
@@ -223,6 +213,12 @@ class TargetNotMet(OfflineCliError):
     exit_code = 7
 
 
+class TrainingDiverged(OfflineCliError):
+    """A training run whose loss or weights are no longer finite."""
+
+    exit_code = 7
+
+
 class Interrupted(OfflineCliError):
     """Stopped by a signal; `details["exit_code"]` is 130 (SIGINT) or 143 (SIGTERM, SIGHUP)."""
 
@@ -231,7 +227,7 @@ class Interrupted(OfflineCliError):
 
 def as_convert_would(fix: str) -> str:
     """Reword a reader's hint for a command without the option `--on-error`."""
-    return re.sub(r"(?<!convert with )--on-error", "convert --on-error", fix)
+    return re.sub(r"(?<!convert with )(?<!convert )--on-error", "convert --on-error", fix)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:

@@ -12,6 +12,7 @@ import pytest
 import write_reference as reference
 
 from offline_cli.checking.validate import CODES
+from offline_cli.cli.app import COMMANDS
 from offline_cli.errors import OfflineCliError
 from offline_cli.tally import KINDS
 from offline_cli.training.config import resolve_config
@@ -69,8 +70,16 @@ def test_every_error_and_every_check_has_an_entry_with_a_remedy() -> None:
     page, kinds = reference.errors_page(), [*reference.error_classes()]
     assert len(kinds) > 20
     assert all(issubclass(kind, OfflineCliError) and f"\n### {kind.code}\n" in page for kind in kinds)
-    assert [kind.__name__ for kind in kinds if kind.__name__ not in reference.REMEDIES] == []
+    named = {kind.__name__ for kind in kinds}
+    bases = "|".join({*named, OfflineCliError.__name__})
+    defined = {name for _, text in PACKAGE for name in re.findall(rf"^class (\w+)\((?:{bases})\b", text, flags=re.MULTILINE)}
+    assert defined == named == reference.REMEDIES.keys()
     assert anchors(reference.checks_page()) >= CODES.keys()
+
+
+def test_every_command_has_a_guide() -> None:
+    assert reference.GUIDES.keys() == COMMANDS.keys()
+    assert all(reference.GUIDES.values())
 
 
 def test_every_problem_that_an_error_asks_for_is_known() -> None:
@@ -116,6 +125,11 @@ def test_readme_and_changelog_stay_short() -> None:
 def test_a_phrase_of_the_word_list_is_found_with_its_place() -> None:
     found = check_words.mistakes(iter([("page.md:3", "Columns that are called so are kept."), ("page.md:4", "Kept columns.")]))
     assert [line.partition(" ")[0] for line in found] == ["page.md:3:"]
+
+
+def test_the_word_list_is_for_errors_checks_and_the_reference_written_by_hand_too() -> None:
+    read = {place.partition(":")[0] for place, _ in check_words.texts()}
+    assert {"errors", "checks", "docs/reference/assumptions.md", "docs/reference/on-disk-format.md"} <= read
 
 
 def test_the_files_that_the_design_page_names_are_there() -> None:

@@ -6,6 +6,8 @@ import base64
 import io
 import json
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -55,3 +57,20 @@ def test_an_expert_is_recorded_as_its_score_says(name: str, tmp_path: Path) -> N
     assert result.return_mean is not None
     error = 4 * told["return_std"] / episodes**0.5  # of a mean of so few; the arithmetic of other machines differs
     assert result.return_mean >= told["return_mean"] - max(error, 5)
+
+
+@pytest.mark.integration
+def test_an_expert_is_recorded_quietly_beside_the_old_gym_that_stable_baselines3_imports(tmp_path: Path) -> None:
+    pytest.importorskip("stable_baselines3")
+    words = [
+        "record",
+        "CartPole-v1",
+        "--policy",
+        f"sb3:{EXPERTS / 'cartpole.zip'}",
+        "--episodes",
+        "1",
+        "--out",
+        str(tmp_path / "D"),
+    ]
+    done = subprocess.run([sys.executable, "-m", "offline_cli", *words, "--quiet"], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

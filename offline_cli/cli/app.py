@@ -32,7 +32,7 @@ Exit codes:
     4  config, environment or spaces do not fit
     5  storage is missing, denied, unreachable, full, or locked by another writer
     6  a package, a device or memory is missing
-    7  a target or limit was not met
+    7  a target or limit was not met, or training diverged
   130  interrupted (Ctrl-C), 143 terminated (SIGTERM, SIGHUP)"""
 
 OURS: Final = (

@@ -19,13 +19,13 @@ from offline_cli.engines.ranks import is_first
 from offline_cli.errors import (
     BadData,
     ClusterLost,
-    Diverged,
     Interrupted,
     MissingPackage,
     OfflineCliError,
     StorageError,
     StorageNotFound,
     TargetNotMet,
+    TrainingDiverged,
     UsageError,
     as_convert_would,
     causes,
@@ -41,7 +41,7 @@ SHORTAGE: Final = re.compile(
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's usage error. Newer versions bundle their own click; this works for all."""
 
-_AGREED: Final = (Interrupted, TargetNotMet, Diverged)  # raised in every training process; only the first reports it
+_AGREED: Final = (Interrupted, TargetNotMet, TrainingDiverged)  # raised in every training process; only the first reports it
 _EXTRA_OF: Final = {"ray": "ray", "minari": "minari", "h5py": "hdf5", "stable_baselines3": "sb3"}
 _FIXES: Final = {
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "use a path with read and write permission"),

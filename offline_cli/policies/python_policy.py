@@ -22,6 +22,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -250,6 +251,8 @@ def open_model(name: str, environment: Environment | None, options: PolicyOption
         what = f"{found[0]} lies next to the model, so it was trained on normalized observations, but would get raw ones"
         fix = "use python:module:attribute, an object whose predict() calls normalize_obs(); or move the file away"
         raise BadConfig(what, where=where, fix=fix)
+    # Without this package gym, which stable-baselines3 imports if it is installed, does not print that it is unmaintained.
+    sys.modules.setdefault("gym_notices", None)  # type: ignore[arg-type]
     try:
         kind = getattr(importlib.import_module("stable_baselines3"), ALGORITHMS[home])
         # The replay buffer of training would take gigabytes.

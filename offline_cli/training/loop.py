@@ -27,7 +27,6 @@ from offline_cli.errors import (
     BadConfig,
     BadData,
     ClusterLost,
-    Diverged,
     Interrupted,
     StorageError,
     TargetNotMet,
@@ -46,7 +45,7 @@ from offline_cli.progress import OnProgress, Progress
 from offline_cli.stop_signals import StopRequested, exit_code_of, requested, signals_noted
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.training import checks
-from offline_cli.training.algorithms.algorithm import BC, uses_rewards
+from offline_cli.training.algorithms.algorithm import uses_rewards
 from offline_cli.training.chosen_episodes import Weights
 from offline_cli.training.config import (
     BCConfig,
@@ -347,7 +346,7 @@ def _finite_losses(
     """Mean of each loss over the updates since the last row; the last value for groups without a step since, if any.
     Synchronizes with the device.
 
-    Raises Diverged if losses, or with `weights` the weights, are not finite.
+    Raises TrainingDiverged if losses, or with `weights` the weights, are not finite.
     """
     known = state.losses | update.means(state.update, state.summed)
     losses = {name: known[name] for name in update.learner.losses if name in known}
@@ -355,8 +354,7 @@ def _finite_losses(
         return losses
     what = f"training diverged: the loss is {sum(losses.values())} after {state.update} updates"
     fix = f"train again with --overwrite and an --lr below {config.lr:g}, or check the data for extreme values"
-    kind = Diverged if config.algorithm["name"] == BC else TrainingDiverged
-    raise kind(what, where=folder.url, fix=fix, details={"update": state.update})
+    raise TrainingDiverged(what, where=folder.url, fix=fix, details={"update": state.update})
 
 
 def _interrupted(state: TrainState, folder: RunFolder, ranks: Ranks) -> Interrupted:

@@ -130,7 +130,7 @@ def train(
     unknown scale; episodes of several modules, none of `module_id`, or none of `agent`; resuming with other settings, data or
     pipelines), for invalid pipelines before any data is read; SpaceMismatch; UnknownEnvironment; MissingPackage; MissingDevice;
     for the data like `read_episodes`; BadPiece if a piece raises on the data; BadData if the environment or a piece raises in a
-    check; Diverged; Interrupted, after saving everything and a playable policy; StorageError, which names `resume`;
+    check; TrainingDiverged; Interrupted, after saving everything and a playable policy; StorageError, which names `resume`;
     TargetNotMet if `until_return` was not confirmed within the bound, or the kept policy's held-out loss or accuracy is beyond
     `max_val_loss` or `min_accuracy` (the best policy is kept).
     """

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from offline_cli.errors import as_convert_would
+
 Call = Callable[..., Any]
 MAPPING = '[columns]\neps_id = "e"\nobs = "x"\nactions = "a"\nrewards = "r"\nterminateds = "end"\n'
 
@@ -25,6 +29,14 @@ def test_validate_has_no_on_error_and_sends_to_convert(call: Call, tmp_path: Pat
     for told in (done.stdout, done.stderr):
         assert "convert --on-error skip" in told
         assert told.count("--on-error") == told.count("convert --on-error")
+        assert "convert convert" not in told
+
+
+@pytest.mark.parametrize("fix", ["skip it with --on-error skip", "convert with --on-error quarantine", "or --on-error skip"])
+def test_a_hint_that_names_convert_is_not_changed_again(fix: str) -> None:
+    once = as_convert_would(fix)
+    assert "convert" in once
+    assert as_convert_would(once) == once
 
 
 def test_a_list_of_rejected_rows_says_how_many_it_leaves_out(call: Call, tmp_path: Path) -> None:

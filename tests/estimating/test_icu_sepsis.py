@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tables import Array, Table, run_of
+from tables import Array, Table, intensive_care, run_of
 
 from offline_cli import write_dataset
 from offline_cli.estimating.evaluate_offline import evaluate_offline
@@ -18,15 +18,12 @@ NAMES = ("wis", "dm", "dr")
 
 @pytest.fixture(scope="module")
 def care() -> Table:
-    sepsis = pytest.importorskip("icu_sepsis.envs.sepsis").ICUSepsisEnv()
-    return Table(sepsis._tx_mat, sepsis._r_mat, sepsis._d_0, living=713)
+    return intensive_care()[0]
 
 
 @pytest.fixture(scope="module")
 def clinicians() -> Array:
-    """(S, A); states that no patient was in have all doses."""
-    known = pytest.importorskip("icu_sepsis.envs.sepsis").ICUSepsisEnv()._expert_policy
-    return np.where(known.sum(1, keepdims=True) == 0, 1 / 25, known)
+    return intensive_care()[1]
 
 
 def estimated(care: Table, played: Array, target: Array, seeds: int, folder: Path) -> list[dict[str, Any]]:

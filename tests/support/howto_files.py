@@ -8,8 +8,10 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+from corridor_walks import walks
 from installed_packages import register
 
+from offline_cli import train, train_bc, write_dataset
 from offline_cli.converting.convert import convert
 from offline_cli.recording.record import record
 
@@ -45,4 +47,23 @@ def package_installed(folder: Path) -> None:
     (folder / "site" / "my_lab").symlink_to(folder / "my_lab")
 
 
-FILES: dict[str, Callable[[Path], None]] = {"extend": package_installed, "formats": files_of_other_programs}
+def walks_and_their_clone(folder: Path) -> None:
+    write_dataset(walks(400, right=0.7), folder / "dataset")
+    train_bc(folder / "dataset", folder / "run", val_fraction=0.5, hidden=[16], updates=200)
+
+
+def runs_of_two_experts(folder: Path) -> None:
+    for number, name in enumerate(("expert_a", "expert_b", "dataset")):
+        write_dataset(walks(30, number), folder / name)
+    for name in ("bc", "iql"):
+        for seed in range(2):
+            options = {"seed": seed, "hidden": [8], "updates": 20, "eval_every": 10}
+            train(folder / "dataset", folder / name / f"seed-{seed}", algorithm=name, val_fraction=0.5, **options)
+
+
+FILES: dict[str, Callable[[Path], None]] = {
+    "extend": package_installed,
+    "formats": files_of_other_programs,
+    "offline-evaluation": walks_and_their_clone,
+    "report": runs_of_two_experts,
+}

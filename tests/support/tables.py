@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
@@ -75,6 +76,14 @@ class Table:
             observation_space=spaces.Discrete(len(self.first)),
             action_space=spaces.Discrete(policy.shape[1]),
         )
+
+
+def intensive_care() -> tuple[Table, Array]:
+    """ICU-Sepsis, and the policy (S, A) of its clinicians; states that no patient was in have all doses."""
+    sepsis = pytest.importorskip("icu_sepsis.envs.sepsis").ICUSepsisEnv()
+    known = sepsis._expert_policy
+    clinicians = np.where(known.sum(1, keepdims=True) == 0, 1 / known.shape[1], known)
+    return Table(sepsis._tx_mat, sepsis._r_mat, sepsis._d_0, living=713), clinicians
 
 
 def run_of(policy: Array, episodes: EpisodeBatch, folder: Path) -> Path:

@@ -18,7 +18,7 @@ from offline_cli.connectors.batch_items import Batch as PieceBatch
 from offline_cli.connectors.batch_items import Episodes
 from offline_cli.connectors.connector_pipeline_v2 import ConnectorPipelineV2
 from offline_cli.connectors.connector_v2 import ConnectorV2
-from offline_cli.errors import BadConfig, Diverged, Interrupted
+from offline_cli.errors import BadConfig, Interrupted, TrainingDiverged
 from offline_cli.modules.network import Mlp
 from offline_cli.training import learner as learners
 from offline_cli.training.algorithms import Algorithm, Batch, Group, Modules, Task, frozen_copy, move_towards
@@ -147,7 +147,7 @@ def test_one_loss_of_several_that_is_no_number_ends_training_and_the_last_checkp
             return found
 
     learn_by(Spoiled)
-    with pytest.raises(Diverged) as caught:
+    with pytest.raises(TrainingDiverged) as caught:
         train_bc(write_dataset(), tmp_path / "run", config=config, **{**OPTIONS, "eval_every": 50})
     update = caught.value.details["update"]
     kept = json.loads((tmp_path / "run" / "state.json").read_text())

@@ -20,11 +20,11 @@ from gymnasium import spaces
 from offline_cli.episodes.batch import EpisodeBatch
 from offline_cli.errors import (
     BadData,
-    Diverged,
     MissingDevice,
     SpaceMismatch,
     StorageNotFound,
     TargetNotMet,
+    TrainingDiverged,
 )
 from offline_cli.playing.evaluate import evaluate
 from offline_cli.policies.run_policy import load_policy
@@ -209,9 +209,9 @@ def test_observations_that_are_not_numbers_are_refused_with_episode_and_step(
 def test_a_loss_that_is_no_number_ends_training_by_name(
     write_dataset: Write, make_batch: Make, config: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(Diverged) as caught:
+    with pytest.raises(TrainingDiverged) as caught:
         train_bc(write_dataset(), tmp_path / "run", config=config, lr=1e38, updates=40, **options)
-    assert caught.value.exit_code == 4
+    assert (caught.value.exit_code, caught.value.code) == (7, "training-diverged")
     assert "--lr" in caught.value.fix
     assert not (tmp_path / "run" / "policy.safetensors").exists()
 

@@ -7,7 +7,7 @@ import ray
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-ray.init(num_cpus=4, include_dashboard=False)  # more than the actors below ask for, or RLlib waits without a word
+ray.init(num_cpus=4, include_dashboard=False)  # more than the actors below ask for, or RLlib hangs silently
 config = (
     BCConfig()
     .environment("CartPole-v1")
