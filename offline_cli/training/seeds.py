@@ -25,7 +25,7 @@ import torch
 
 from offline_cli.datasets.target_folder import exclusive
 from offline_cli.engines.engine import PROCESSES, EngineSpec
-from offline_cli.errors import BadData, Diverged, Interrupted, OutputExists, TargetNotMet, UsageError, WorkerDied
+from offline_cli.errors import BadData, Interrupted, OutputExists, TargetNotMet, TrainingDiverged, UsageError, WorkerDied
 from offline_cli.mean_interval import mean_interval
 from offline_cli.modules.python_network import choose_device
 from offline_cli.policies import run_policy as files
@@ -144,7 +144,7 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
             fix = "the same command with --resume continues all of them"
             raise Interrupted(what, where=place.url, fix=fix, details=details) from stopped
     if not found:
-        raise TargetNotMet("; ".join(missed), where=place.url, fix="another --lr, or check the data for extreme values")
+        raise TrainingDiverged("; ".join(missed), where=place.url, fix="another --lr, or check the data for extreme values")
     result = _together(place, found, began)
     for note in result.notes if not alone else ():
         _log.warning("note: %s", note)
@@ -167,7 +167,7 @@ def _run(call: tuple[Train, Any, str, Mapping[str, Any]]) -> Iterator[tuple[Trai
     except TargetNotMet as error:
         known = [one.name for one in fields(TrainResult)]
         yield TrainResult(**{name: value for name, value in error.details.items() if name in known}), error.what
-    except Diverged as error:
+    except TrainingDiverged as error:
         yield None, error.what
 
 
