@@ -17,7 +17,7 @@ import pytest
 from signal_at import signal_at
 
 from offline_cli import compare, load_policy
-from offline_cli.errors import BadData, Interrupted, NoData, OutputExists, TargetNotMet, UsageError
+from offline_cli.errors import BadData, Interrupted, NoData, OutputExists, TargetNotMet, TrainingDiverged, UsageError
 from offline_cli.training.loop import learn
 from offline_cli.training.run_folder import RunFolder
 from offline_cli.training.seeds import SeedsResult
@@ -151,7 +151,7 @@ def test_a_seed_that_diverges_does_not_stop_the_others(
     with pytest.raises(BadData) as missing:
         compare(out, metric="loss")
     assert "seed-0" in missing.value.what
-    with pytest.raises(TargetNotMet):
+    with pytest.raises(TrainingDiverged):
         train_bc(data, tmp_path / "none", config=config, updates=40, seeds=[0])
 
 
