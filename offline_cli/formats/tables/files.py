@@ -366,15 +366,15 @@ class TableFiles:
         `query`.
         """
         held, count, size = list[pa.RecordBatch](), 0, 0
-        most = self._rows_at_once if self.first is None else min(self.first, self._rows_at_once)
+        enough = min(self.first or BATCH_ROWS, self._rows_at_once) // 4  # larger ones are not copied
         try:
             for number, rows, table in self._rows(wanted):
                 check()
-                if held and (count + len(rows) > most or size + table.nbytes > BATCH_BYTES):
-                    yield pa.concat_batches(held)
-                    held, count, size = [], 0, 0
                 held.append(self._plain(table, (number << ROW_BITS) + rows, wanted, schema, self.files[number]))
                 count, size = count + len(rows), size + table.nbytes
+                if count >= enough or size >= BATCH_BYTES // 4:
+                    yield pa.concat_batches(held) if len(held) > 1 else held[0]
+                    held, count, size = [], 0, 0
             if held:
                 yield pa.concat_batches(held)
         except BaseException as error:
