@@ -118,6 +118,12 @@ def test_a_gate_fails_where_nothing_is_reliable(made: Path) -> None:
         evaluate_offline(made / "run", made / "half", min_value=-1e9)
 
 
+def test_a_gate_without_weights_names_the_option_that_gives_them(made: Path) -> None:
+    with pytest.raises(TargetNotMet) as missed:
+        evaluate_offline(made / "run", made / "bare", explore=True, min_value=-1e9)
+    assert "--behaviour" in missed.value.fix
+
+
 def test_data_of_other_spaces_is_refused(made: Path) -> None:
     batch = walks(3, right=0.5)
     other = {**fields(batch), "observation_space": spaces.Discrete(9), "extra": {}}
