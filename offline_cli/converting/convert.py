@@ -62,7 +62,7 @@ from offline_cli.storage.local_files import checked_folder
 from offline_cli.storage.locations import Location, Sources, expand, open_location
 from offline_cli.trees import flatten
 
-CONTRADICTIONS = ("gap-in-t", "broken-chain")  # assumptions whose first place is told
+CONTRADICTIONS = ("gap-in-t", "broken-chain")  # assumptions whose first place is reported
 SHOWN_STEPS = 3
 OURS_BY_ROWS = get_args(RowFormat)  # the sinks that write a manifest
 SHOWN_NUMBERS = 8  # of a value

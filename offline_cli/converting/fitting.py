@@ -230,10 +230,11 @@ def check_fits(
     problems = list(_problems(tree, space, name, meanings))
     if problems:
         what, row = problems[0]
-        fix = "name the recorded environment with --env, or "
-        fix += "remove --env to infer spaces" if said_by.startswith("--env ") else "correct its declaration"
         if said_by == THE_POLICY:
             fix = "use a policy for the environment that was recorded, or a recording of the policy's environment"
+        else:
+            other = "remove --env to infer spaces" if said_by.startswith("--env ") else "correct its declaration"
+            fix = f"name the recorded environment with --env, or {other}"
         raise SpaceMismatch(
             f"{what}; {said_by} declares {describe(space)}, the data is {in_words(tree)}",
             where=where(row),

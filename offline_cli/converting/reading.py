@@ -449,14 +449,13 @@ def read_episodes(
     """Stream the episodes of all `sources`, in order, or of already `opened` ones.
 
     `env`: an environment, for sources without spaces; its missing arguments come from sources of the same environment
-    (`AskedEnvironment.chosen`). `env_spaces`: its spaces, if known; without `env`, a
-    policy's. `action_scale`: for sources that do not declare it.
-    `limit`: maximum number of episodes; nothing is read, counted or inferred beyond them. `workers`: files read in parallel.
-    `from_`, `tables`, `apart`, `drop`: see `open_sources`; `tables` also sets the memory limit. `episode_limit`: maximum size
-    of one episode. `extras`: chooses the extra outputs to keep; None: all, which must be equal in all sources. `added_to`: the
-    dataset to append to. `drop_reset_rows`: read everything twice and drop resets recorded as steps (`reset_rows.py`).
-    `engine`: its workers read the sources. `unread`: read no episode, because the source is a dataset with spaces, whose rows
-    the caller moves.
+    (`AskedEnvironment.chosen`). `env_spaces`: its spaces, if known; without `env`, a policy's. `action_scale`: for sources that
+    do not declare it. `limit`: maximum number of episodes; nothing is read, counted or inferred beyond them. `workers`: files
+    read in parallel. `from_`, `tables`, `apart`, `drop`: see `open_sources`; `tables` also sets the memory limit.
+    `episode_limit`: maximum size of one episode. `extras`: chooses the extra outputs to keep; None: all, which must be equal in
+    all sources. `added_to`: the dataset to append to. `drop_reset_rows`: read everything twice and drop resets recorded as
+    steps (`reset_rows.py`). `engine`: its workers read the sources. `unread`: read no episode, because the source is a dataset
+    with spaces, whose rows the caller moves.
     Raises as `open_sources` does, NoData without episodes, UnknownEnvironment, SpaceMismatch, BadConfig for different action
     scales or contradicting meanings of a column; iterating raises BadData, unless `on_error` is `skip` or `quarantine`.
     """

@@ -64,8 +64,9 @@ BEGIN_FIX: Final = "remove --append to start a dataset here, or name the dataset
 
 def check_apart(places: Sequence[Location], target: Location) -> None:
     """Raise UsageError for a target inside one of the sources, which would read it the next time."""
+    folder = target.parent()
     for place in places:
-        if place.fs == target.fs and target.path.startswith(place.path.rstrip("/") + "/"):
+        if folder is not None and folder.is_at(place):
             raise UsageError("the output lies inside the source", where=target.url, fix="give an --out beside the source")
 
 

@@ -32,7 +32,7 @@ class Engine:
     workers: int = 1
 
     def streamed(self, function: Callable[[T], Iterable[R]], items: Iterable[T]) -> Reading[R]:
-        """Yield the results of `function` for each item, in order; an exception of a call is raised in its turn and ends it.
+        """Yield the results of `function` for each item, in item order; an exception is raised after the results before it.
 
         Items are consumed ahead of their turn, and all results of a call are held in memory. After a signal the call whose turn
         it is yields what it has; then raises StopRequested. Raises WorkerDied if a local worker process dies, ClusterLost if a

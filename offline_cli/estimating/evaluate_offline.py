@@ -38,7 +38,7 @@ __all__ = ["OfflineResult", "evaluate_offline"]
 
 
 class _Lack(NamedTuple):
-    """Why episodes have no weights; empty: they have."""
+    """Why episodes have no weights, and the remedy."""
 
     what: str
     fix: str
@@ -101,8 +101,8 @@ def evaluate_offline(
     """Measure the policy of a run on the recordings `offline`: how likely recorded actions are, and what the policy is worth.
 
     The policy acts greedily, as in `evaluate`, or draws its actions with `explore`. Where the run learned from the same
-    recordings and held episodes out, these alone are taken. `estimators`: see `estimators.py`; by default those of weights, or
-    `dm` where there are none: a policy of continuous actions that acts greedily, or has no spread that was learned (td3-bc,
+    recordings and held episodes out, these alone are taken. `estimators`: see `estimators.py`; by default those of weights, but
+    `dm` for policies without weights: they give continuous actions and act greedily, or never learned a spread (td3-bc,
     rebrac). `behaviour`: probabilities of recorded actions: "recorded" (`action_logp`, `action_dist_inputs`), of a clone fitted
     here ("fit"), or "uniform". `clip`: the largest weight of an episode. `mapping`: what columns of a table mean. `module_id`:
     the module, of several; default: the run's. `plot`: a PNG file.
@@ -120,7 +120,8 @@ def evaluate_offline(
     how: dict[str, Any] = {"behaviour": behaviour, "explore": explore, "mapping": mapping, "module_id": module_id}
     how |= {"device": learner, "storage_options": storage_options, "on_progress": on_progress}
     recorded = recorded_for(loaded, RunFolder(place), offline, **how)
-    batch, facts, target, played, lack = recorded.episodes, dict(recorded.facts), None, None, _Lack("", "")
+    batch, facts, target, played = recorded.episodes, dict(recorded.facts), None, None
+    lack: _Lack | None = None
     if recorded.has_rewards:
         fitting = Fitting(recorded, loaded, seed, learner, on_progress)
         if (target := _target(recorded, explore)) is not None:
@@ -142,10 +143,11 @@ def evaluate_offline(
         draw_estimates(result.as_dict(), None if played is None else episodes.whole, open_location(plot, storage_options))
     reliable = {one: figures["low"] for one, figures in result.estimates.items() if figures["reliable"]}
     if min_value is not None and not (reliable and min(reliable.values()) >= min_value):
-        reasons = dict.fromkeys((lack.what, *(figures["reason"] for figures in result.estimates.values())))
+        reasons = dict.fromkeys(figures["reason"] for figures in result.estimates.values())
+        causes = [*([] if lack is None else [lack.what]), *reasons] or result.notes
         why = "; ".join(f"{one} may be as low as {low:.5g}" for one, low in reliable.items() if low < min_value)
-        why = why or f"no estimate is reliable: {'; '.join(filter(None, reasons)) or '; '.join(result.notes)}"
-        fix = lack.fix or "more episodes, a better policy, or one closer to the recorded policy"
+        why = why or f"no estimate is reliable: {'; '.join(causes)}"
+        fix = "more episodes, a better policy, or one closer to the recorded policy" if lack is None else lack.fix
         raise TargetNotMet(f"{why}; {min_value:g} wanted", where=name, fix=fix, details=result.as_dict())
     return result
 
@@ -189,10 +191,10 @@ def _behaviour(recorded: Recorded, behaviour: str, fitting: Fitting) -> tuple[Ar
     return None, None
 
 
-def _asked(given: Sequence[str] | None, target: Array | None, lack: _Lack) -> tuple[str, ...]:
+def _asked(given: Sequence[str] | None, target: Array | None, lack: _Lack | None) -> tuple[str, ...]:
     """The chosen estimators. Raises BadConfig if one needs weights and there are none."""
     asked = tuple(one for one in ALL if one in (given or ()))
-    if not lack.what:
+    if lack is None:
         return asked or OF_WEIGHTS
     if {*asked} - {"dm"}:
         fix = f"{lack.fix}; or --estimators dm"

@@ -76,7 +76,6 @@ __all__ = [
     "VERSION",
     "WEIGHTS",
     "LoadedPolicy",
-    "checkpoint_bytes",
     "copy_into",
     "described_form",
     "environment_spaces",
@@ -123,7 +122,7 @@ def copy_into(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
-def checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
+def _checkpoint_bytes(run: Location) -> tuple[int, bytes] | None:
     """Update number and bytes of the checkpoint; None without one. Raises StorageError, BadData for a corrupt file."""
     content = whole_file(run.join(TENSORS))
     if content is None:
@@ -228,7 +227,7 @@ def load_policy(
             raise NoData("the folder holds a run for each seed, and is no run itself", where=where, fix=fix)
         fix = f"onnx:{run}" if str(run).endswith(".onnx") else "name a folder written by train --out or train-bc --out"
         raise NoData("not a run folder", where=where, fix=fix)
-    last = None if folder.join(RESULT).is_file() else checkpoint_bytes(folder)
+    last = None if folder.join(RESULT).is_file() else _checkpoint_bytes(folder)
     if exists and not (folder.join(POLICY).is_file() and (last is not None or folder.join(WEIGHTS).is_file())):
         fix = f"finish it with the same options: `offline-cli train-bc ... --out {run} --resume`"
         raise Uncommitted("the run is unfinished and has no policy yet", where=where, fix=fix)

@@ -93,9 +93,9 @@ def learn(sources: Sources, out: Any, options: Mapping[str, Any], on_progress: O
             setup = replace(setup, learned=folder.learned())
         elif config.init_from is not None:
             place = open_location(config.init_from, storage_options)
-            parent, tensors = RunFolder(place).load() or (TrainState(), {})
-            theirs = RunFolder(place).config() or {}
-            start = Start.of(place, config, theirs, tensors, plugins=plugins, out=folder.url)
+            started_from = RunFolder(place)
+            parent, tensors = started_from.load() or (TrainState(), {})
+            start = Start.of(place, config, started_from.config() or {}, tensors, plugins=plugins, out=folder.url)
             ancestors = [*parent.ancestors, parent.remembered]
             setup = replace(setup, start=start, learned=None if start.loaded.trained is None else start.loaded.trained.state)
 

@@ -129,11 +129,11 @@ def train_seeds(train: Train, seeds: Sequence[int], sources: Any, out: Any, opti
     with signals_noted():
         try:
             with engines.engine() as engine, engine.streamed(_quiet if not alone else _run, calls) as results:
-                for seed, (result, problem) in zip(seeds, results, strict=True):
+                for number, (seed, (result, problem)) in enumerate(zip(seeds, results, strict=True), 1):
                     if result is not None:
                         found[seed] = result
                     missed += [f"seed {seed}: {problem}"] if problem else []
-                    on_progress(Progress("training", seeds.index(seed) + 1, len(seeds), "runs"))
+                    on_progress(Progress("training", number, len(seeds), "runs"))
         except WorkerDied as died:
             fix = f"{died.fix}; the same command with --resume continues all runs"
             raise WorkerDied(died.what, where=place.url, fix=fix) from died
